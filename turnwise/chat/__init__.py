@@ -1,0 +1,1 @@
+"""Messages <-> tokens: the renderer, the chat templates and the tool-call formats."""

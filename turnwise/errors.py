@@ -1,0 +1,66 @@
+"""The error classes: what the model may read, what ends one episode, and what stops the run.
+
+1. `ToolError` is told to the model as the tool's reply; the episode goes on.
+2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
+3. `TurnwiseError` is a mistake a person can mend (config, data, plug-in, template); it stops the command with one message.
+4. Everything else is a bug and stops the run with its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TurnwiseError(Exception):
+    """A mistake a person can mend; the CLI prints its text without a traceback."""
+
+
+class ConfigError(TurnwiseError):
+    """A configuration key, value or name that cannot be used."""
+
+
+class DataError(TurnwiseError):
+    """A dataset file or row that cannot be used; the text names file, row and field."""
+
+
+class PluginError(TurnwiseError):
+    """A tool, interaction, scorer or loop that cannot be found or has the wrong signature."""
+
+
+class TemplateError(TurnwiseError):
+    """A chat template that cannot be extended token by token."""
+
+
+class EngineError(TurnwiseError):
+    """A sampler that cannot be built or cannot serve a request."""
+
+
+class StorageError(TurnwiseError):
+    """A run directory that cannot be written or read."""
+
+
+class ToolError(Exception):
+    """A tool's failure that the model is told about; the episode goes on."""
+
+
+class EpisodeError(Exception):
+    """A failure that ends one episode and is recorded on its trajectory."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
+    names = sorted(set(valid))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not close:  # compare the last dotted part too: `group_sise` should find `rollout.group_size`
+        tails = {candidate.rsplit(".", 1)[-1]: candidate for candidate in names}
+        close = [tails[hit] for hit in difflib.get_close_matches(name.rsplit(".", 1)[-1], tails, n=1, cutoff=0.6)]
+    if close:
+        return f"did you mean {close[0]!r}?"
+    if not names:
+        return "there is nothing to choose from."
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return f"valid: {shown}."
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """One sentence for a name nobody knows, with the nearest valid one."""
+    return f"unknown {kind} {name!r}: {nearest(name, valid)}"

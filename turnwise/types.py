@@ -1,0 +1,326 @@
+"""The nouns of the system, in the order they come into being: Sample, Message, Completion, Turn, Trajectory, Group."""
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+JsonSchema = dict[str, Any]
+
+
+class Role(enum.StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Origin(enum.IntEnum):
+    """Who wrote a token. Only POLICY tokens are ever trained."""
+
+    PROMPT = 0
+    POLICY = 1
+    TOOL = 2
+    USER = 3
+    TEMPLATE = 4
+
+
+class FinishReason(enum.StrEnum):
+    """Why the sampler stopped writing."""
+
+    STOP = "stop"
+    """An end token or a stop string."""
+    LENGTH = "length"
+    """The token limit of the request or the model's context."""
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"
+    """The assistant answered and nobody asked for more."""
+    USER_ENDED = "user_ended"
+    """The simulated user ended the conversation."""
+    TOKEN_BUDGET = "token_budget"
+    """`rollout.max_tokens` policy and reply tokens were used."""
+    TURN_TRUNCATED = "turn_truncated"
+    """An assistant turn hit `sampling.max_tokens` before its end token."""
+    CONTEXT_FULL = "context_full"
+    """The conversation no longer fits the model's context."""
+    ASSISTANT_TURN_BUDGET = "assistant_turn_budget"
+    """`rollout.max_assistant_turns` was used while there was more to say."""
+    USER_TURN_BUDGET = "user_turn_budget"
+    """`rollout.max_user_turns` was used and the user wanted to go on."""
+    PARALLEL_CALL_BUDGET = "parallel_call_budget"
+    """One turn asked for more than `rollout.max_parallel_calls` and `rollout.excess_calls` is `stop`."""
+    MALFORMED_CALL_BUDGET = "malformed_call_budget"
+    """`rollout.max_malformed_calls` tool calls in a row could not be parsed."""
+    TIME_BUDGET = "time_budget"
+    """`rollout.max_seconds` passed."""
+    FAILED = "failed"
+    """An infrastructure failure; `Trajectory.failure` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of text: `Text("How many?")`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A reference to an image file or data URL: `Image("cat.png")`."""
+
+    source: str
+
+
+Part = Text | Image
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the assistant asked a tool: `ToolCall("call_0", "calculate", {"expression": "6*7"})`.
+
+    `problem` says why a call could not be read; it is then answered with an error and never run.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: `Message(Role.USER, "What is 6 times 7?")`.
+
+    An assistant's `content` is exactly what the policy wrote, tags included; `reasoning`, `answer` and `tool_calls`
+    are read from it.
+    """
+
+    role: Role
+    content: str | tuple[Part, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    answer: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, Text))
+
+    @property
+    def visible(self) -> str:
+        """What a reader takes as said: the answer without reasoning and tool calls, else the text."""
+        return self.text if self.answer is None else self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionSpec:
+    """Which simulated user a sample wants: `InteractionSpec("code_verify", {"query": "..."})`."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One dataset row, ready to roll out.
+
+    `Sample("test:0", (Message(Role.USER, "6*7?"),), "arithmetic", ground_truth="42")`. `agent`, `tools` and
+    `interaction` are None when the row names none; the plan then decides and says so.
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    data_source: str
+    ground_truth: Any = None
+    agent: str | None = None
+    tools: tuple[str, ...] | None = None
+    tools_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    interaction: InteractionSpec | None = None
+    images: tuple[Image, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a sampler wrote: `Completion((3, 7), (-0.1, -0.4), FinishReason.STOP, policy_version=0)`.
+
+    `logprobs` are those of the sampled tokens under the temperature-scaled distribution before top-k/top-p (at
+    temperature 0: unscaled), which is what a learner recomputes.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.token_ids)} tokens with {len(self.logprobs)} logprobs")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The tokens of one sequence: id, origin, turn and logprob of each, in the order the model saw them.
+
+    After a prompt of two tokens and a completion of one: `token_ids == [5, 6, 9]`,
+    `origins == [PROMPT, PROMPT, POLICY]`, `turns == [0, 0, 0]`, `logprobs == [0.0, 0.0, -0.3]`.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def append(
+        self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None
+    ) -> None:
+        """The only writer. Policy tokens come with their logprobs, all others without."""
+        if (origin is Origin.POLICY) != (logprobs is not None):
+            raise ValueError(f"{origin.name} tokens {'need' if logprobs is None else 'have no'} logprobs")
+        values = [0.0] * len(ids) if logprobs is None else list(logprobs)
+        if len(values) != len(ids):
+            raise ValueError(f"{len(ids)} tokens with {len(values)} logprobs")
+        self.token_ids.extend(ids)
+        self.origins.extend([origin] * len(ids))
+        self.turns.extend([turn] * len(ids))
+        self.logprobs.extend(values)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """True exactly at the policy's tokens."""
+        return [origin is Origin.POLICY for origin in self.origins]
+
+    def spans(self) -> Iterator[tuple[Origin, int, list[int]]]:
+        """Runs of equal origin and turn: (origin, turn, ids)."""
+        start = 0
+        for end in range(1, len(self) + 1):
+            here = (self.origins[start], self.turns[start])
+            if end == len(self) or (self.origins[end], self.turns[end]) != here:
+                yield *here, self.token_ids[start:end]
+                start = end
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's reply: `ToolResult("42")`. `score` and `info` are recorded, the model sees text and images."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+    score: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class CallStatus(enum.StrEnum):
+    """How a tool call ended."""
+
+    OK = "ok"
+    MALFORMED = "malformed"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    REFUSED = "refused"
+    """Over `rollout.max_parallel_calls`; answered, not run."""
+    ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One tool call and its fate, for metrics and scoring."""
+
+    call: ToolCall
+    status: CallStatus
+    seconds: float
+    truncated: bool = False
+    score: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One assistant message with what came back.
+
+    `segment` and `start` say where its tokens begin in the trajectory's ledgers; `calls` and `replies` are what tools
+    or the user answered, `user_score` what the simulated user thought of it.
+    """
+
+    index: int
+    message: Message
+    finish_reason: FinishReason
+    policy_version: int
+    prompt_tokens: int
+    completion_tokens: int
+    segment: int = 0
+    start: int = 0
+    calls: list[CallRecord] = field(default_factory=list)
+    replies: list[Message] = field(default_factory=list)
+    user_score: float | None = None
+    generate_seconds: float = 0.0
+    reply_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RenderCheck:
+    """The ledger compared with one full render of the final messages.
+
+    `exact` means equal token by token; otherwise `position` is the first difference and `same_text` says whether
+    only the tokenisation differs (a sampler may write a word in other pieces than the tokenizer would).
+    """
+
+    exact: bool
+    same_text: bool
+    position: int | None = None
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One finished episode. `reward` and `parts` are written by scoring, `advantage` by training; None before.
+
+    `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened.
+    An endpoint that speaks text only leaves it empty.
+    """
+
+    sample: Sample
+    sibling: int
+    step: int
+    messages: list[Message]
+    turns: list[Turn]
+    segments: list[Ledger]
+    stop_reason: StopReason
+    seconds: float
+    failure: str | None = None
+    artifacts: dict[str, Any] = field(default_factory=dict)
+    render_check: RenderCheck | None = None
+    reward: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    advantage: float | None = None
+
+    @property
+    def answers(self) -> list[Message]:
+        """The assistant's messages in order; all a scorer may take as the policy's words."""
+        return [turn.message for turn in self.turns]
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """Every tool call of the episode."""
+        return [call for turn in self.turns for call in turn.calls]
+
+
+@dataclass(slots=True)
+class Group:
+    """All sibling trajectories of one sample; the unit of scheduling and of the baseline."""
+
+    sample: Sample
+    trajectories: list[Trajectory]
