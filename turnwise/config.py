@@ -136,7 +136,7 @@ class RolloutConfig:
     """Loop for rows that name none: single_turn, tool_calling, module:function; null infers it from tools and
     interaction."""
     tools: list[str] = field(default_factory=list)
-    """Built-in names, module:function, or a verl-style YAML file of tools."""
+    """Built-in names, module:function or file.py:function."""
     interaction: str | None = None
     """A simulated user for rows that name none: a built-in name, a name from `interactions_file`, module:Class."""
     interaction_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.interaction", "*"))
@@ -194,6 +194,14 @@ class SftConfig:
     lr: float = 2e-3
     warmup: int = 50
     weight_decay: float = 0.01
+    script: str | None = None
+    """Who writes the traces to learn from: module:function giving a Script."""
+    traces: int = 2000
+    """Scripted episodes, one per training sample."""
+    recorded: list[str] = field(default_factory=list)
+    """Parquet files of recorded trajectories to learn from instead of a script."""
+    min_reward: float | None = field(default=None, metadata=only("sft.recorded", "*"))
+    """Leave out recorded trajectories below this reward."""
     out: str = "sft"
     """Folder for the trained model, under the current folder."""
 

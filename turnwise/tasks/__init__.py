@@ -1,0 +1,1 @@
+"""Tasks, one file each: prompt, rows, tools, interaction, scorer; the file name is the value of `task`."""

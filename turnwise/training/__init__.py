@@ -1,0 +1,1 @@
+"""Trajectories -> gradient: sequences, packing and the supervised step."""

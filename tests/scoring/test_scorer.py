@@ -1,0 +1,233 @@
+"""Choosing a scorer, reading its result, scoring earlier answers."""
+
+import asyncio
+import importlib
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.scoring.exact_match import exact_match
+from turnwise.scoring.gsm8k import gsm8k
+from turnwise.scoring.scorer import apply, as_scorer, cut, resolve, score_answer, spec_for, turns_before_feedback
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Ledger,
+    Message,
+    Origin,
+    Role,
+    Sample,
+    StopReason,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+
+def episode() -> Trajectory:
+    """A tool turn, a wrong answer, the user's protest, the right answer; the prompt holds an example answer."""
+    prompt = (Message(Role.USER, "1+1?"), Message(Role.ASSISTANT, "#### 2"), Message(Role.USER, "6*3?"))
+    call = ToolCall("c0", "calculate", {"expression": "6*3"})
+    record = CallRecord(call, CallStatus.OK, 0.1, score=0.5)
+    turns = [
+        Turn(0, Message(Role.ASSISTANT, "let me see", (call,)), FinishReason.STOP, 0, 3, 2, 0, 3, [record],
+             [Message(Role.TOOL, "#### 18", tool_call_id="c0")]),
+        Turn(1, Message(Role.ASSISTANT, "#### 17"), FinishReason.STOP, 0, 6, 1, 0, 6,
+             replies=[Message(Role.USER, "Wrong, #### 18!")], user_score=0.0),
+        Turn(2, Message(Role.ASSISTANT, "#### 18"), FinishReason.STOP, 0, 9, 1, 0, 9, user_score=1.0),
+    ]  # fmt: skip
+    ledger = Ledger()
+    ledger.append([1, 2, 3], Origin.PROMPT, 0)
+    ledger.append([4, 5], Origin.POLICY, 0, [-0.1, -0.2])
+    ledger.append([6], Origin.TOOL, 0)
+    ledger.append([7], Origin.POLICY, 1, [-0.3])
+    ledger.append([8, 9], Origin.USER, 1)
+    ledger.append([10], Origin.POLICY, 2, [-0.4])
+    messages = [*prompt, *(said for turn in turns for said in (turn.message, *turn.replies))]
+    sample = Sample("s", prompt, "arithmetic", "18", info={"extra_info": {"index": 4}})
+    return Trajectory(sample, 1, 0, messages, turns, [ledger], StopReason.ANSWERED, 1.0)
+
+
+def reward_of(result: Any) -> Trajectory:
+    async def mine(trajectory: Trajectory) -> Any:
+        return result
+
+    trajectory = episode()
+    asyncio.run(apply(mine, trajectory))
+    return trajectory
+
+
+def test_numbers_and_parts_become_reward() -> None:
+    assert (reward_of(0.5).reward, reward_of(0.5).parts) == (0.5, {})
+    assert reward_of(True).reward == 1.0
+    assert (reward_of({"a": 1, "b": 0.5}).reward, reward_of({"a": 1, "b": 0.5}).parts) == (1.5, {"a": 1.0, "b": 0.5})
+    scored = reward_of({"score": 2.0, "acc": True})
+    assert (scored.reward, scored.parts) == (2.0, {"acc": 1.0})
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert reward_of(numpy.float32(0.25)).reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [
+        (None, "NoneType"),
+        ("1.0", "str"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (10**400, "inf"),
+        ({}, "empty dict"),
+        ({"a": "x"}, "part 'a'"),
+        ({"a": math.nan}, "part 'a'"),
+        ({"a": 1e308, "b": 1e308}, "the sum of its parts"),
+        ([1.0], "list"),
+    ],
+)
+def test_results_that_are_no_score_name_the_scorer(result: Any, complaint: str) -> None:
+    with pytest.raises(PluginError, match="mine") as caught:
+        reward_of(result)
+    assert complaint in str(caught.value)
+
+
+def test_a_failed_trajectory_keeps_no_reward() -> None:
+    async def never(trajectory: Trajectory) -> float:
+        raise AssertionError("asked about a failed trajectory")
+
+    trajectory = episode()
+    trajectory.stop_reason, trajectory.failure = StopReason.FAILED, "the endpoint went away"
+    asyncio.run(apply(never, trajectory))
+    assert trajectory.reward is None and trajectory.parts == {}
+    assert asyncio.run(score_answer(never, trajectory, 1)) is None
+
+
+def test_a_scorers_own_error_passes_and_says_where() -> None:
+    async def broken(trajectory: Trajectory) -> float:
+        raise KeyError("answer")
+
+    with pytest.raises(KeyError) as caught:
+        asyncio.run(apply(broken, episode()))
+    assert "broken" in caught.value.__notes__[0] and "'s'" in caught.value.__notes__[0]
+
+
+def test_scorers_are_found_by_source_then_default_then_known() -> None:
+    table = {"arithmetic": "exact_match", "default": "gsm8k_strict"}
+    assert spec_for("arithmetic", table) == "exact_match"
+    assert spec_for("other", table) == "gsm8k_strict"
+    assert spec_for("openai/gsm8k", table) == "gsm8k_strict"
+    assert spec_for("openai/gsm8k", {"other": "exact_match"}) == "gsm8k"
+    assert resolve("arithmetic", table) is exact_match
+    assert resolve("arithmetic", {}) is gsm8k
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'openai/gsm8k'"):
+        resolve("openai/gsm8", {})
+    with pytest.raises(ConfigError, match="did you mean 'gsm8k_strict'"):
+        resolve("x", {"x": "gsm8k_strikt"})
+
+
+def test_plain_functions_async_or_not() -> None:
+    class Judge:
+        async def __call__(self, trajectory: Trajectory) -> float:
+            return float(len(trajectory.turns))
+
+    async def score(scorer: Any) -> float | None:
+        trajectory = episode()
+        await apply(as_scorer(scorer, "my.module:scorer"), trajectory)
+        return trajectory.reward
+
+    assert asyncio.run(score(lambda trajectory: 0.25)) == 0.25
+    assert asyncio.run(score(Judge())) == 3.0
+    with pytest.raises(PluginError, match=r"my\.module:scorer"):
+        asyncio.run(score(lambda trajectory: "high"))
+
+
+def test_wrong_signatures_are_refused() -> None:
+    def one_with_options(trajectory: Trajectory, weight: float = 2.0) -> float:
+        return weight
+
+    def keyword_only(*, trajectory: Trajectory) -> float:
+        return 0.0
+
+    as_scorer(one_with_options, "m:one")
+    for bad in (lambda: 0.0, lambda a, b: 0.0, keyword_only, lambda solution_str, ground_truth: 0.0, 3):
+        with pytest.raises(PluginError, match="m:bad"):
+            as_scorer(bad, "m:bad")
+
+
+def test_verl_functions_see_the_last_answer_only() -> None:
+    seen: dict[str, Any] = {}
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **kw: Any) -> Any:
+        seen.update(locals())
+        return {"score": float(ground_truth in solution_str), "acc": True, "pred": "18"}
+
+    trajectory = episode()
+    asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), trajectory))
+    assert (trajectory.reward, trajectory.parts) == (1.0, {"acc": 1.0})
+    assert (seen["data_source"], seen["solution_str"], seen["ground_truth"]) == ("arithmetic", "#### 18", "18")
+    assert seen["extra_info"] == {"index": 4, "num_turns": 6, "turn_scores": [0.0, 1.0], "tool_rewards": [0.5]}
+    assert trajectory.sample.info == {"extra_info": {"index": 4}}
+
+
+def test_a_verl_dict_without_score_is_refused() -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str) -> Any:
+        return {"acc": 1.0}
+
+    with pytest.raises(PluginError, match="m:compute_score"):
+        asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), episode()))
+
+
+def test_a_scorer_from_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_scorers_for_test.py").write_text("async def half(trajectory):\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    trajectory = episode()
+    asyncio.run(apply(resolve("x", {"x": "my_scorers_for_test:half"}), trajectory))
+    sys.modules.pop("my_scorers_for_test")
+    assert trajectory.reward == 0.5
+
+
+def test_cutting_leaves_what_came_before() -> None:
+    whole = episode()
+    first = cut(whole, 1)
+    assert [message.text for message in first.messages] == ["1+1?", "#### 2", "6*3?", "let me see", "#### 18"]
+    assert first.segments[0].token_ids == [1, 2, 3, 4, 5, 6]
+    second = cut(whole, 2)
+    assert second.messages[-1].text == "Wrong, #### 18!" and second.turns == whole.turns[:2]
+    assert second.segments[0].token_ids == list(range(1, 10)) and len(second.segments[0].logprobs) == 9
+    assert cut(whole, 3).messages == whole.messages and cut(whole, 3).segments == whole.segments
+    assert cut(whole, 0).messages == list(whole.sample.prompt) and cut(whole, 0).turns == []
+    assert len(whole.turns) == 3 and len(whole.segments[0]) == 10
+    for turns in (-1, 4):
+        with pytest.raises(ValueError, match="cannot cut"):
+            cut(whole, turns)
+
+
+def test_the_answer_before_feedback_is_scored_apart() -> None:
+    whole = episode()
+    assert turns_before_feedback(whole) == 2
+    before = asyncio.run(score_answer(gsm8k, whole, turns_before_feedback(whole)))
+    final = asyncio.run(score_answer(gsm8k, whole, len(whole.turns)))
+    assert before is not None and final is not None
+    assert (before.reward, final.reward) == (0.0, 1.0)
+    assert whole.reward is None
+    assert turns_before_feedback(cut(whole, 1)) == 1
+
+
+def test_exact_match_is_exact() -> None:
+    trajectory = episode()
+    assert asyncio.run(exact_match(trajectory)) == 0.0
+    trajectory.turns[-1].message = Message(Role.ASSISTANT, " 18\n")
+    assert asyncio.run(exact_match(trajectory)) == 1.0
+    trajectory.turns.clear()
+    assert asyncio.run(exact_match(trajectory)) == 0.0
+    with pytest.raises(DataError):
+        asyncio.run(exact_match(Trajectory(Sample("s", (), "x"), 0, 0, [], [], [], StopReason.ANSWERED, 0.0)))

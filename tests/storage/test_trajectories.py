@@ -1,0 +1,217 @@
+"""Trajectory files give back what was put in."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from turnwise.errors import StorageError
+from turnwise.storage.trajectories import read_trajectories, write_jsonl, write_trajectories
+from turnwise.storage.trajectory_rows import SCHEMA, VERSION_KEY
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Image,
+    InteractionSpec,
+    Ledger,
+    Message,
+    Origin,
+    RenderCheck,
+    Role,
+    Sample,
+    StopReason,
+    Text,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+numbers = st.floats(allow_nan=False)
+counts = st.integers(0, 2**31 - 1)
+short = st.text(max_size=8)
+texts = st.none() | short
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | short | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(short, inner, max_size=3),
+    max_leaves=5,
+)
+objects = st.dictionaries(short, json_values, max_size=2)
+calls = st.builds(ToolCall, short, short, objects, texts)
+parts = st.lists(st.builds(Text, short) | st.builds(Image, short), max_size=2).map(tuple)
+messages = st.builds(
+    Message, st.sampled_from(Role), short | parts, st.lists(calls, max_size=2).map(tuple), texts, texts, texts, texts
+)
+records = st.builds(
+    CallRecord, calls, st.sampled_from(CallStatus), numbers, st.booleans(), st.none() | numbers, objects
+)
+turns = st.builds(
+    Turn,
+    counts, messages, st.sampled_from(FinishReason), counts, counts, counts, counts, counts,
+    st.lists(records, max_size=2), st.lists(messages, max_size=2), st.none() | numbers, numbers, numbers,
+)  # fmt: skip
+tokens = st.lists(st.tuples(counts, st.sampled_from(Origin), counts, numbers), max_size=6)
+ledgers = tokens.map(lambda rows: Ledger(*([row[column] for row in rows] for column in range(4))))
+samples = st.builds(
+    Sample,
+    short,
+    st.lists(messages, max_size=2).map(tuple),
+    short,
+    json_values,
+    texts,
+    st.none() | st.lists(short, max_size=2).map(tuple),
+    st.dictionaries(short, objects, max_size=1),
+    st.none() | st.builds(InteractionSpec, short, objects),
+    st.lists(st.builds(Image, short), max_size=1).map(tuple),
+    objects,
+)
+trajectories = st.builds(
+    Trajectory,
+    samples,
+    counts,
+    counts,
+    st.lists(messages, max_size=2),
+    st.lists(turns, max_size=2),
+    st.lists(ledgers, max_size=2),
+    st.sampled_from(StopReason),
+    numbers,
+    texts,
+    objects,
+    st.none() | st.builds(RenderCheck, st.booleans(), st.booleans(), st.none() | counts),
+    st.none() | numbers,
+    st.dictionaries(short, numbers, max_size=2),
+    st.none() | numbers,
+)
+
+
+def one(answer: str = "42", **changes: Any) -> Trajectory:
+    prompt = (Message(Role.USER, "6*7?"),)
+    call = ToolCall("c0", "calculate", {"expression": "6*7"})
+    record = CallRecord(call, CallStatus.OK, 0.25)
+    turn = Turn(0, Message(Role.ASSISTANT, answer, (call,)), FinishReason.STOP, 3, 1, 2, 0, 1, [record])
+    ledger = Ledger()
+    ledger.append([5], Origin.PROMPT, 0)
+    ledger.append([6, 7], Origin.POLICY, 0, [-0.5, -0.25])
+    fields: dict[str, Any] = {"reward": 1.0, "parts": {"correct": 1.0}} | changes
+    sample = Sample("s:0", prompt, "arithmetic", "42")
+    return Trajectory(sample, 1, 2, [*prompt, turn.message], [turn], [ledger], StopReason.ANSWERED, 1.5, **fields)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(trajectories, max_size=2))
+def test_everything_comes_back(tmp_path_factory: pytest.TempPathFactory, made: list[Trajectory]) -> None:
+    path = tmp_path_factory.mktemp("round") / "t.parquet"
+    write_trajectories(path, made)
+    read = read_trajectories(path)
+    assert read == made
+    assert [type(origin) for t in read for s in t.segments for origin in s.origins] == [
+        Origin for t in made for s in t.segments for _ in s.origins
+    ]
+
+
+def test_many_batches_keep_their_order(tmp_path: Path) -> None:
+    made = [one(str(number)) for number in range(200)]
+    write_trajectories(tmp_path / "t.parquet", iter(made))
+    assert read_trajectories(tmp_path / "t.parquet") == made
+
+
+def test_logprobs_come_back_bit_by_bit(tmp_path: Path) -> None:
+    values = [-1e-45, -0.1, -3.4028234663852886e38, float("-inf"), -0.0, struct.unpack("f", b"\x01\x02\x03\xbf")[0]]
+    trajectory = one()
+    trajectory.segments[0].append([1] * 7, Origin.POLICY, 1, [*values, float("nan")])
+    write_trajectories(tmp_path / "t.parquet", [trajectory])
+    (read,) = read_trajectories(tmp_path / "t.parquet")
+    pack = struct.Struct("10d").pack
+    assert pack(*read.segments[0].logprobs) == pack(*trajectory.segments[0].logprobs)
+
+
+def test_lone_surrogates_and_nuls_are_no_obstacle(tmp_path: Path) -> None:
+    trajectory = one("a\x00b\ud800c\ud83d\ude00", artifacts={"raw": "\udfff\x00"}, failure="\ud800")
+    write_trajectories(tmp_path / "t.parquet", [one(), trajectory])
+    fine, read = read_trajectories(tmp_path / "t.parquet")
+    assert fine == one()
+    assert read.turns[0].message.text == "a\x00b\ufffdc\U0001f600" and read.failure == "\ufffd"
+    assert read.artifacts == {"raw": "\udfff\x00"}
+    write_jsonl(tmp_path / "t.jsonl", [trajectory])
+    (line,) = (tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["messages"][1]["content"] == "a\x00b\ud800c\U0001f600"
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_arguments_nested_too_deeply_say_so(tmp_path: Path) -> None:
+    trajectory = one()
+    trajectory.turns[0].calls[0] = CallRecord(ToolCall("c0", "f", nested(100_000)), CallStatus.OK, 0.0)
+    write_trajectories(tmp_path / "t.parquet", [trajectory])
+    (read,) = read_trajectories(tmp_path / "t.parquet")
+    assert "too deeply" in str(read.turns[0].calls[0].call.arguments)
+    write_jsonl(tmp_path / "t.jsonl", [trajectory])
+    assert "too deeply" in (tmp_path / "t.jsonl").read_text()
+
+
+def test_values_that_are_no_json_are_named_and_leave_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"sample 's:0', sibling 1: artifacts cannot be stored.*object"):
+        write_trajectories(tmp_path / "t.parquet", [one(), one(artifacts={"x": object()})])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_files_are_storage_errors(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [one(str(number)) for number in range(20)])
+    whole = path.read_bytes()
+    for damaged in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2], whole[:4] + b"\xff" * 200 + whole[204:]):
+        path.write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"t\.parquet"):
+            read_trajectories(path)
+    with pytest.raises(StorageError, match=r"absent\.parquet"):
+        read_trajectories(tmp_path / "absent.parquet")
+    with pytest.raises(StorageError):
+        read_trajectories(tmp_path)
+
+
+def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [one()])
+    table = parquet.read_table(path)
+    parquet.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), path)
+    with pytest.raises(StorageError, match="format 99"):
+        read_trajectories(path)
+    parquet.write_table(table.replace_schema_metadata({}), path)
+    with pytest.raises(StorageError, match="not a trajectory file"):
+        read_trajectories(path)
+    parquet.write_table(table.drop_columns(["reward"]), path)
+    with pytest.raises(StorageError, match="columns"):
+        read_trajectories(path)
+    rows = table.to_pylist()
+    rows[0]["stop_reason"] = "bored"
+    parquet.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    with pytest.raises(StorageError, match="bored"):
+        read_trajectories(path)
+
+
+def test_jsonl_is_readable(tmp_path: Path) -> None:
+    trajectory = one("line\u2028sep\x85", parts={"a": 0.5})
+    trajectory.turns[0].calls[0] = CallRecord(
+        ToolCall("c0", "f", {"x": float("nan"), "y": "NaN"}), CallStatus.ERROR, 0.5, score=float("inf")
+    )
+    write_jsonl(tmp_path / "t.jsonl", [trajectory, one()])
+    text = (tmp_path / "t.jsonl").read_text(encoding="utf-8")
+    entry, second = (json.loads(line, parse_constant=pytest.fail) for line in text.splitlines())
+    assert entry["messages"][0] == {"role": "user", "content": "6*7?"}
+    assert entry["messages"][1]["content"] == "line\u2028sep\x85"
+    assert (entry["reward"], entry["parts"], entry["stop_reason"]) == (1.0, {"a": 0.5}, "answered")
+    assert entry["turns"][0]["calls"][0]["arguments"] == {"x": "NaN", "y": "NaN"}
+    assert entry["turns"][0]["calls"][0]["score"] == "Infinity"
+    assert second["tokens"] == {"prompt": 1, "policy": 2}
+    assert second["turns"][0]["completion_tokens"] == 2

@@ -1,0 +1,336 @@
+"""Hugging Face folders and our tensors: reads config.json and safetensors into fused matrices, and writes them back."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from turnwise.errors import EngineError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ROPE_TYPES = ("default", "linear", "llama3")
+MISTRAL_WINDOW = 4096  # what a Mistral config without the field means
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Frequency-dependent stretching of positions, as Llama 3.1 does it."""
+
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary positions: `RopeConfig(theta=10000.0)`; the factor divides all frequencies unless `llama3` is set."""
+
+    theta: float = 10000.0
+    factor: float = 1.0
+    llama3: Llama3Rope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The shape of a decoder of the Llama family.
+
+    `DecoderConfig("qwen3", vocab_size=1024, hidden_size=128, intermediate_size=384, num_layers=4, num_heads=4,
+    num_kv_heads=2, head_dim=32, context_length=2048)`. `model_type` decides the q/k norm (qwen3).
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    norm_eps: float = 1e-6
+    rope: RopeConfig = RopeConfig()
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.model_type not in ARCHITECTURES:
+            raise EngineError(f"model type {self.model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        if self.num_heads % self.num_kv_heads:
+            raise EngineError(f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads")
+        if self.head_dim % 2:
+            raise EngineError(f"head_dim {self.head_dim} is odd, rotary positions need pairs")
+        if self.qkv_bias != (self.model_type == "qwen2") and self.model_type in ("qwen2", "mistral"):
+            raise EngineError(f"{self.model_type} models {'lack' if self.qkv_bias else 'need'} a qkv bias")
+        if self.model_type in ("llama", "qwen3") and self.qkv_bias != self.output_bias:
+            raise EngineError(f"{self.model_type} models have attention biases everywhere or nowhere")
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head."""
+        return self.model_type == "qwen3"
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """The decoder described by `folder/config.json`, old and new field names alike."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EngineError(f"{folder} has no config.json; it is not a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} cannot be read: {error}") from error
+    try:
+        return config_from_hf(raw)
+    except EngineError as error:
+        raise EngineError(f"{path}: {error}") from None
+
+
+def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Our config from a parsed config.json; whatever we do not implement is refused by name."""
+    model_type = raw.get("model_type")
+    if model_type not in ARCHITECTURES:
+        raise EngineError(f"model type {model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    _refuse_unsupported(model_type, raw)
+
+    def number(key: str) -> int:
+        value = raw.get(key)
+        if not isinstance(value, int) or value <= 0:
+            raise EngineError(f"{key} must be a positive integer, found {value!r}")
+        return value
+
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    bias = bool(raw.get("attention_bias", False)) and model_type in ("llama", "qwen3")
+    eos = raw.get("eos_token_id")
+    return DecoderConfig(
+        model_type=model_type,
+        vocab_size=number("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=number("intermediate_size"),
+        num_layers=number("num_hidden_layers"),
+        num_heads=heads,
+        # Folders from before grouped attention and free head sizes leave these two out or null.
+        num_kv_heads=heads if raw.get("num_key_value_heads") is None else number("num_key_value_heads"),
+        head_dim=_default_head_dim(model_type, hidden, heads) if raw.get("head_dim") is None else number("head_dim"),
+        context_length=number("max_position_embeddings"),
+        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_read_rope(raw),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=bias or model_type == "qwen2",
+        output_bias=bias,
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        pad_token_id=raw.get("pad_token_id"),
+    )
+
+
+def _default_head_dim(model_type: str, hidden: int, heads: int) -> int:
+    """Qwen3 configs mean 128 when they say nothing, all others divide the hidden size."""
+    if model_type == "qwen3":
+        return 128
+    if hidden % heads:
+        raise EngineError(f"hidden_size {hidden} does not divide into {heads} heads and head_dim is not given")
+    return hidden // heads
+
+
+def _refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
+    """Raise for features that change the numbers and that this decoder does not compute."""
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise EngineError(f"hidden_act {activation!r} is not supported; supported: silu")
+    window, context = raw.get("sliding_window", MISTRAL_WINDOW), raw.get("max_position_embeddings")
+    if model_type == "mistral" and window is not None and isinstance(context, int) and window < context:
+        raise EngineError(f"sliding_window {window} below the context of {context} is not supported; full attention is")
+    if raw.get("use_sliding_window"):
+        raise EngineError("use_sliding_window is not supported; full attention is")
+    other = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise EngineError(f"layer_types {other} are not supported; supported: full_attention")
+    for key in ("num_experts", "num_local_experts", "mlp_bias", "quantization_config"):
+        if raw.get(key):
+            raise EngineError(f"{key} is not supported; dense, unquantised feed-forward layers without bias are")
+
+
+def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """Rotary settings from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
+    settings: dict[str, Any] = {**(old or {}), **(new or {})}
+    theta = float(settings.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise EngineError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    if settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise EngineError("partial_rotary_factor is not supported; rotating the whole head is")
+    if kind == "default":
+        return RopeConfig(theta)
+    try:
+        factor = float(settings["factor"])
+        if kind == "linear":
+            return RopeConfig(theta, factor)
+        original = settings.get("original_max_position_embeddings") or raw["max_position_embeddings"]
+        low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+    except KeyError as error:
+        raise EngineError(f"rope type {kind!r} needs {error}") from None
+    return RopeConfig(theta, factor, Llama3Rope(low, high, int(original)))
+
+
+def config_to_hf(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """What config.json says; rotary settings under their new and their old names, for readers of either age."""
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if config.rope.llama3 is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": config.rope.factor,
+            "low_freq_factor": config.rope.llama3.low_freq_factor,
+            "high_freq_factor": config.rope.llama3.high_freq_factor,
+            "original_max_position_embeddings": config.rope.llama3.original_context,
+        }
+    elif config.rope.factor != 1.0:
+        rope = {"rope_type": "linear", "factor": config.rope.factor}
+    eos = config.eos_token_ids
+    raw: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[config.model_type]],
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_theta": config.rope.theta, **rope},
+        "rope_theta": config.rope.theta,
+        "rope_scaling": None if rope["rope_type"] == "default" else {"rope_theta": config.rope.theta, **rope},
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
+        "pad_token_id": config.pad_token_id,
+        "dtype": DTYPE_NAMES[dtype],
+    }
+    if config.model_type in ("llama", "qwen3"):
+        raw["attention_bias"] = config.qkv_bias
+    if config.model_type == "mistral":
+        raw["sliding_window"] = None
+    return raw
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """One of our tensors and the Hugging Face tensors whose rows it stacks, in order, with their row counts."""
+
+    name: str
+    sources: tuple[tuple[str, int], ...]
+    columns: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the fused tensor; a vector when `columns` is None."""
+        rows = sum(rows for _, rows in self.sources)
+        return (rows,) if self.columns is None else (rows, self.columns)
+
+
+def layout(config: DecoderConfig) -> Iterator[Fused]:
+    """Every tensor of the decoder: our name, shape and origin. The one place that knows both sets of names."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield Fused("embed", (("model.embed_tokens.weight", config.vocab_size),), hidden)
+    for index in range(config.num_layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        attention = theirs + "self_attn."
+        projections = ((f"{attention}q_proj", queries), (f"{attention}k_proj", keys), (f"{attention}v_proj", keys))
+        yield Fused(ours + "attention_norm", ((theirs + "input_layernorm.weight", hidden),), None)
+        yield Fused(ours + "qkv", tuple((name + ".weight", rows) for name, rows in projections), hidden)
+        if config.qkv_bias:
+            yield Fused(ours + "qkv_bias", tuple((name + ".bias", rows) for name, rows in projections), None)
+        if config.qk_norm:
+            yield Fused(ours + "q_norm", ((attention + "q_norm.weight", config.head_dim),), None)
+            yield Fused(ours + "k_norm", ((attention + "k_norm.weight", config.head_dim),), None)
+        yield Fused(ours + "output", ((attention + "o_proj.weight", hidden),), queries)
+        if config.output_bias:
+            yield Fused(ours + "output_bias", ((attention + "o_proj.bias", hidden),), None)
+        yield Fused(ours + "mlp_norm", ((theirs + "post_attention_layernorm.weight", hidden),), None)
+        gate, up = theirs + "mlp.gate_proj.weight", theirs + "mlp.up_proj.weight"
+        yield Fused(ours + "gate_up", ((gate, inner), (up, inner)), hidden)
+        yield Fused(ours + "down", ((theirs + "mlp.down_proj.weight", hidden),), inner)
+    yield Fused("norm", (("model.norm.weight", hidden),), None)
+    if not config.tied:
+        yield Fused("head", (("lm_head.weight", config.vocab_size),), hidden)
+
+
+def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Our tensors by our names, from one safetensors file or a sharded index; every tensor must be used or known."""
+    files = _tensor_files(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as shard:
+                tensors.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"{path} cannot be read: {error}") from error
+    fused: dict[str, Tensor] = {}
+    for part in layout(config):
+        missing = [name for name, _ in part.sources if name not in tensors]
+        if missing:
+            raise EngineError(f"{folder} lacks the tensors {', '.join(missing)}")
+        pieces = [tensors.pop(name) for name, _ in part.sources]
+        rows = tuple(piece.shape[0] for piece in pieces)
+        value = torch.cat(pieces).to(dtype)
+        if value.shape != part.shape or rows != tuple(rows for _, rows in part.sources):
+            names = ", ".join(name for name, _ in part.sources)
+            raise EngineError(f"{folder}: {names} stack to {tuple(value.shape)}, config.json says {part.shape}")
+        fused[part.name] = value
+    # Two kinds of tensors are redundant: a tied head, and rotary tables that old folders stored.
+    unused = [n for n in tensors if not (n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight"))]
+    if unused:
+        raise EngineError(f"{folder} holds tensors this decoder has no place for: {', '.join(sorted(unused)[:5])}")
+    return fused
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise EngineError(f"{index} is not a safetensors index: {error!r}") from error
+        return [folder / name for name in names]
+    if single.is_file():
+        return [single]
+    raise EngineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
+
+
+def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
+    """A plain Hugging Face folder: config.json and model.safetensors, each complete or absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    theirs: dict[str, Tensor] = {}
+    for part in layout(config):
+        value = tensors[part.name].detach().cpu()
+        rows = [count for _, count in part.sources]
+        # clone: safetensors refuses pieces that share one storage
+        theirs.update(zip((name for name, _ in part.sources), (p.clone() for p in torch.split(value, rows)), strict=True))
+    weights = folder / "model.safetensors"
+    save_file(theirs, weights.with_suffix(".partial"), metadata={"format": "pt"})
+    os.replace(weights.with_suffix(".partial"), weights)
+    text = json.dumps(config_to_hf(config, tensors["embed"].dtype), indent=2) + "\n"
+    partial = folder / "config.json.partial"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, folder / "config.json")

@@ -1,0 +1,150 @@
+"""Our own decoder of the Llama family, shared by the sampler and the learner; the caller supplies attention."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from turnwise.engines import checkpoint_format
+from turnwise.engines.checkpoint_format import DecoderConfig, RopeConfig
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, Hq * D]."""
+
+ROPE_CHUNK = 1024
+
+
+class Layer(nn.Module):
+    """The weights of one layer, fused: query, key and value in one matrix, gate and up in another."""
+
+    attention_norm: nn.Parameter
+    qkv: nn.Parameter
+    qkv_bias: nn.Parameter | None
+    q_norm: nn.Parameter | None
+    k_norm: nn.Parameter | None
+    output: nn.Parameter
+    output_bias: nn.Parameter | None
+    mlp_norm: nn.Parameter
+    gate_up: nn.Parameter
+    down: nn.Parameter
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("qkv_bias", "q_norm", "k_norm", "output_bias"):
+            self.register_parameter(name, None)
+
+
+class Decoder(nn.Module):
+    """RMSNorm, rotary positions, grouped-query attention and SwiGLU over a flat list of tokens.
+
+    There is no batch dimension: `token_ids[T]` may be one sequence, many packed ones or one token of each of many,
+    because only `attend` knows which tokens see which.
+    """
+
+    embed: nn.Parameter
+    norm: nn.Parameter
+    head: nn.Parameter | None
+
+    def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(Layer() for _ in range(config.num_layers))
+        self.register_parameter("head", None)
+        for part in checkpoint_format.layout(config):
+            owner, _, name = part.name.rpartition(".")
+            self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
+        self._rope: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
+        """The model of a Hugging Face folder."""
+        config = checkpoint_format.read_config(folder)
+        return cls(config, checkpoint_format.read_tensors(folder, config, dtype))
+
+    @classmethod
+    def fresh(cls, config: DecoderConfig, seed: int, dtype: torch.dtype = torch.float32) -> "Decoder":
+        """Random weights: normal with deviation 0.02, norms one, biases zero."""
+        generator = torch.Generator().manual_seed(seed)
+        tensors: dict[str, Tensor] = {}
+        for part in checkpoint_format.layout(config):
+            if part.columns is not None:
+                tensors[part.name] = torch.empty(part.shape).normal_(0.0, 0.02, generator=generator).to(dtype)
+            else:
+                tensors[part.name] = torch.full(part.shape, 0.0 if "bias" in part.name else 1.0, dtype=dtype)
+        return cls(config, tensors)
+
+    def save(self, folder: Path) -> None:
+        """Write a plain Hugging Face folder (config.json, model.safetensors)."""
+        checkpoint_format.write_folder(folder, self.config, dict(self.named_parameters()))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights and activations."""
+        return self.embed.dtype
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states [T, H] after the final norm."""
+        cos, sin = self._rotations(positions)
+        x = functional.embedding(token_ids, self.embed)
+        for index, layer in enumerate(self.layers):
+            x = self._block(cast(Layer, layer), index, x, cos, sin, attend)
+        return self._rms_norm(x, self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [T, V] in float32."""
+        return functional.linear(hidden, self.embed if self.head is None else self.head).float()
+
+    def _block(self, layer: Layer, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        c = self.config
+        fused = functional.linear(self._rms_norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        heads = fused.view(len(x), -1, c.head_dim)
+        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)
+        mixed = attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
+        x = x + functional.linear(mixed, layer.output, layer.output_bias)
+        gate, up = functional.linear(self._rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return x + functional.linear(functional.silu(gate) * up, layer.down)
+
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()  # means of squares are taken in float32 whatever the weights are
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
+        return (wide * scale).to(x.dtype) * weight
+
+    def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, D] from a table that grows in whole chunks, so that a position's row never changes."""
+        needed = int(positions.max()) + 1
+        if self._rope is None or len(self._rope[0]) < needed or self._rope[0].device != positions.device:
+            rows = -(-needed // ROPE_CHUNK) * ROPE_CHUNK
+            self._rope = _rope_table(self.config.rope, self.config.head_dim, rows, positions.device, self.dtype)
+        cos, sin = self._rope
+        return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + D/2) of each head; `sin` comes negated in its first half."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def _rope_table(
+    rope: RopeConfig, head_dim: int, rows: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    angles = torch.outer(torch.arange(rows, dtype=torch.float32), _frequencies(rope, head_dim))
+    cos, sin = angles.cos(), angles.sin()
+    wide_cos, wide_sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return wide_cos.to(device, dtype), wide_sin.to(device, dtype)
+
+
+def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians per position of each of the D/2 pairs."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.llama3 is None:
+        return plain / rope.factor
+    # Slow waves are stretched by the factor, fast ones kept, those between blended by how often they turn.
+    low, high = rope.llama3.low_freq_factor, rope.llama3.high_freq_factor
+    turns = rope.llama3.original_context * plain / (2 * torch.pi)
+    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - blend) * plain / rope.factor + blend * plain

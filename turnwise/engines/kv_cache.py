@@ -1,0 +1,185 @@
+"""Where keys and values live: rows of active sequences, parked conversations, and prompt prefixes shared by siblings."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.engines.attention import KEY_PAD, padded
+from turnwise.engines.checkpoint_format import DecoderConfig
+
+PREFIX_BLOCK = 32
+"""Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
+FIRST_ROWS = 8
+GROWTH = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, D] of n consecutive tokens."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        return self.values.shape[2]
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+class ActiveRows:
+    """One row per active sequence, rows 0 to n without holes; rows and capacity grow when needed.
+
+    Keys lie transposed, positions innermost: a decode step then reads both keys and values as plain row-major
+    matrices, which is the faster half of a matrix product that is bound by memory.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._heads = (config.num_layers, config.num_kv_heads, config.head_dim)
+        self._dtype = dtype
+        self.keys, self.values = self._empty(min(FIRST_ROWS, max_rows), KEY_PAD)
+
+    def _empty(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        layers, heads, size = self._heads
+        # Zeros, not garbage: what lies beyond a sequence is multiplied by zero, and zero times NaN is NaN.
+        keys = torch.zeros(layers, rows, heads, size, capacity, dtype=self._dtype)
+        return keys, torch.zeros(layers, rows, heads, capacity, size, dtype=self._dtype)
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room for this many rows of this many tokens."""
+        _, have, _, _, capacity = self.keys.shape
+        if rows <= have and length <= capacity:
+            return
+        if rows > have:
+            have_now, have = have, min(max(rows, 2 * have), self._max_rows)
+        else:
+            have_now = have
+        if length > capacity:
+            before, capacity = capacity, padded(max(length, int(GROWTH * capacity)), KEY_PAD)
+        else:
+            before = capacity
+        keys, values = self._empty(have, capacity)
+        keys[:, :have_now, :, :, :before] = self.keys
+        values[:, :have_now, :, :before] = self.values
+        self.keys, self.values = keys, values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Put the sequence of one row into another."""
+        self.keys[:, target, :, :, :length] = self.keys[:, source, :, :, :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+    def clear(self, row: int) -> None:
+        """Zero a row that held NaN, which would outlive its sequence."""
+        self.keys[:, row] = 0
+        self.values[:, row] = 0
+
+    def read(self, row: int, start: int, end: int) -> Stretch:
+        """A copy of tokens start to end of a row."""
+        keys, values = self.keys[:, row, :, :, start:end], self.values[:, row, :, start:end]
+        return Stretch(
+            keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
+        )
+
+    def write(self, row: int, start: int, stretch: Stretch) -> None:
+        """Put a stretch into a row."""
+        end = start + stretch.length
+        self.keys[:, row, :, :, start:end] = stretch.keys
+        self.values[:, row, :, start:end] = stretch.values
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A conversation between turns: all its tokens, and the keys and values of all but those not yet fed."""
+
+    token_ids: NDArray[np.int64]
+    stretch: Stretch
+
+
+class ParkedConversations:
+    """Caches of conversations between turns, the longest unused evicted beyond a byte budget."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._entries: OrderedDict[str, Parked] = OrderedDict()
+        self.bytes = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, conversation: str) -> Parked | None:
+        """What is kept for a conversation."""
+        return self._entries.get(conversation)
+
+    def put(self, conversation: str, parked: Parked) -> None:
+        """Keep a conversation's cache; older ones may go, and this one too if it alone exceeds the budget."""
+        self.drop(conversation)
+        self._entries[conversation] = parked
+        self.bytes += parked.stretch.bytes
+        while self.bytes > self._budget:
+            _, oldest = self._entries.popitem(last=False)
+            self.bytes -= oldest.stretch.bytes
+            self.evicted += 1
+
+    def drop(self, conversation: str) -> None:
+        """Forget a conversation; unknown names are fine."""
+        parked = self._entries.pop(conversation, None)
+        if parked is not None:
+            self.bytes -= parked.stretch.bytes
+
+
+def block_hashes(token_ids: NDArray[np.int64]) -> list[bytes]:
+    """One digest per whole block, each covering everything before it. A prompt's last token is never in a block,
+    because it must be computed to know what follows."""
+    digests: list[bytes] = []
+    digest = b""
+    for end in range(PREFIX_BLOCK, len(token_ids), PREFIX_BLOCK):
+        digest = hashlib.blake2b(digest + token_ids[end - PREFIX_BLOCK : end].tobytes(), digest_size=16).digest()
+        digests.append(digest)
+    return digests
+
+
+class PrefixBlocks:
+    """Keys and values of prompt blocks, the longest unused evicted beyond a byte budget."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._blocks: OrderedDict[bytes, Stretch] = OrderedDict()
+        self.bytes = 0
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._blocks
+
+    def known(self, digests: Sequence[bytes]) -> int:
+        """How many leading blocks are kept."""
+        for count, digest in enumerate(digests):
+            if digest not in self._blocks:
+                return count
+        return len(digests)
+
+    def take(self, digests: Sequence[bytes]) -> list[Stretch]:
+        """The blocks, now the most recently used; a chain's head counts as used after its tail, so tails go first."""
+        for digest in reversed(digests):
+            self._blocks.move_to_end(digest)
+        return [self._blocks[digest] for digest in digests]
+
+    def put(self, digest: bytes, stretch: Stretch) -> None:
+        """Keep one block."""
+        if digest in self._blocks:
+            return
+        self._blocks[digest] = stretch
+        self.bytes += stretch.bytes
+        while self.bytes > self._budget:
+            _, oldest = self._blocks.popitem(last=False)
+            self.bytes -= oldest.bytes

@@ -1,0 +1,73 @@
+"""The scripted sampler: says what a function tells it to say, token by token, for tests, dry runs and teaching traces."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.engines.sampler import NoiseKey, SamplingParams
+from turnwise.errors import EngineError
+from turnwise.types import Completion, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """What a script may look at: whose turn it is, which turn, and all tokens so far."""
+
+    noise: NoiseKey
+    turn: int
+    token_ids: list[int]
+    tokenizer: Tokenizer
+
+    @property
+    def text(self) -> str:
+        """Everything said so far."""
+        return self.tokenizer.decode(self.token_ids)
+
+
+Script = Callable[[ScriptRequest], str]
+
+
+def lines(said: Sequence[str]) -> Script:
+    """A script that says one line a turn and repeats the last."""
+    if not said:
+        raise EngineError("the scripted engine has nothing to say: set engine.script=['...']")
+    return lambda request: said[min(request.turn, len(said) - 1)]
+
+
+class ScriptedSampler:
+    """A Sampler whose words come from a script. Its logprobs are 0: it was certain."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, script: Script, *, end_id: int, context_length: int = 1 << 20, latency: float = 0.0
+    ) -> None:
+        self.context_length = context_length
+        self._tokenizer = tokenizer
+        self._script = script
+        self._end_id = end_id
+        self._latency = latency
+        self._turns: dict[str, int] = defaultdict(int)
+
+    async def generate(
+        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
+    ) -> Completion:
+        """Encode what the script says, cut to the limits."""
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        turn = self._turns[conversation]
+        self._turns[conversation] += 1
+        said = self._script(ScriptRequest(noise, turn, token_ids, self._tokenizer))
+        ids = [*self._tokenizer.encode(said).ids, self._end_id]
+        room = min(params.max_tokens, self.context_length - len(token_ids))
+        finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
+        ids = ids[: max(room, 0)]
+        return Completion(tuple(ids), (0.0,) * len(ids), finish, policy_version=0)
+
+    async def release(self, conversation: str) -> None:
+        """Forget the turn count."""
+        self._turns.pop(conversation, None)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+        self._turns.clear()

@@ -1,0 +1,126 @@
+"""Evaluation: samples in, scored groups out, a report and a run directory at the end."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from turnwise.assemble import Prepared, open_stage, prepare
+from turnwise.compose import to_yaml
+from turnwise.config import Config
+from turnwise.errors import TurnwiseError
+from turnwise.plan_text import plan_text
+from turnwise.report import EvalReport, Judged, is_right, judge, summarise
+from turnwise.rollout.collector import Collector
+from turnwise.rollout.episode import Stage
+from turnwise.rollout.group import run_group
+from turnwise.rollout.tools.tool import Tool
+from turnwise.scoring.scorer import Score, Scorer, apply, is_failed
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.trajectories import write_jsonl, write_trajectories
+from turnwise.types import Group, Sample, Trajectory
+
+FEWEST_TO_JUDGE_FAILURES = 8
+
+
+def evaluate(
+    config: Config,
+    *,
+    samples: Iterable[Sample] | None = None,
+    tools: Sequence[Tool | Callable[..., object]] | None = None,
+    scorer: Scorer | None = None,
+    console: Console | None = None,
+) -> EvalReport:
+    """Roll out and score the evaluation samples; record everything in a new run directory.
+
+    `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
+    """
+    prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
+    return asyncio.run(evaluate_prepared(prepared, console or Console(stderr=True)))
+
+
+async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
+    """The evaluation itself, for callers that have an event loop."""
+    config = prepared.config
+    run = RunDir.create(Path(config.runs_dir), config.run, "eval")
+    run.write_text("config.yaml", to_yaml(config))
+    run.write_text("plan.txt", plan_text(prepared))
+    start = time.perf_counter()
+    trajectories: list[Trajectory] = []
+    try:
+        async with open_stage(prepared) as stage:
+            with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
+                await _collect(prepared, stage, trajectories, seen)
+    finally:  # what was played is kept, also when the run is stopped half-way
+        if trajectories:
+            write_trajectories(run.eval_path(0), trajectories)
+    seconds = time.perf_counter() - start
+    judged = [await judge(trajectory, prepared.scorers[trajectory.sample.data_source]) for trajectory in trajectories]
+    report = _report(run, seconds, judged)
+    run.write_json("eval/step_000000.json", report.as_json())
+    if config.eval.dump_jsonl is not None:
+        write_jsonl(Path(config.eval.dump_jsonl), trajectories)
+    return report
+
+
+async def _collect(
+    prepared: Prepared, stage: Stage, trajectories: list[Trajectory], seen: Callable[[Trajectory], None]
+) -> None:
+    """Play and score every sample; groups are kept in the order of the samples."""
+    config = prepared.config
+
+    async def run(sample: Sample) -> Group:
+        group = await run_group(sample, size=config.eval.group_size, step=0, stage=stage)
+        for trajectory in group.trajectories:
+            await apply(prepared.scorers[sample.data_source], trajectory)
+            seen(trajectory)
+        return group
+
+    running = max(1, config.rollout.concurrency // config.eval.group_size)
+    async with Collector(prepared.samples, run, running=running, ahead=len(prepared.samples)) as collector:
+        while groups := await collector.next_groups(1):
+            trajectories.extend(groups[0].trajectories)
+            check_failures(trajectories, config.rollout.max_failures)
+
+
+def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
+    """Stop a run that mostly fails, and say why it does."""
+    failures = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
+    if len(trajectories) >= FEWEST_TO_JUDGE_FAILURES and len(failures) > allowed * len(trajectories):
+        commonest, count = Counter(failures).most_common(1)[0]
+        raise TurnwiseError(
+            f"{len(failures)} of {len(trajectories)} episodes failed, more than rollout.max_failures={allowed:g} allows; "
+            f"most often ({count}): {commonest}"
+        )
+
+
+def _report(run: RunDir, seconds: float, judged: list[Judged]) -> EvalReport:
+    by_source: dict[str, list[Judged]] = defaultdict(list)
+    for entry in judged:
+        by_source[entry.trajectory.sample.data_source].append(entry)
+    sources = [summarise(source, entries) for source, entries in sorted(by_source.items())]
+    tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
+    return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
+    """A progress bar with the accuracy so far; yields what to call with each finished trajectory."""
+    right = finished = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("evaluating", total=total)
+
+        def seen(trajectory: Trajectory) -> None:
+            nonlocal right, finished
+            finished += 1
+            if trajectory.reward is not None:
+                right += is_right(Score(trajectory.reward, trajectory.parts))
+            progress.update(bar, advance=1, description=f"evaluating, {100 * right / finished:.0f}% right")
+
+        yield seen

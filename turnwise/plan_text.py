@@ -1,0 +1,56 @@
+"""The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
+
+from turnwise.assemble import Prepared
+from turnwise.config import Config, EngineName
+from turnwise.scoring.scorer import spec_for
+
+
+def plan_text(prepared: Prepared) -> str:
+    """Who plays, with what, judged by whom, within which budgets."""
+    config = prepared.config
+    lines = [f"engine       {_engine(config)}"]
+    if prepared.renderer is not None:
+        renderer = prepared.renderer
+        lines.append(
+            f"chat         {config.chat.template or 'the model’s own template'}, {config.chat.tool_format} calls "
+            f"({renderer.call_form}), history {config.chat.history.value}"
+        )
+    sampling = config.sampling
+    lines.append(
+        f"sampling     temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "
+        f"{sampling.max_tokens} tokens a turn, seed {config.seed}"
+    )
+    rollout = config.rollout
+    budgets = {
+        "assistant turns": rollout.max_assistant_turns,
+        "user turns": rollout.max_user_turns,
+        "tokens": rollout.max_tokens,
+        "seconds": rollout.max_seconds,
+        "parallel calls": rollout.max_parallel_calls,
+    }
+    shown = ", ".join(f"{value:g} {name}" for name, value in budgets.items() if value is not None)
+    lines.append(f"budgets      {shown}")
+    lines.append(f"samples      {len(prepared.samples)}, {prepared.dropped} left out as longer than the limit")
+    for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
+        lines.append(f"data source  {route.data_source} ({count} samples)")
+        lines.append(f"  loop         {route.agent} ({route.why})")
+        lines.append(f"  tools        {', '.join(route.tools) or 'none'}")
+        lines.append(f"  interaction  {route.interaction or 'none'}")
+        lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
+    lines += [f"notice       {notice}" for notice in prepared.plan.notices]
+    return "\n".join(lines) + "\n"
+
+
+def _engine(config: Config) -> str:
+    engine = config.engine
+    if engine.name is EngineName.openai:
+        return f"openai, {engine.base_url}, model {engine.model or '(asked from the endpoint)'}"
+    return f"{engine.name.value}, model {config.model.path}"
+
+
+def _scorer(prepared: Prepared, data_source: str) -> str:
+    scorer = prepared.scorers[data_source]
+    name = getattr(scorer, "__name__", type(scorer).__name__)
+    scorers = prepared.config.scoring.scorers
+    given = data_source in scorers or "default" in scorers
+    return f"{spec_for(data_source, scorers)}" if given else name

@@ -1,0 +1,83 @@
+"""Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`, with errors that say what was tried."""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from turnwise.errors import PluginError, nearest, unknown
+
+
+def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
+    """The object a spec names.
+
+    `near` is the folder of the file the spec was written in; modules are looked for there and in the current folder
+    besides the installed ones.
+    """
+    if ":" in spec:
+        place, _, name = spec.rpartition(":")
+    else:
+        place, _, name = spec.rpartition(".")
+    if not place or not name:
+        raise PluginError(f"{kind} {spec!r}: write module:name, file.py:name or package.module.Class")
+    folders = [folder for folder in (near, Path.cwd()) if folder is not None]
+    module = _from_file(place, spec, kind, folders) if place.endswith(".py") else _from_name(place, spec, kind, folders)
+    if not hasattr(module, name):
+        public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
+        raise PluginError(f"{kind} {spec!r}: {place} has no {name!r}: {nearest(name, public)}")
+    return getattr(module, name)
+
+
+def names_in(package: str) -> list[str]:
+    """The public modules of a package: the folder is the registry."""
+    found = importlib.import_module(package)
+    return sorted(entry.name for entry in pkgutil.iter_modules(found.__path__) if not entry.name.startswith("_"))
+
+
+def builtin(package: str, name: str, kind: str, *, leave_out: tuple[str, ...] = ()) -> ModuleType:
+    """The module of a bare name in a folder of ours."""
+    valid = [entry for entry in names_in(package) if entry not in leave_out]
+    if name not in valid:
+        raise PluginError(f"{unknown(kind, name, valid)} Your own is written as module:name.")
+    return importlib.import_module(f"{package}.{name}")
+
+
+def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleType:
+    tried = [folder / place for folder in folders]
+    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    if path is None:
+        raise PluginError(f"{kind} {spec!r}: no such file; tried {', '.join(map(str, dict.fromkeys(tried)))}")
+    # The whole path names the module, so that two files called reward.py do not overwrite each other.
+    name = "turnwise_user_" + str(path.resolve()).strip("/").replace("/", "_").replace(".", "_").replace("-", "_")
+    if name in sys.modules:
+        return sys.modules[name]
+    description = importlib.util.spec_from_file_location(name, path)
+    if description is None or description.loader is None:
+        raise PluginError(f"{kind} {spec!r}: {path} cannot be imported")
+    module = importlib.util.module_from_spec(description)
+    sys.modules[name] = module
+    try:
+        description.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PluginError(f"{kind} {spec!r}: running {path} failed: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleType:
+    for folder in folders:
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+            raise PluginError(f"{kind} {spec!r}: no module {error.name!r} among installed ones or in {searched}") from error
+        raise PluginError(f"{kind} {spec!r}: importing {place} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise PluginError(f"{kind} {spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error

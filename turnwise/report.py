@@ -1,0 +1,168 @@
+"""What an evaluation found, by data source: accuracy before and after feedback, tool use, stop reasons, tokens."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from turnwise.metrics import Metric, Reduction, reduce
+from turnwise.scoring.scorer import Score, Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.types import CallStatus, Role, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One trajectory with its first and its final answer judged; None for a failed episode."""
+
+    trajectory: Trajectory
+    first_right: bool | None
+    right: bool | None
+    had_feedback: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """The numbers of one data source. Failed episodes are counted and left out of every average."""
+
+    data_source: str
+    episodes: int
+    failed: int
+    accuracy: float | None
+    first_accuracy: float | None
+    wrong_to_right: int
+    right_to_wrong: int
+    reward: float | None
+    num_turns: float | None
+    tool_calls: int
+    calls_by_status: dict[str, int]
+    episodes_with_valid_call: float | None
+    user_turns: float | None
+    stop_reasons: dict[str, int]
+    policy_tokens: int
+    prompt_tokens: float | None
+    render_exact: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """One evaluation."""
+
+    run: Path
+    seconds: float
+    tokens_per_second: float
+    sources: list[SourceReport]
+    trajectories: list[Trajectory]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the trajectories, as plain values."""
+        return {
+            "run": str(self.run),
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "sources": {source.data_source: asdict(source) for source in self.sources},
+        }
+
+    def table(self) -> Table:
+        """The result table: one column per data source."""
+        table = Table(title=f"evaluation, {self.seconds:.1f} s, {self.tokens_per_second:,.0f} policy tokens/s")
+        table.add_column("")
+        for source in self.sources:
+            table.add_column(source.data_source, justify="right")
+        cells = [_cells(source) for source in self.sources]
+        for label in cells[0] if cells else ():
+            table.add_row(label, *(column[label] for column in cells))
+        return table
+
+
+def is_right(score: Score) -> bool:
+    """Right means: the part `acc` says so, or else the reward is at least 1."""
+    return score.parts.get("acc", score.reward) >= 1.0
+
+
+async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
+    """Judge the answer before the user's first word and the final one."""
+    before = turns_before_feedback(trajectory)
+    spoke = any(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies)
+    if is_failed(trajectory) or trajectory.reward is None:
+        return Judged(trajectory, None, None, spoke)
+    final = is_right(Score(trajectory.reward, trajectory.parts))
+    first = await score_answer(scorer, trajectory, before) if spoke else None
+    return Judged(trajectory, is_right(first) if first is not None else final, final, spoke)
+
+
+def summarise(data_source: str, judged: Sequence[Judged]) -> SourceReport:
+    """The numbers of one data source."""
+    good = [entry for entry in judged if entry.right is not None]
+    trajectories = [entry.trajectory for entry in good]
+    calls = [call for trajectory in trajectories for call in trajectory.calls]
+    means = reduce(metric for entry in good for metric in _metrics(entry))
+    return SourceReport(
+        data_source=data_source,
+        episodes=len(judged),
+        failed=len(judged) - len(good),
+        accuracy=means.get("accuracy"),
+        first_accuracy=means.get("first_accuracy"),
+        wrong_to_right=sum(not entry.first_right and bool(entry.right) for entry in good),
+        right_to_wrong=sum(bool(entry.first_right) and not entry.right for entry in good),
+        reward=means.get("reward"),
+        num_turns=means.get("num_turns"),
+        tool_calls=len(calls),
+        calls_by_status=dict(sorted(Counter(call.status.value for call in calls).items())),
+        episodes_with_valid_call=means.get("valid_call"),
+        user_turns=means.get("user_turns"),
+        stop_reasons=dict(Counter(entry.trajectory.stop_reason.value for entry in judged).most_common()),
+        policy_tokens=int(means.get("policy_tokens", 0)),
+        prompt_tokens=means.get("prompt_tokens"),
+        render_exact=means.get("render_exact"),
+    )
+
+
+def _metrics(entry: Judged) -> list[Metric]:
+    trajectory = entry.trajectory
+    said = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
+    valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
+    metrics = [
+        Metric("accuracy", float(bool(entry.right))),
+        Metric("first_accuracy", float(bool(entry.first_right))),
+        Metric("reward", trajectory.reward or 0.0),
+        Metric("num_turns", len(trajectory.turns)),
+        Metric("valid_call", float(valid)),
+        Metric("user_turns", len(said)),
+        Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
+    ]
+    if trajectory.turns:
+        metrics.append(Metric("prompt_tokens", trajectory.turns[0].prompt_tokens))
+    if trajectory.render_check is not None:
+        metrics.append(Metric("render_exact", float(trajectory.render_check.exact)))
+    return metrics
+
+
+def _cells(source: SourceReport) -> dict[str, str]:
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}%"
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    failures = sum(count for status, count in source.calls_by_status.items() if status != CallStatus.OK.value)
+    statuses = [f"{count} {status}" for status, count in source.calls_by_status.items() if status != CallStatus.OK.value]
+    return {
+        "episodes": str(source.episodes),
+        "failed episodes": str(source.failed),
+        "accuracy, first answer": share(source.first_accuracy),
+        "accuracy, final answer": share(source.accuracy),
+        "flipped wrong -> right": str(source.wrong_to_right),
+        "flipped right -> wrong": str(source.right_to_wrong),
+        "reward": number(source.reward),
+        "assistant turns": number(source.num_turns),
+        "user turns": number(source.user_turns),
+        "tool calls": str(source.tool_calls),
+        "failed tool calls": str(failures) + (f" ({', '.join(statuses)})" if statuses else ""),
+        "episodes with a valid call": share(source.episodes_with_valid_call),
+        "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
+        "policy tokens": f"{source.policy_tokens:,}",
+        "ledger equals full render": share(source.render_exact),
+    }

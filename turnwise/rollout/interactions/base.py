@@ -1,0 +1,50 @@
+"""The interface of a simulated user: verl's BaseInteraction, with every promise kept (finalised always, scored always)."""
+
+from typing import Any
+from uuid import uuid4
+
+from turnwise.errors import ConfigError, unknown
+
+
+class BaseInteraction:
+    """A user who reads the assistant's answer and says something back. One instance serves all episodes of a run,
+
+    so state belongs under `instance_id`. Subclasses implement `generate_response`; the rest is optional.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.name: str = config.get("name", type(self).__name__)
+
+    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
+        """Begin an episode; kwargs are the row's interaction_kwargs. Returns the id to use."""
+        return instance_id or str(uuid4())
+
+    async def generate_response(
+        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
+    ) -> tuple[bool, str, float | None, dict[str, Any]]:
+        """(end the episode?, what the user says, score of the answer, anything to record)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement generate_response")
+
+    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
+        """A score of the whole episode, asked for once at its end; None is no opinion."""
+        return None
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Forget the episode; called on every path."""
+
+
+def check_options(kind: str, config: dict[str, Any], valid: dict[str, type]) -> None:
+    """Refuse options an interaction does not have, or of the wrong type."""
+    for key, value in config.items():
+        if key == "name":
+            continue
+        if key not in valid:
+            raise ConfigError(unknown(f"option of interaction {kind!r}", key, valid))
+        if not isinstance(value, valid[key]) or isinstance(value, bool) is not (valid[key] is bool):
+            raise ConfigError(f"interaction {kind!r}: {key} must be {valid[key].__name__}, not {value!r}")
+
+
+def last_assistant_text(messages: list[dict[str, Any]]) -> str:
+    """The newest assistant message, or an empty string."""
+    return next((str(m["content"]) for m in reversed(messages) if m["role"] == "assistant"), "")

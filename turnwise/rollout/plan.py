@@ -1,0 +1,94 @@
+"""The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from turnwise.config import RolloutConfig
+from turnwise.errors import ConfigError, PluginError
+from turnwise.plugins import builtin, load
+from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.users import Interactions
+from turnwise.types import Sample
+
+if TYPE_CHECKING:
+    from turnwise.rollout.conversation import Conversation
+
+VERL_NAMES = {"single_turn_agent": "single_turn", "tool_agent": "tool_calling"}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one kind of sample is rolled out, and why that loop."""
+
+    data_source: str
+    agent: str
+    why: str
+    tools: tuple[str, ...]
+    interaction: str | None
+    loop: "Callable[[Conversation], Awaitable[None]]" = field(compare=False)
+
+
+class Plan:
+    """Routes by sample. Making one resolves every name, so a wrong one is found before a model is loaded."""
+
+    def __init__(self, samples: Sequence[Sample], config: RolloutConfig, toolbox: Toolbox, users: Interactions) -> None:
+        self._config, self._toolbox, self._users = config, toolbox, users
+        self._loops: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
+        self.routes: Counter[Route] = Counter(self.route(sample) for sample in samples)
+        self.notices = _notices(self.routes, toolbox, config)
+        for name in {route.interaction for route in self.routes} - {None}:
+            users.get(str(name))
+
+    def route(self, sample: Sample) -> Route:
+        """The route of one sample."""
+        tools = self._toolbox.names_for(sample)
+        spec = self._users.spec_for(sample)
+        if sample.agent is not None:
+            agent, why = sample.agent, "named by the row"
+        elif self._config.agent is not None:
+            agent, why = self._config.agent, "rollout.agent"
+        elif tools or spec:
+            agent, why = "tool_calling", "inferred: there are " + " and ".join(
+                word for word, there in (("tools", tools), ("an interaction", spec)) if there
+            )
+        else:
+            agent, why = "single_turn", "inferred: no tools, no interaction"
+        agent = VERL_NAMES.get(agent, agent)
+        loop = self._loop(agent, sample)
+        if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
+            if sample.interaction is not None or sample.tools or sample.tools_kwargs:
+                raise ConfigError(
+                    f"sample {sample.id} has tools or an interaction of its own but its agent is single_turn ({why}); "
+                    "remove agent_name from the row or name tool_agent"
+                )
+            return Route(sample.data_source, agent, why, (), None, loop)
+        return Route(sample.data_source, agent, why, tools, spec.name if spec else None, loop)
+
+    def _loop(self, agent: str, sample: Sample) -> "Callable[[Conversation], Awaitable[None]]":
+        if agent not in self._loops:
+            try:
+                if ":" in agent:
+                    self._loops[agent] = load(agent, "agent loop")
+                else:
+                    self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
+            except PluginError as error:
+                raise PluginError(f"sample {sample.id}: {error}") from error
+        return self._loops[agent]
+
+
+def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:
+    """What a person should know before the run: anything configured that some samples will not use."""
+    notices = []
+    for route, count in routes.items():
+        if route.agent == "single_turn" and (toolbox.tools or config.interaction):
+            notices.append(
+                f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
+                "configured tools nor the interaction"
+            )
+    used = {name for route in routes for name in route.tools}
+    unused = [name for name in toolbox.tools if name not in used]
+    if unused:
+        notices.append(f"no sample uses the tools {', '.join(unused)}")
+    return notices

@@ -1,0 +1,216 @@
+"""What a scorer is, which one a data source gets, and how its result becomes a trajectory's reward."""
+
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.plugins import load
+from turnwise.scoring.exact_match import exact_match
+from turnwise.scoring.gsm8k import gsm8k, gsm8k_flexible, gsm8k_strict
+from turnwise.types import Ledger, Role, StopReason, Trajectory
+
+Scorer = Callable[[Trajectory], Awaitable[float | dict[str, float]]]
+"""Reads a finished trajectory, changes nothing, and says what it is worth: a number, or numbers by part."""
+
+BUILTIN: dict[str, Scorer] = {
+    "gsm8k": gsm8k,
+    "gsm8k_strict": gsm8k_strict,
+    "gsm8k_flexible": gsm8k_flexible,
+    "exact_match": exact_match,
+}
+KNOWN = {"openai/gsm8k": "gsm8k", "arithmetic": "gsm8k"}
+"""The scorer of data sources that `scoring.scorers` does not cover."""
+TOTAL = "score"
+"""The part that is the reward; without it the parts are added."""
+
+_VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a trajectory is worth: `Score(1.5, {"correct": 1.0, "format": 0.5})`."""
+
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def spec_for(data_source: str, scorers: Mapping[str, str]) -> str:
+    """The scorer's name for a data source: its own entry, then "default", then the known one; for the plan."""
+    for table, key in ((scorers, data_source), (scorers, "default"), (KNOWN, data_source)):
+        if key in table:
+            return table[key]
+    hint = unknown("data source", data_source, [*scorers, *KNOWN])
+    raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
+
+
+def resolve(data_source: str, scorers: Mapping[str, str]) -> Scorer:
+    """The scorer of a data source, loaded and with its signature checked."""
+    spec = spec_for(data_source, scorers)
+    if spec in BUILTIN:
+        return BUILTIN[spec]
+    if not {":", "."} & set(spec):
+        raise ConfigError(unknown("scorer", spec, BUILTIN) + " Your own is written module:function.")
+    return as_scorer(load(spec, "scorer"), spec)
+
+
+def as_scorer(function: Any, spec: str) -> Scorer:
+    """A loaded function as a scorer: `f(trajectory)` or verl's `compute_score(data_source, ...)`, async or not."""
+    if not callable(function):
+        raise PluginError(f"scorer {spec}: {type(function).__name__} cannot be called")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"scorer {spec}: its signature cannot be read") from error
+    is_verl = all(name in parameters for name in _VERL_PARAMETERS)
+    accepted = (*_VERL_PARAMETERS, "extra_info") if is_verl else tuple(parameters)[:1]
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    extra = [
+        name
+        for name, parameter in parameters.items()
+        if name not in accepted and parameter.default is parameter.empty and parameter.kind not in open_kinds
+    ]
+    first = next(iter(parameters.values()), None)
+    takes_one = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+    if extra or not (is_verl or takes_one):
+        wanted = "(trajectory) or (data_source, solution_str, ground_truth, extra_info)"
+        raise PluginError(f"scorer {spec} takes ({', '.join(map(str, parameters.values()))}); it must take {wanted}")
+    return _verl_scorer(function, spec, "extra_info" in parameters) if is_verl else _plain_scorer(function, spec)
+
+
+def _plain_scorer(function: Callable[..., Any], spec: str) -> Scorer:
+    @functools.wraps(function, updated=())
+    async def scorer(trajectory: Trajectory) -> Any:
+        result = function(trajectory)
+        return await result if inspect.isawaitable(result) else result
+
+    scorer.__qualname__ = spec
+    return scorer
+
+
+def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> Scorer:
+    """A verl reward function. It is given the last assistant message, not the whole conversation as in verl, where
+    tool and user text could be taken for an answer. Its dict must hold `score`; text beside it is not a reward."""
+
+    @functools.wraps(function, updated=())
+    async def scorer(trajectory: Trajectory) -> Any:
+        sample = trajectory.sample
+        arguments: dict[str, Any] = {
+            "data_source": sample.data_source,
+            "solution_str": trajectory.answers[-1].text if trajectory.answers else "",
+            "ground_truth": sample.ground_truth,
+        }
+        if takes_info:
+            arguments["extra_info"] = _verl_extra_info(trajectory)
+        result = function(**arguments)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, dict):
+            if TOTAL not in result:
+                raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
+            return {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
+        return result
+
+    scorer.__qualname__ = spec
+    return scorer
+
+
+def _verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
+    """The row's extra_info with what verl's loops add; replies of one turn count as one turn there."""
+    return {
+        **trajectory.sample.info.get("extra_info", {}),
+        "num_turns": 1 + len(trajectory.turns) + sum(bool(turn.replies) for turn in trajectory.turns),
+        "turn_scores": [turn.user_score for turn in trajectory.turns if turn.user_score is not None],
+        "tool_rewards": [call.score for call in trajectory.calls if call.score is not None],
+    }
+
+
+async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
+    """Fill `reward` and `parts`. A failed trajectory keeps None: its failure is not the policy's."""
+    if is_failed(trajectory):
+        return
+    score = await _score(scorer, trajectory)
+    trajectory.reward, trajectory.parts = score.reward, score.parts
+
+
+async def score_answer(scorer: Scorer, trajectory: Trajectory, upto: int) -> Score | None:
+    """The score had the episode ended after its first `upto` turns; None for a failed trajectory."""
+    return None if is_failed(trajectory) else await _score(scorer, cut(trajectory, upto))
+
+
+def is_failed(trajectory: Trajectory) -> bool:
+    """Whether infrastructure ended the episode."""
+    return trajectory.failure is not None or trajectory.stop_reason is StopReason.FAILED
+
+
+def turns_before_feedback(trajectory: Trajectory) -> int:
+    """How many turns pass until the simulated user first speaks; all of them when it never does."""
+    for number, turn in enumerate(trajectory.turns, start=1):
+        if any(reply.role is Role.USER for reply in turn.replies):
+            return number
+    return len(trajectory.turns)
+
+
+def cut(trajectory: Trajectory, turns: int) -> Trajectory:
+    """A shallow copy that ends after the first `turns` turns and what was replied to them.
+
+    Reward, advantage and render check are left out; stop reason and seconds stay those of the whole episode.
+    """
+    if not 0 <= turns <= len(trajectory.turns):
+        raise ValueError(f"cannot cut after turn {turns} of {len(trajectory.turns)}")
+    messages, segments = trajectory.messages, trajectory.segments
+    if turns < len(trajectory.turns):
+        # The prompt may hold assistant messages too, so the policy's are counted from the end.
+        spoken = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
+        messages = messages[: spoken[turns - len(trajectory.turns)]]
+        after = trajectory.turns[turns]
+        if segments:
+            segments = [*segments[: after.segment], _cut_ledger(segments[after.segment], after.start)]
+    return dataclasses.replace(
+        trajectory,
+        turns=trajectory.turns[:turns],
+        messages=list(messages),
+        segments=list(segments),
+        render_check=None,
+        reward=None,
+        parts={},
+        advantage=None,
+    )
+
+
+def _cut_ledger(ledger: Ledger, end: int) -> Ledger:
+    return Ledger(ledger.token_ids[:end], ledger.origins[:end], ledger.turns[:end], ledger.logprobs[:end])
+
+
+async def _score(scorer: Scorer, trajectory: Trajectory) -> Score:
+    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+    try:
+        result: Any = await scorer(trajectory)
+    except Exception as error:
+        error.add_note(f"raised by scorer {name} on sample {trajectory.sample.id!r}, sibling {trajectory.sibling}")
+        raise
+    if not isinstance(result, dict):
+        return Score(_number(result, name, "a score"))
+    parts = {str(part): _number(value, name, f"part {part!r}") for part, value in result.items()}
+    if not parts:
+        raise PluginError(f"scorer {name} returned an empty dict; it needs {TOTAL!r} or parts to add up")
+    total = parts.pop(TOTAL) if TOTAL in parts else sum(parts.values())
+    return Score(_number(total, name, "the sum of its parts"), parts)
+
+
+def _number(value: Any, scorer: str, what: str) -> float:
+    if not isinstance(value, numbers.Real):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise PluginError(f"scorer {scorer} returned {kind} as {what}; it must be a finite number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise PluginError(f"scorer {scorer} returned {number} as {what}; it must be a finite number")
+    return number

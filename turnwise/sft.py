@@ -1,0 +1,78 @@
+"""Supervised fine-tuning from end to end: scripted or recorded trajectories in, a Hugging Face folder out."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from turnwise.assemble import Prepared, model_folder, open_stage, prepare
+from turnwise.config import Config
+from turnwise.engines.scripted import Script
+from turnwise.errors import ConfigError, DataError
+from turnwise.plugins import load
+from turnwise.rollout.collector import Collector
+from turnwise.rollout.group import run_group
+from turnwise.storage.trajectories import read_trajectories
+from turnwise.training.sequences import to_sequences
+from turnwise.types import Group, Sample, Trajectory
+
+
+def run_sft(config: Config, console: Console | None = None) -> Path:
+    """Train `model.path` on trajectories and write the result to `sft.out`; returns that folder."""
+    import torch
+
+    from turnwise.engines.decoder import Decoder
+    from turnwise.training.sft import train_sft
+
+    out = Path(config.sft.out)
+    source = model_folder(config.model.path)
+    with Progress(console=console or Console(stderr=True), transient=False) as progress:
+        trajectories = _recorded(config) if config.sft.recorded else asyncio.run(_scripted(config, progress))
+        decoder = Decoder.load(source, torch.float32)
+        bar = progress.add_task("training", total=config.sft.steps)
+
+        def report(step: int, loss: float) -> None:
+            progress.update(bar, advance=1, description=f"training, loss {loss:.3f}")
+
+        train_sft(decoder, to_sequences(trajectories), config.sft, config.seed, report)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
+        if (source / name).is_file() and source.resolve() != out.resolve():
+            shutil.copy(source / name, out / name)
+    decoder.save(out)
+    return out
+
+
+def _recorded(config: Config) -> list[Trajectory]:
+    found = [entry for name in config.sft.recorded for entry in read_trajectories(Path(name))]
+    least = config.sft.min_reward
+    kept = [t for t in found if least is None or (t.reward is not None and t.reward >= least)]
+    if not kept:
+        raise DataError(f"none of {len(found)} recorded trajectories is left to learn from")
+    return kept
+
+
+async def _scripted(config: Config, progress: Progress) -> list[Trajectory]:
+    """One scripted episode per training sample; a trace that fails is a bug of the script."""
+    if config.sft.script is None:
+        raise ConfigError("nothing to learn from: set sft.script=module:function or sft.recorded=[FILE]")
+    script: Script = load(config.sft.script, "script")(config.seed)
+    prepared: Prepared = prepare(config, "train", limit=config.sft.traces)
+    bar = progress.add_task("scripted episodes", total=len(prepared.samples))
+    async with open_stage(prepared, script) as stage:
+
+        async def run(sample: Sample) -> Group:
+            group = await run_group(sample, size=1, step=0, stage=stage)
+            progress.update(bar, advance=1)
+            return group
+
+        running = config.rollout.concurrency
+        async with Collector(prepared.samples, run, running=running, ahead=len(prepared.samples)) as collector:
+            groups = await collector.next_groups(len(prepared.samples))
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    for trajectory in trajectories:
+        if trajectory.failure is not None:
+            raise DataError(f"scripted episode {trajectory.sample.id} failed: {trajectory.failure}")
+    return trajectories

@@ -1,0 +1,46 @@
+"""Files that appear complete or not at all."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from turnwise.errors import StorageError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` only when the block ends well.
+
+    It is written beside its final place, so that the renaming is one step, and flushed to the disk before it. Whatever
+    goes wrong leaves no file behind and an earlier file of that name as it was.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise cannot("write", path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # after success it is gone; otherwise the error above is the one to tell
+            temporary.unlink()
+
+
+def cannot(verb: str, path: Path, error: OSError) -> StorageError:
+    """`cannot write runs/a/plan.txt: No space left on device`."""
+    return StorageError(f"cannot {verb} {path}: {error.strerror or error}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming itself survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,191 @@
+"""The run directory: where a command writes what it did, and where the board, rescoring and replay read it.
+
+runs/<name>/
+  config.yaml, plan.txt               as run
+  metrics.jsonl                       one object a step
+  trajectories/step_000012.parquet    see storage/trajectories.py
+  eval/step_000010.parquet, .json
+  log.txt
+"""
+
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import ConfigError, StorageError, nearest
+from turnwise.storage.atomic import cannot, replacing
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt"
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run's folder. File names are relative to it: `run.write_text("plan.txt", plan)`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs_dir: Path, name: str | None, command: str) -> "RunDir":
+        """A new folder; a relative `runs_dir` is under the current folder, and no run is ever overwritten."""
+        if runs_dir.parts[:1] and runs_dir.parts[0].startswith("~"):
+            raise ConfigError(f"runs_dir={str(runs_dir)!r}: write the home folder out in full")
+        if name is not None:
+            _check_name(name)
+        stem = name or f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        parent = Path.cwd() / runs_dir
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for number in range(1, 1000):
+                path = parent / (stem if number == 1 else f"{stem}-{number}")
+                try:
+                    path.mkdir()
+                except FileExistsError as error:
+                    if name is not None:
+                        raise ConfigError(f"run {name!r} exists in {parent}; choose another name with run=") from error
+                else:
+                    return cls(path)
+        except OSError as error:
+            raise cannot("create a run in", parent, error) from error
+        raise StorageError(f"cannot find a free name for {stem!r} in {parent}")
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """An existing run, for reading."""
+        if not path.is_dir():
+            runs = _runs_in(path.parent)
+            raise StorageError(f"no run {path.name!r} in {path.parent}: {nearest(path.name, runs)}")
+        if not (path / CONFIG).is_file():
+            runs = _runs_in(path)
+            hint = f"; it holds the runs {', '.join(runs[:12])}" if runs else ""
+            raise StorageError(f"{path} is not a run directory: it has no {CONFIG}{hint}")
+        return cls(path)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def log_path(self) -> Path:
+        """Where the log goes."""
+        return self.path / LOG
+
+    def trajectories_path(self, step: int) -> Path:
+        """The trajectories of a training step."""
+        return self.file(f"trajectories/step_{step:06d}.parquet")
+
+    def eval_path(self, step: int, suffix: str = ".parquet") -> Path:
+        """An evaluation's trajectories, or with ".json" its report."""
+        return self.file(f"eval/step_{step:06d}{suffix}")
+
+    def file(self, name: str) -> Path:
+        """The path of a file, its folder made; never outside the run."""
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or not relative.name:
+            raise StorageError(f"{name!r} is not a file inside the run directory")
+        path = self.path / relative
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot("create", path.parent, error) from error
+        return path
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a whole file or nothing. What UTF-8 cannot hold is written as an escape."""
+        path = self.file(name)
+        with replacing(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        return path
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write a value as indented JSON."""
+        return self.write_text(name, _json(value, name, indent=2) + "\n")
+
+    def write_table(self, name: str, table: "pyarrow.Table") -> Path:
+        """Write an Arrow table as parquet."""
+        from pyarrow import parquet
+
+        path = self.file(name)
+        with replacing(path) as file:
+            parquet.write_table(table, file, compression="zstd")
+        return path
+
+    def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
+        """Add one line, whole or not at all: a reader never sees half of it, nor does the next writer."""
+        path = self.file(name)
+        line = (_json(dict(record), name) + "\n").encode("utf-8", "backslashreplace")
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                _append_whole(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise cannot("append to", path, error) from error
+
+    def read_text(self, name: str) -> str:
+        """A file's text; StorageError when it is missing or not text."""
+        path = self.path / name
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise cannot("read", path, error) from error
+        except UnicodeDecodeError as error:
+            raise StorageError(f"cannot read {path}: it is not text") from error
+
+    def read_jsonl(self, name: str) -> list[dict[str, Any]]:
+        """The records of a JSONL file."""
+        records = []
+        for number, line in enumerate(self.read_text(name).split("\n"), start=1):
+            if line.strip():
+                try:
+                    records.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise StorageError(f"{self.path / name}, line {number}: not valid JSON: {error}") from error
+        return records
+
+
+def _append_whole(descriptor: int, line: bytes) -> None:
+    before = os.fstat(descriptor).st_size
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError(None, "the disk took only part of a line")
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, before)  # a full disk takes part of a line
+        raise
+
+
+def _check_name(name: str) -> None:
+    problem = None
+    if not name.strip():
+        problem = "is empty"
+    elif any(separator in name for separator in "/\\"):
+        problem = "has a path separator; the folder is chosen with runs_dir"
+    elif name[0] in ".-~":
+        problem = f"begins with {name[0]!r}"
+    elif not name.isprintable():
+        problem = "has characters that cannot be shown"
+    elif len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+        problem = f"is longer than {_LONGEST_NAME} bytes"
+    if problem:
+        raise ConfigError(f"run={name[:_LONGEST_NAME]!r}: the name {problem}")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(entry.parent.name for entry in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+
+
+def _json(value: Any, name: str, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"{name}: a value cannot be written as JSON: {error}: {str(value)[:200]}") from error

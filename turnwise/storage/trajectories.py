@@ -1,0 +1,155 @@
+"""Trajectory files: parquet that gives every trajectory back as it was, and JSONL for reading."""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from turnwise.errors import StorageError
+from turnwise.storage.atomic import cannot, replacing
+from turnwise.storage.trajectory_rows import SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
+from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
+
+BATCH = 64
+_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "write_page_checksum": True,
+    # Token ids and logprobs hardly repeat, but their high bytes do: a fifth smaller than dictionaries, and faster.
+    "use_dictionary": False,
+    "use_byte_stream_split": [f"segments.list.element.{name}.list.element" for name in ("token_ids", "logprobs")],
+}
+# JSON leaves these as they are, but many readers end a line at them.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write a file that `read_trajectories` gives back unchanged; the file appears complete or not at all.
+
+    The one exception: a lone surrogate, which Arrow cannot hold, becomes U+FFFD.
+    """
+    with replacing(path) as file:
+        with parquet.ParquetWriter(file, SCHEMA, **_OPTIONS) as writer:
+            for rows in _batches(to_row(trajectory) for trajectory in trajectories):
+                writer.write_batch(_record_batch(rows))
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """Every trajectory of a file."""
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_schema(path, file.schema_arrow)
+            return [from_row(row) for batch in file.iter_batches(batch_size=BATCH) for row in batch.to_pylist()]
+    except OSError as error:
+        raise cannot("read", path, error) from error
+    except (pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StorageError(f"cannot read {path}: it is damaged or cut short: {error}") from error
+
+
+def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write one readable object a line; token ids and logprobs are left to the parquet file."""
+    with replacing(path) as file:
+        for trajectory in trajectories:
+            line = _json_line(_readable(trajectory))
+            file.write((line + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, BATCH)):
+        yield batch
+
+
+def _record_batch(rows: list[Row]) -> Any:
+    try:
+        return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    except UnicodeEncodeError:
+        return pa.RecordBatch.from_pylist([clean(row) for row in rows], schema=SCHEMA)
+
+
+def _check_schema(path: Path, schema: Any) -> None:
+    found = (schema.metadata or {}).get(VERSION_KEY)
+    if found is None:
+        raise StorageError(f"{path} is not a trajectory file")
+    if found.decode("utf-8", "replace") != VERSION:
+        raise StorageError(
+            f"{path} has trajectory format {found.decode('utf-8', 'replace')}; this version reads {VERSION}"
+        )
+    if not schema.equals(SCHEMA):
+        raise StorageError(f"{path} says it has trajectory format {VERSION}, but its columns are others")
+
+
+def _readable(trajectory: Trajectory) -> Row:
+    origins = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
+    return {
+        "id": trajectory.sample.id,
+        "data_source": trajectory.sample.data_source,
+        "step": trajectory.step,
+        "sibling": trajectory.sibling,
+        "stop_reason": trajectory.stop_reason.value,
+        "failure": trajectory.failure,
+        "reward": trajectory.reward,
+        "parts": trajectory.parts,
+        "ground_truth": trajectory.sample.ground_truth,
+        "messages": [_readable_message(message) for message in trajectory.messages],
+        "turns": [_readable_turn(turn) for turn in trajectory.turns],
+        "tokens": {origin.name.lower(): count for origin, count in sorted(origins.items())},
+        "seconds": trajectory.seconds,
+        "artifacts": trajectory.artifacts,
+    }
+
+
+def _readable_message(message: Message) -> Row:
+    content = message.content
+    if not isinstance(content, str):
+        content = [  # type: ignore[assignment]
+            {"type": "text", "text": part.text} if isinstance(part, Text) else {"type": "image", "image": part.source}
+            for part in content
+        ]
+    entry: Row = {"role": message.role.value, "content": content}
+    if message.tool_calls:
+        entry["tool_calls"] = [_readable_call(call) for call in message.tool_calls]
+    extra = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning": message.reasoning}
+    return entry | {name: value for name, value in extra.items() if value is not None}
+
+
+def _readable_call(call: ToolCall) -> Row:
+    entry: Row = {"id": call.id, "name": call.name, "arguments": call.arguments}
+    return entry if call.problem is None else entry | {"problem": call.problem}
+
+
+def _readable_turn(turn: Turn) -> Row:
+    return {
+        "index": turn.index,
+        "finish_reason": turn.finish_reason.value,
+        "policy_version": turn.policy_version,
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "calls": [_readable_record(record) for record in turn.calls],
+        "user_score": turn.user_score,
+        "generate_seconds": turn.generate_seconds,
+        "reply_seconds": turn.reply_seconds,
+    }
+
+
+def _readable_record(record: CallRecord) -> Row:
+    entry = _readable_call(record.call) | {"status": record.status.value, "seconds": record.seconds}
+    return entry | {"truncated": record.truncated, "score": record.score, "info": record.info}
+
+
+def _json_line(entry: Row) -> str:
+    """One line of strict JSON. NaN and infinities, which JSON lacks, become text; so does what is no JSON value."""
+    try:
+        line = json.dumps(entry, ensure_ascii=False, default=repr)
+        if "NaN" in line or "Infinity" in line:
+            line = json.dumps(json.loads(line, parse_constant=str), ensure_ascii=False)
+        return line.translate(_LINE_ENDS)
+    except RecursionError:
+        kept = {name: entry[name] for name in ("id", "data_source", "step", "sibling", "reward", "stop_reason")}
+        return json.dumps(kept | {"lost": "nested too deeply to write"})
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"sample {entry['id']!r} cannot be written as JSON: {error}") from error

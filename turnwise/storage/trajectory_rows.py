@@ -1,0 +1,360 @@
+"""The Arrow schema of a trajectory file, and a Trajectory as one of its rows and back."""
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from turnwise.errors import StorageError
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Image,
+    InteractionSpec,
+    Ledger,
+    Message,
+    Origin,
+    Part,
+    RenderCheck,
+    Role,
+    Sample,
+    StopReason,
+    Text,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+VERSION = "1"
+VERSION_KEY = b"turnwise.trajectories"
+
+Row = dict[str, Any]
+
+_JSON = pa.string()  # a JSON text: values whose shape only their writer knows
+_BYTES_KEY = "turnwise:bytes"
+_ORIGINS = {int(origin): origin for origin in Origin}
+
+_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
+_PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
+_MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("text", pa.string()),  # null when the content comes in parts
+        ("parts", pa.list_(_PART)),
+        ("tool_calls", pa.list_(_CALL)),
+        ("tool_call_id", pa.string()),
+        ("name", pa.string()),
+        ("reasoning", pa.string()),
+        ("answer", pa.string()),
+    ]
+)
+_RECORD = pa.struct(
+    [
+        ("call", _CALL),
+        ("status", pa.string()),
+        ("seconds", pa.float64()),
+        ("truncated", pa.bool_()),
+        ("score", pa.float64()),
+        ("info", _JSON),
+    ]
+)
+_TURN = pa.struct(
+    [
+        ("index", pa.int32()),
+        ("message", _MESSAGE),
+        ("finish_reason", pa.string()),
+        ("policy_version", pa.int64()),
+        ("prompt_tokens", pa.int32()),
+        ("completion_tokens", pa.int32()),
+        ("segment", pa.int32()),
+        ("start", pa.int32()),
+        ("calls", pa.list_(_RECORD)),
+        ("replies", pa.list_(_MESSAGE)),
+        ("user_score", pa.float64()),
+        ("generate_seconds", pa.float64()),
+        ("reply_seconds", pa.float64()),
+    ]
+)
+_LEDGER = pa.struct(
+    [
+        ("token_ids", pa.list_(pa.int32())),
+        ("origins", pa.list_(pa.int8())),
+        ("turns", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float64())),  # doubles: whatever a sampler computed comes back bit by bit
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("data_source", pa.string()),
+        ("step", pa.int64()),
+        ("sibling", pa.int32()),
+        ("stop_reason", pa.string()),
+        ("failure", pa.string()),
+        ("reward", pa.float64()),
+        ("parts", pa.map_(pa.string(), pa.float64())),
+        ("advantage", pa.float64()),
+        ("seconds", pa.float64()),
+        ("prompt", pa.list_(_MESSAGE)),
+        ("ground_truth", _JSON),
+        ("agent", pa.string()),
+        ("tools", pa.list_(pa.string())),
+        ("tools_kwargs", _JSON),
+        ("interaction", pa.struct([("name", pa.string()), ("kwargs", _JSON)])),
+        ("images", pa.list_(pa.string())),
+        ("info", _JSON),
+        ("messages", pa.list_(_MESSAGE)),
+        ("turns", pa.list_(_TURN)),
+        ("segments", pa.list_(_LEDGER)),
+        ("artifacts", _JSON),
+        (
+            "render_check",
+            pa.struct([("exact", pa.bool_()), ("same_text", pa.bool_()), ("position", pa.int64())]),
+        ),
+    ],
+    metadata={VERSION_KEY: VERSION},
+)
+
+
+def to_row(trajectory: Trajectory) -> Row:
+    """A trajectory as a row of SCHEMA."""
+    sample, check = trajectory.sample, trajectory.render_check
+    try:
+        return {
+            "sample_id": sample.id,
+            "data_source": sample.data_source,
+            "step": trajectory.step,
+            "sibling": trajectory.sibling,
+            "stop_reason": trajectory.stop_reason.value,
+            "failure": trajectory.failure,
+            "reward": trajectory.reward,
+            "parts": list(trajectory.parts.items()),
+            "advantage": trajectory.advantage,
+            "seconds": trajectory.seconds,
+            "prompt": _message_rows(sample.prompt),
+            "ground_truth": _json(sample.ground_truth, "ground_truth"),
+            "agent": sample.agent,
+            "tools": sample.tools,
+            "tools_kwargs": _json(sample.tools_kwargs, "tools_kwargs"),
+            "interaction": sample.interaction and _interaction_row(sample.interaction),
+            "images": [image.source for image in sample.images],
+            "info": _json(sample.info, "info"),
+            "messages": _message_rows(trajectory.messages),
+            "turns": [_turn_row(turn) for turn in trajectory.turns],
+            "segments": [_ledger_row(ledger) for ledger in trajectory.segments],
+            "artifacts": _json(trajectory.artifacts, "artifacts"),
+            "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
+        }
+    except StorageError as error:
+        raise StorageError(f"sample {sample.id!r}, sibling {trajectory.sibling}: {error}") from error
+
+
+def from_row(row: Row) -> Trajectory:
+    """The trajectory of a row; ValueError for a row this code did not write."""
+    interaction, check = row["interaction"], row["render_check"]
+    sample = Sample(
+        id=row["sample_id"],
+        prompt=_messages(row["prompt"]),
+        data_source=row["data_source"],
+        ground_truth=_value(row["ground_truth"]),
+        agent=row["agent"],
+        tools=None if row["tools"] is None else tuple(row["tools"]),
+        tools_kwargs=_value(row["tools_kwargs"]),
+        interaction=interaction and InteractionSpec(interaction["name"], _value(interaction["kwargs"])),
+        images=tuple(Image(source) for source in row["images"]),
+        info=_value(row["info"]),
+    )
+    return Trajectory(
+        sample=sample,
+        sibling=row["sibling"],
+        step=row["step"],
+        messages=list(_messages(row["messages"])),
+        turns=[_turn(turn) for turn in row["turns"]],
+        segments=[_ledger(ledger) for ledger in row["segments"]],
+        stop_reason=StopReason(row["stop_reason"]),
+        seconds=row["seconds"],
+        failure=row["failure"],
+        artifacts=_value(row["artifacts"]),
+        render_check=check and RenderCheck(check["exact"], check["same_text"], check["position"]),
+        reward=row["reward"],
+        parts=dict(row["parts"]),
+        advantage=row["advantage"],
+    )
+
+
+def clean(value: Any) -> Any:
+    """A row whose every text UTF-8 can hold: halves of a surrogate pair are joined, lone ones replaced."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case dict():
+            return {key: clean(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return type(value)(clean(entry) for entry in value)
+        case _:
+            return value
+
+
+def _interaction_row(interaction: InteractionSpec) -> Row:
+    return {"name": interaction.name, "kwargs": _json(interaction.kwargs, "interaction kwargs")}
+
+
+def _message_rows(messages: Sequence[Message]) -> list[Row]:
+    return [_message_row(message) for message in messages]
+
+
+def _message_row(message: Message) -> Row:
+    whole = isinstance(message.content, str)
+    return {
+        "role": message.role.value,
+        "text": message.content if whole else None,
+        "parts": None if whole else [_part_row(part) for part in message.content],  # type: ignore[arg-type]
+        "tool_calls": [_call_row(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "reasoning": message.reasoning,
+        "answer": message.answer,
+    }
+
+
+def _part_row(part: Part) -> Row:
+    if isinstance(part, Text):
+        return {"kind": "text", "value": part.text}
+    return {"kind": "image", "value": part.source}
+
+
+def _call_row(call: ToolCall) -> Row:
+    arguments = _json(call.arguments, f"arguments of {call.name}")
+    return {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
+
+
+def _turn_row(turn: Turn) -> Row:
+    calls = [
+        {
+            "call": _call_row(record.call),
+            "status": record.status.value,
+            "seconds": record.seconds,
+            "truncated": record.truncated,
+            "score": record.score,
+            "info": _json(record.info, f"info of a call of {record.call.name}"),
+        }
+        for record in turn.calls
+    ]
+    return {
+        "index": turn.index,
+        "message": _message_row(turn.message),
+        "finish_reason": turn.finish_reason.value,
+        "policy_version": turn.policy_version,
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "segment": turn.segment,
+        "start": turn.start,
+        "calls": calls,
+        "replies": _message_rows(turn.replies),
+        "user_score": turn.user_score,
+        "generate_seconds": turn.generate_seconds,
+        "reply_seconds": turn.reply_seconds,
+    }
+
+
+def _ledger_row(ledger: Ledger) -> Row:
+    return {
+        "token_ids": ledger.token_ids,
+        "origins": ledger.origins,
+        "turns": ledger.turns,
+        "logprobs": ledger.logprobs,
+    }
+
+
+def _messages(rows: list[Row]) -> tuple[Message, ...]:
+    return tuple(_message(row) for row in rows)
+
+
+def _message(row: Row) -> Message:
+    content = row["text"] if row["parts"] is None else tuple(_part(part) for part in row["parts"])
+    if content is None:
+        raise ValueError("a message without content")
+    return Message(
+        role=Role(row["role"]),
+        content=content,
+        tool_calls=tuple(_call(call) for call in row["tool_calls"]),
+        tool_call_id=row["tool_call_id"],
+        name=row["name"],
+        reasoning=row["reasoning"],
+        answer=row["answer"],
+    )
+
+
+def _part(row: Row) -> Part:
+    kinds: dict[str, type[Text] | type[Image]] = {"text": Text, "image": Image}
+    return kinds[row["kind"]](row["value"])
+
+
+def _call(row: Row) -> ToolCall:
+    return ToolCall(row["id"], row["name"], _value(row["arguments"]), row["problem"])
+
+
+def _turn(row: Row) -> Turn:
+    calls = [
+        CallRecord(
+            _call(record["call"]),
+            CallStatus(record["status"]),
+            record["seconds"],
+            record["truncated"],
+            record["score"],
+            _value(record["info"]),
+        )
+        for record in row["calls"]
+    ]
+    plain = {name: value for name, value in row.items() if name not in ("message", "finish_reason", "calls", "replies")}
+    return Turn(
+        message=_message(row["message"]),
+        finish_reason=FinishReason(row["finish_reason"]),
+        calls=calls,
+        replies=list(_messages(row["replies"])),
+        **plain,
+    )
+
+
+def _ledger(row: Row) -> Ledger:
+    lengths = {name: len(row[name]) for name in ("token_ids", "origins", "turns", "logprobs")}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"a ledger with {lengths}")
+    return Ledger(row["token_ids"], [_ORIGINS[origin] for origin in row["origins"]], row["turns"], row["logprobs"])
+
+
+def _json(value: Any, field: str) -> str:
+    """Readable JSON; as ASCII escapes, which keep them, when a text holds lone surrogates."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_tag_bytes)
+        return text if _is_utf8(text) else json.dumps(value, default=_tag_bytes)
+    except RecursionError:
+        # A model can nest arguments deeper than we can write; its own words stand in the message.
+        return json.dumps({"turnwise:lost": "nested too deeply to store"})
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"{field} cannot be stored as JSON: {error}") from error
+
+
+def _value(text: str) -> Any:
+    return json.loads(text, object_hook=_untag_bytes if _BYTES_KEY in text else None)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _tag_bytes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {_BYTES_KEY: base64.b64encode(value).decode()}
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def _untag_bytes(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value[_BYTES_KEY]) if set(value) == {_BYTES_KEY} else value

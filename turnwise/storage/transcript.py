@@ -1,0 +1,149 @@
+"""A trajectory for human eyes: who said what, in which tokens, and what came of it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Group
+from rich.text import Text as Styled
+
+from turnwise.types import CallRecord, CallStatus, Image, Ledger, Message, Origin, Role, ToolCall, Trajectory, Turn
+
+STYLES = {
+    Origin.PROMPT: "dim",
+    Origin.POLICY: "green",
+    Origin.TOOL: "cyan",
+    Origin.USER: "yellow",
+    Origin.TEMPLATE: "bright_black",
+}
+_REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER}
+# Control characters would move the cursor or recolour the terminal, and direction marks reorder what is read. Each is
+# shown as its picture or its code point; only line feed and tab pass.
+_VISIBLE = str.maketrans(
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "\u2421"}
+    | {
+        code: f"<U+{code:04X}>"
+        for low, high in ((0x80, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+        for code in range(low, high + 1)
+    }
+)
+
+
+def transcript(trajectory: Trajectory, decode: Callable[[Sequence[int]], str] | None = None) -> Group:
+    """What to print: the messages, the outcome and the token account; with `decode` also every token by its origin."""
+    lines: list[Styled] = [_title(trajectory)]
+    for message in trajectory.sample.prompt:
+        lines += [_heading(message.role.value, Origin.PROMPT), *_content(message, Origin.PROMPT)]
+    for turn in trajectory.turns:
+        lines += _turn(turn)
+    if decode is not None and trajectory.segments:
+        for number, ledger in enumerate(trajectory.segments):
+            label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
+            lines += [Styled(f"\n{label}", style="bold"), _tokens(ledger, decode)]
+    return Group(*lines, *_outcome(trajectory))
+
+
+def visible(text: str) -> str:
+    """Text that is safe to print: control characters are shown, not sent."""
+    return text.translate(_VISIBLE)
+
+
+def _title(trajectory: Trajectory) -> Styled:
+    sample = trajectory.sample
+    where = f"{sample.data_source}, step {trajectory.step}, sibling {trajectory.sibling}"
+    return Styled.assemble((visible(sample.id), "bold"), visible(f"  {where}"))
+
+
+def _heading(label: str, origin: Origin, note: str = "", note_style: str = "dim") -> Styled:
+    colour = "" if origin is Origin.PROMPT else STYLES[origin]
+    return Styled.assemble(
+        "\n", (visible(label), f"bold {colour}".strip()), (visible(note and f"  {note}"), note_style)
+    )
+
+
+def _content(message: Message, origin: Origin) -> Iterator[Styled]:
+    if isinstance(message.content, str):
+        yield Styled(visible(message.content), style=STYLES[origin])
+        return
+    for part in message.content:
+        shown = f"[image {part.source[:80]}]" if isinstance(part, Image) else part.text
+        yield Styled(visible(shown), style=STYLES[origin])
+
+
+def _turn(turn: Turn) -> Iterator[Styled]:
+    note = f"{turn.completion_tokens} tokens, {turn.finish_reason.value}, {turn.generate_seconds:.2f} s"
+    yield _heading(f"assistant, turn {turn.index}", Origin.POLICY, note)
+    if turn.message.reasoning:
+        yield Styled(visible(turn.message.reasoning), style="dim italic")
+    said = turn.message.visible
+    if said or not (turn.message.reasoning or turn.message.tool_calls):
+        yield Styled(visible(said), style=STYLES[Origin.POLICY]) if said else Styled("(nothing)", style="dim italic")
+    records = {record.call.id: record for record in turn.calls}
+    for call in turn.message.tool_calls:
+        yield _call(call)
+    answered = {reply.tool_call_id for reply in turn.replies}
+    for record in turn.calls:
+        if record.call.id not in answered:
+            yield _heading(*_call_note(turn, record, "; the episode ended before its reply was read"))
+    for reply in turn.replies:
+        yield _reply_heading(turn, reply, records.get(reply.tool_call_id or ""))
+        yield from _content(reply, _REPLY_ORIGIN.get(reply.role, Origin.TEMPLATE))
+
+
+def _call(call: ToolCall) -> Styled:
+    if call.problem is not None:
+        return Styled.assemble(("-> ", "dim"), (visible(f"{call.name or 'a call'}: {call.problem}"), "red"))
+    try:
+        arguments = json.dumps(call.arguments, ensure_ascii=False, default=repr)
+    except RecursionError:
+        arguments = "(nested too deeply to show)"
+    return Styled.assemble(("-> ", "dim"), (visible(call.name), "bold green"), (visible(f" {arguments}"), "green"))
+
+
+def _reply_heading(turn: Turn, reply: Message, record: CallRecord | None) -> Styled:
+    origin = _REPLY_ORIGIN.get(reply.role, Origin.TEMPLATE)
+    if record is None:
+        score = "" if turn.user_score is None or reply.role is not Role.USER else f"score {turn.user_score:g}"
+        return _heading(f"{reply.role.value}, turn {turn.index}", origin, score)
+    return _heading(*_call_note(turn, record))
+
+
+def _call_note(turn: Turn, record: CallRecord, more: str = "") -> tuple[str, Origin, str, str]:
+    note = f"{record.status.value}, {record.seconds:.2f} s" + (", truncated" if record.truncated else "")
+    note += "" if record.score is None else f", score {record.score:g}"
+    style = "dim" if record.status is CallStatus.OK else "red"
+    return f"tool {record.call.name}, turn {turn.index}", Origin.TOOL, note + more, style
+
+
+def _tokens(ledger: Ledger, decode: Callable[[Sequence[int]], str]) -> Styled:
+    pieces = [(visible(decode(ids)), STYLES[origin]) for origin, _, ids in ledger.spans()]
+    return Styled.assemble(*pieces)
+
+
+def _outcome(trajectory: Trajectory) -> Iterator[Styled]:
+    yield Styled.assemble("\n", ("stopped: ", "bold"), trajectory.stop_reason.value)
+    if trajectory.failure is not None:
+        yield Styled.assemble(("failure: ", "bold red"), (visible(trajectory.failure), "red"))
+    last = trajectory.turns[-1] if trajectory.turns else None
+    if last is not None and last.user_score is not None and not last.replies:
+        yield Styled.assemble(("user's score: ", "bold"), f"{last.user_score:g}")
+    if trajectory.sample.ground_truth is not None:
+        yield Styled.assemble(("ground truth: ", "bold"), visible(str(trajectory.sample.ground_truth)))
+    parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.parts.items())
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    yield Styled.assemble(("reward: ", "bold"), visible(reward + (f" ({parts})" if parts else "")))
+    yield _account(trajectory)
+
+
+def _account(trajectory: Trajectory) -> Styled:
+    """Tokens by origin, each in its colour."""
+    line = Styled.assemble(("tokens: ", "bold"))
+    if not trajectory.segments:
+        written = sum(turn.completion_tokens for turn in trajectory.turns)
+        return line.append(f"{written} written, counted by the endpoint; no ledger")
+    counts = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
+    for origin in Origin:
+        line.append(f"{origin.name.lower()} {counts[origin]}", style=STYLES[origin]).append(", ")
+    segments = "1 segment" if len(trajectory.segments) == 1 else f"{len(trajectory.segments)} segments"
+    return line.append(f"{counts.total()} in {segments}")

@@ -1,0 +1,181 @@
+"""GSM8K in verl's shape: grade-school word problems, with or without tools and a simulated user."""
+
+import enum
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.data.rows import Row, RowError, expand, read_rows
+from turnwise.data.write import write_rows
+from turnwise.errors import ConfigError, DataError, nearest, unknown
+
+HUB_ID = "openai/gsm8k"
+HUB_CONFIG = "main"
+SPLITS = ("train", "test")
+AGENT = "tool_agent"
+TOOLS = ("calculate", "python")
+DEFAULT_INTERACTION = "gsm8k"
+
+_INSTRUCTION = "Work it out one step at a time, then give the result on a last line that starts with ####."
+_EXPERT = "You solve word problems in mathematics."
+_WITH_TOOLS = (
+    "First think about what has to be computed. Use the tools for the computing, as often as you need them, and check "
+    "your result with them before you give it."
+)
+_WITH_USER = "The user may doubt or reject your answer; then go through your reasoning again and correct what is wrong."
+_FORM = "Write the final answer as `#### <number>`."
+
+
+class Flavour(enum.StrEnum):
+    """What the rows ask of the rollout."""
+
+    PLAIN = "plain"
+    """One question, one answer."""
+    TOOL = "tool"
+    """The model may call `calculate` and `python`."""
+    INTERACTION = "interaction"
+    """A simulated user reacts to the answer."""
+    TOOL_INTERACTION = "tool+interaction"
+    """Both."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether rows choose tools."""
+        return self in (Flavour.TOOL, Flavour.TOOL_INTERACTION)
+
+    @property
+    def has_interaction(self) -> bool:
+        """Whether rows name a simulated user."""
+        return self in (Flavour.INTERACTION, Flavour.TOOL_INTERACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """What was written: files and numbers of rows by split."""
+
+    source: str
+    flavour: Flavour
+    interaction: str | None
+    files: dict[str, Path]
+    rows: dict[str, int]
+
+
+def prepare(source: str, out: Path, *, flavour: Flavour, interaction: str | None) -> PrepareReport:
+    """Write train.parquet and test.parquet into `out`; nothing is written unless both can be made."""
+    out = expand(out)
+    folder = _local(source)
+    if folder is not None and folder.resolve() == out.resolve():
+        raise DataError(f"{out}: is the source itself; give another folder for the prepared files")
+    made = {split: list(rows(split, source, flavour, interaction)) for split in SPLITS}
+    files = {split: out / f"{split}.parquet" for split in SPLITS}
+    counts = {split: write_rows(made[split], files[split]) for split in SPLITS}
+    return PrepareReport(source, flavour, _interaction_name(flavour, interaction), files, counts)
+
+
+def rows(split: str, source: str, flavour: Flavour, interaction: str | None) -> Iterator[dict[str, Any]]:
+    """The rows of a split; `source` is a folder or a hub id. `interaction` None means `gsm8k` where one is needed."""
+    if split not in SPLITS:
+        raise DataError(unknown("split of gsm8k", split, SPLITS))
+    name = _interaction_name(flavour, interaction)
+    folder = _local(source)
+    for index, row in enumerate(_read_hub(split, source) if folder is None else _read_folder(split, folder)):
+        yield _make_row(row, split, index, flavour, name)
+
+
+def ground_truth(answer: str) -> str | None:
+    """The number after the last `####` without its commas; None when there is none."""
+    _, mark, tail = answer.rpartition("####")
+    return tail.replace(",", "").strip() or None if mark else None
+
+
+def _make_row(row: Row, split: str, index: int, flavour: Flavour, interaction: str | None) -> dict[str, Any]:
+    question, answer = (_text(row, column) for column in ("question", "answer"))
+    truth = ground_truth(answer)
+    if truth is None:
+        raise RowError(row, "answer", "no number after ####")
+    made: dict[str, Any] = {
+        "data_source": HUB_ID,
+        "prompt": [{"role": "user", "content": f"{question}\n\n{_INSTRUCTION}"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"split": split, "index": index, "answer": answer, "question": question},
+    }
+    if flavour is Flavour.PLAIN:
+        return made
+    made["agent_name"] = AGENT  # without it verl runs a single turn and says nothing
+    system = [_EXPERT, _WITH_TOOLS if flavour.has_tools else "", _WITH_USER if flavour.has_interaction else "", _FORM]
+    made["prompt"].insert(0, {"role": "system", "content": " ".join(sentence for sentence in system if sentence)})
+    if flavour.has_tools:
+        # Our tools need nothing from the row; the empty objects are left out of the file.
+        made["extra_info"] |= {"need_tools_kwargs": False, "tools_kwargs": {tool: {} for tool in TOOLS}}
+        made["extra_info"]["tool_selection"] = list(TOOLS)
+    if interaction is not None:
+        made["extra_info"]["interaction_kwargs"] = {"name": interaction, "query": question, "ground_truth": truth}
+    return made
+
+
+def _text(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str) or not value.strip():
+        hint = "" if column in row.values else f": {nearest(column, row.values)}"
+        raise RowError(row, column, f"expected text{hint}")
+    return value
+
+
+def _interaction_name(flavour: Flavour, interaction: str | None) -> str | None:
+    if not flavour.has_interaction and interaction is not None:
+        raise ConfigError(f"flavour {flavour} has no interaction: leave {interaction!r} out or choose another flavour")
+    if interaction is not None and not interaction.strip():
+        raise ConfigError("the name of the interaction is empty")
+    return (interaction or DEFAULT_INTERACTION) if flavour.has_interaction else None
+
+
+def _local(source: str) -> Path | None:
+    """The folder that `source` names; None when it can only be a hub id."""
+    folder = expand(source)
+    try:
+        if source.strip() and folder.is_dir():
+            return folder
+        is_file = folder.is_file()
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read: {error.strerror}") from error
+    if is_file:
+        raise DataError(f"{source}: is a file; give the folder that holds train.jsonl and test.jsonl")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source):
+        raise DataError(f"{source!r}: no such folder, and not a hub id like {HUB_ID}")
+    return None
+
+
+def _read_folder(split: str, folder: Path) -> Iterator[Row]:
+    """Rows from `train.jsonl` or `train.parquet`, or from the parts of a downloaded copy (main/train-0000*.parquet)."""
+    try:
+        whole = [path for path in (folder / f"{split}.jsonl", folder / f"{split}.parquet") if path.exists()]
+        parts = [sorted(place.glob(f"{split}-*.parquet")) for place in (folder, folder / HUB_CONFIG)]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
+    if len(whole) > 1:
+        raise DataError(f"{folder}: holds {whole[0].name} and {whole[1].name}; remove the one that is not the source")
+    paths = whole or parts[0] or parts[1]
+    if not paths:
+        raise DataError(f"{folder}: holds neither {split}.jsonl nor {split}.parquet")
+    for path in paths:
+        yield from read_rows(path)
+
+
+def _read_hub(split: str, source: str) -> Iterator[Row]:
+    remedy = "download it elsewhere and give --source the folder that holds train.jsonl and test.jsonl"
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{source!r} is not a folder here, and reading it from the hub needs `pip install datasets`; or {remedy}"
+        ) from error
+    try:
+        table = datasets.load_dataset(source, HUB_CONFIG, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{source!r} is not a folder here, and the hub does not give it: {reason}; {remedy}") from error
+    for number, values in enumerate(table):
+        yield Row(Path(f"{source}/{split}"), number, dict(values))

@@ -1,0 +1,73 @@
+"""Supervised fine-tuning: next-token loss on the policy's tokens of recorded trajectories, and on no others."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from turnwise.config import SftConfig
+from turnwise.engines import attention
+from turnwise.engines.decoder import Decoder
+from turnwise.errors import DataError, TurnwiseError
+from turnwise.training.sequences import TrainSequence, batches
+
+Report = Callable[[int, float], None]
+"""Called with (step, loss) after every step."""
+
+
+def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
+    """Mean negative log-likelihood of the policy's tokens, each given everything before it."""
+    lengths = [len(sequence.token_ids) for sequence in batch]
+    tokens = torch.tensor([token for sequence in batch for token in sequence.token_ids])
+    mask = torch.tensor([flag for sequence in batch for flag in sequence.loss_mask])
+    targets = mask.nonzero().squeeze(1)
+    hidden = decoder(tokens, attention.positions(lengths), attention.packed(lengths))
+    # A sequence starts with its prompt, so the token before a policy token is always in the same sequence.
+    logits = decoder.logits(hidden[targets - 1])
+    return functional.cross_entropy(logits, tokens[targets])
+
+
+def train_sft(
+    decoder: Decoder, sequences: list[TrainSequence], config: SftConfig, seed: int, report: Report
+) -> list[float]:
+    """Train in place for `config.steps` steps; returns the losses. A loss that is not finite stops the run."""
+    if not sequences:
+        raise DataError("no sequence with policy tokens to train on")
+    if any(sequence.loss_mask[0] for sequence in sequences):
+        raise DataError("a sequence starts with a policy token: there is nothing to predict it from")
+    optimizer = torch.optim.AdamW(
+        decoder.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, config))
+    losses: list[float] = []
+    for step, batch in enumerate(itertools.islice(_endless(sequences, config.batch_tokens, seed), config.steps)):
+        loss = loss_on(decoder, batch)
+        if not math.isfinite(loss.item()):
+            raise TurnwiseError(f"the loss became {loss.item()} at step {step}; lower sft.lr")
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        report(step, losses[-1])
+    return losses
+
+
+def _scale(step: int, config: SftConfig) -> float:
+    """Linear warm-up, then cosine decay to a tenth."""
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def _endless(sequences: list[TrainSequence], token_budget: int, seed: int) -> Iterator[list[TrainSequence]]:
+    for epoch in itertools.count():
+        order = list(range(len(sequences)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        yield from batches(sequences, order, token_budget)
