@@ -52,7 +52,9 @@ def layer_faults(room: str, imported: list[str]) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p != PACKAGE / "__init__.py"], ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p != PACKAGE / "__init__.py"], ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_imports_go_strictly_downward(path):
     if room_of(path) == "conf":
         return

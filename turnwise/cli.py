@@ -86,7 +86,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     prepare.add_argument("--source", default=None, help="a folder with train.jsonl and test.jsonl, or a hub id")
     prepare.add_argument("--out", type=Path, default=None, help="output folder (default data/DATASET)")
     prepare.add_argument("--flavour", default=None, help="gsm8k: plain, tool, interaction or tool+interaction")
-    prepare.add_argument("--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify")
+    prepare.add_argument(
+        "--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify"
+    )
     return parser, commands
 
 

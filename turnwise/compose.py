@@ -56,7 +56,7 @@ def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> C
     task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
     layers, from_task = _task_layer(task)
     config = _hydra(layers, from_file, list(on_line.values()))
-    origins = {key: DEFAULT for key in knobs}
+    origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(from_file)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
@@ -82,7 +82,9 @@ def unread(composed: Composed) -> list[str]:
         shown = value.value if isinstance(value, enum.Enum) else value
         if not value if wanted == ("*",) else str(shown) not in wanted:
             when = "set" if wanted == ("*",) else " or ".join(wanted)
-            found.append(f"{key} ({composed.origins[key]}) is never read: {other} is {shown}; it is read when that is {when}")
+            found.append(
+                f"{key} ({composed.origins[key]}) is never read: {other} is {shown}; it is read when that is {when}"
+            )
     return found
 
 

@@ -2,7 +2,7 @@
 
 1. `ToolError` is told to the model as the tool's reply; the episode goes on.
 2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
-3. `TurnwiseError` is a mistake a person can mend (config, data, plug-in, template); it stops the command with one message.
+3. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
 4. Everything else is a bug and stops the run with its traceback.
 """
 

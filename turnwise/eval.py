@@ -94,7 +94,7 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
     if len(trajectories) >= FEWEST_TO_JUDGE_FAILURES and len(failures) > allowed * len(trajectories):
         commonest, count = Counter(failures).most_common(1)[0]
         raise TurnwiseError(
-            f"{len(failures)} of {len(trajectories)} episodes failed, more than rollout.max_failures={allowed:g} allows; "
+            f"{len(failures)} of {len(trajectories)} episodes failed (rollout.max_failures={allowed:g}); "
             f"most often ({count}): {commonest}"
         )
 

@@ -32,8 +32,16 @@ def reduce(metrics: Iterable[Metric]) -> dict[str, float]:
         if how.setdefault(metric.name, metric.reduction) is not metric.reduction:
             raise ValueError(f"metric {metric.name!r} is reduced by {how[metric.name]} and by {metric.reduction}")
         values[metric.name].append(float(metric.value))
-    reducers = {Reduction.SUM: sum, Reduction.MAX: max, Reduction.MIN: min}
-    return {
-        name: sum(seen) / len(seen) if how[name] is Reduction.MEAN else float(reducers[how[name]](seen))
-        for name, seen in values.items()
-    }
+    return {name: _reduce(seen, how[name]) for name, seen in values.items()}
+
+
+def _reduce(values: list[float], how: Reduction) -> float:
+    match how:
+        case Reduction.MEAN:
+            return sum(values) / len(values)
+        case Reduction.SUM:
+            return sum(values)
+        case Reduction.MAX:
+            return max(values)
+        case Reduction.MIN:
+            return min(values)

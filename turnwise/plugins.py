@@ -1,4 +1,4 @@
-"""Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`, with errors that say what was tried."""
+"""Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`; errors say what was tried."""
 
 import importlib
 import importlib.util
@@ -77,7 +77,9 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
-            raise PluginError(f"{kind} {spec!r}: no module {error.name!r} among installed ones or in {searched}") from error
+            raise PluginError(
+                f"{kind} {spec!r}: no module {error.name!r} among installed ones or in {searched}"
+            ) from error
         raise PluginError(f"{kind} {spec!r}: importing {place} needs {error.name!r}, which is not installed") from error
     except Exception as error:
         raise PluginError(f"{kind} {spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error

@@ -126,12 +126,17 @@ def _lint(config: Config, report: Report) -> None:
 def _template(prepared: Prepared, report: Report) -> None:
     """Does the template only append? Tried on every kind of reply this plan can bring."""
     renderer = _require(prepared)
+    kwargs = prepared.config.chat.template_kwargs
+    strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
+    completion = Completion((min(renderer.stop_ids),), (0.0,), FinishReason.STOP, 0)
     rewriting = []
     for route in prepared.plan.routes:
         schemas = prepared.toolbox.schemas(route.tools)
         for name, prompt, assistant, replies in _exchanges(renderer, bool(route.tools), route.interaction is not None):
             completion = Completion((min(renderer.stop_ids),), (0.0,), FinishReason.STOP, 0)
-            strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=prepared.config.chat.template_kwargs)
+            strict = Renderer(
+                renderer.tokenizer, renderer.call_format, template_kwargs=prepared.config.chat.template_kwargs
+            )
             try:
                 strict.extend(prompt, assistant, completion, replies, schemas)
             except TemplateError as error:

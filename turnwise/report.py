@@ -148,7 +148,9 @@ def _cells(source: SourceReport) -> dict[str, str]:
         return "-" if value is None else f"{value:.2f}"
 
     failures = sum(count for status, count in source.calls_by_status.items() if status != CallStatus.OK.value)
-    statuses = [f"{count} {status}" for status, count in source.calls_by_status.items() if status != CallStatus.OK.value]
+    statuses = [
+        f"{count} {status}" for status, count in source.calls_by_status.items() if status != CallStatus.OK.value
+    ]
     return {
         "episodes": str(source.episodes),
         "failed episodes": str(source.failed),

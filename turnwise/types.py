@@ -181,9 +181,7 @@ class Ledger:
     turns: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def append(
-        self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None
-    ) -> None:
+    def append(self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None) -> None:
         """The only writer. Policy tokens come with their logprobs, all others without."""
         if (origin is Origin.POLICY) != (logprobs is not None):
             raise ValueError(f"{origin.name} tokens {'need' if logprobs is None else 'have no'} logprobs")

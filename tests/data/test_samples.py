@@ -18,6 +18,7 @@ from turnwise.data.samples import misspelt, to_sample
 from turnwise.types import Image, InteractionSpec, Message, Role, Sample, Text
 
 PNG = b"\x89PNG\r\n\x1a\n....."
+MISFIT = "images: {} images for {} places (<image> or image parts) in prompt"
 PNG_URL = "data:image/png;base64," + base64.b64encode(PNG).decode()
 
 
@@ -142,7 +143,8 @@ def test_a_sample_shares_nothing_with_its_row_nor_with_itself() -> None:
 
 def test_numpy_and_arrow_values_become_plain() -> None:
     prompt = np.array([{"role": "user", "content": "hi"}], dtype=object)
-    extra = {"index": np.int64(3), "need_tools_kwargs": np.bool_(False), "grid": np.array([[1, 2]]), "f": np.float32(0.5)}
+    grid, half = np.array([[1, 2]]), np.float32(0.5)
+    extra = {"index": np.int64(3), "need_tools_kwargs": np.bool_(False), "grid": grid, "f": half}
     got = sample(prompt=prompt, extra_info=extra, when=datetime.date(2024, 1, 2), cost=decimal.Decimal("1.10"))
     assert got.info["extra_info"] == {"index": 3, "need_tools_kwargs": False, "grid": [[1, 2]], "f": 0.5}
     assert {type(value) for value in got.info["extra_info"].values()} == {int, bool, list, float}
@@ -160,8 +162,14 @@ def test_numpy_and_arrow_values_become_plain() -> None:
         ({"prompt": [None]}, "prompt[0]: expected an object with role and content, got nothing"),
         ({"prompt": [{"role": "user"}]}, "prompt[0].content: missing"),
         ({"prompt": [{"content": "x"}]}, "prompt[0].role: missing"),
-        ({"prompt": [{"role": "user", "content": 5}]}, "prompt[0].content: expected text or a list of parts, got a number"),
-        ({"prompt": [{"role": "user", "content": ["x"]}]}, "prompt[0].content[0]: expected an object with a type, got text"),
+        (
+            {"prompt": [{"role": "user", "content": 5}]},
+            "prompt[0].content: expected text or a list of parts, got a number",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": ["x"]}]},
+            "prompt[0].content[0]: expected an object with a type, got text",
+        ),
         ({"data_source": None}, "data_source: missing"),
         ({"data_source": ["a"]}, "data_source: expected text, got a list"),
         ({"data_source": " "}, "data_source: empty"),
@@ -172,12 +180,18 @@ def test_numpy_and_arrow_values_become_plain() -> None:
         ({"extra_info": {"index": [1]}}, "extra_info.index: expected a whole number or text, got a list"),
         ({"extra_info": {"index": True}}, "extra_info.index: expected a whole number or text, got true or false"),
         ({"extra_info": {"split": 1}}, "extra_info.split: expected text, got a number"),
-        ({"extra_info": {"need_tools_kwargs": "yes"}}, "extra_info.need_tools_kwargs: expected true or false, got text"),
+        (
+            {"extra_info": {"need_tools_kwargs": "yes"}},
+            "extra_info.need_tools_kwargs: expected true or false, got text",
+        ),
         ({"extra_info": {"tool_selection": "a"}}, "extra_info.tool_selection: expected a list of tool names, got text"),
         ({"extra_info": {"tool_selection": ["a", None]}}, "extra_info.tool_selection[1]: missing"),
         ({"extra_info": {"tool_selection": ["a", "a"]}}, "extra_info.tool_selection: a tool stands twice"),
         ({"extra_info": {"tools_kwargs": {"a": 3}}}, "extra_info.tools_kwargs.a: expected an object, got a number"),
-        ({"tools_kwargs": {"a": {"create_kwargs": []}}}, "tools_kwargs.a.create_kwargs: expected an object, got a list"),
+        (
+            {"tools_kwargs": {"a": {"create_kwargs": []}}},
+            "tools_kwargs.a.create_kwargs: expected an object, got a list",
+        ),
         ({"extra_info": {"interaction_kwargs": "x"}}, "extra_info.interaction_kwargs: expected an object, got text"),
         ({"interaction_kwargs": {"name": 3}}, "interaction_kwargs.name: expected text, got a number"),
         ({"x": {"y": ["a", "\ud800"]}}, "x.y[1]: not valid Unicode: a lone surrogate at character 0"),
@@ -194,7 +208,8 @@ def test_refusals_propose_the_nearest_name() -> None:
     assert refusal(prompt=messages) == "prompt[1].role: unknown role 'asistant': did you mean 'assistant'?"
     assert "did you mean 'content'?" in refusal(prompt=[{"role": "user", "contents": "a"}])
     assert "did you mean 'promt'?" in refusal(prompt=None, promt="x")
-    assert "tool_calls: calls of an earlier turn" in refusal(prompt=[{"role": "assistant", "tool_calls": [{"id": "1"}]}])
+    called = {"role": "assistant", "tool_calls": [{"id": "1"}]}
+    assert "prompt[0].tool_calls: calls of an earlier turn" in refusal(prompt=[called])
 
 
 def test_deep_nesting_and_huge_values_are_answered_in_one_short_line() -> None:
@@ -212,9 +227,8 @@ def test_images_take_the_places_of_their_markers() -> None:
     got = sample(prompt="one <image> two <image><image>\n<image>", images=images)
     wanted = tuple(map(Image, ("a.png", "b.png", PNG_URL, PNG_URL)))
     assert got.images == wanted
-    assert got.prompt[0].content == (
-        Text("one "), wanted[0], Text(" two "), wanted[1], wanted[2], Text("\n"), wanted[3]
-    )  # fmt: skip
+    a, b, c, d = wanted
+    assert got.prompt[0].content == (Text("one "), a, Text(" two "), b, c, Text("\n"), d)
 
 
 def test_image_parts_bring_their_own_source_or_take_the_next() -> None:
@@ -236,20 +250,26 @@ def test_without_an_images_column_a_marker_is_text() -> None:
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"prompt": "<image>", "images": ["a", "b"]}, "images: 2 images for 1 places (<image> or image parts) in prompt"),
-        ({"prompt": "<image>", "images": []}, "images: 0 images for 1 places (<image> or image parts) in prompt"),
-        ({"images": ["a"]}, "images: 1 images for 0 places (<image> or image parts) in prompt"),
-        (
-            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
-            "images: 0 images for 1 places (<image> or image parts) in prompt",
-        ),
+        ({"prompt": "<image>", "images": ["a", "b"]}, MISFIT.format(2, 1)),
+        ({"prompt": "<image>", "images": []}, MISFIT.format(0, 1)),
+        ({"images": ["a"]}, MISFIT.format(1, 0)),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, MISFIT.format(0, 1)),
         ({"prompt": "<image>", "images": "a.png"}, "images: expected a list, got text"),
-        ({"prompt": "<image>", "images": [3]}, "images[0]: expected a path, bytes or an object with one of them, got a number"),
-        ({"prompt": "<image>", "images": [{"bytes": b"junk"}]}, "images[0].bytes: these bytes are not a PNG, JPEG, GIF, WebP or BMP image"),
-        ({"prompt": "<image>", "images": [{"x": 1}]}, "images[0]: an image needs one of bytes, path, image, url, image_url"),
+        (
+            {"prompt": "<image>", "images": [3]},
+            "images[0]: expected a path, bytes or an object with one of them, got a number",
+        ),
+        (
+            {"prompt": "<image>", "images": [{"bytes": b"junk"}]},
+            "images[0].bytes: these bytes are not a PNG, JPEG, GIF, WebP or BMP image",
+        ),
+        (
+            {"prompt": "<image>", "images": [{"x": 1}]},
+            "images[0]: an image needs one of bytes, path, image, url, image_url",
+        ),
         ({"prompt": "<image>", "images": [""]}, "images[0]: empty"),
     ],
-)  # fmt: skip
+)
 def test_images_that_do_not_fit(columns: dict[str, Any], text: str) -> None:
     assert refusal(**columns) == text
 
@@ -260,12 +280,16 @@ def test_other_part_types_are_refused() -> None:
 
 _ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["role", "content", "type", "text", "image", "name", "a", "create_kwargs", "index", "bytes"])
-        | st.text(max_size=3),
-        inner,
-        max_size=3,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "type", "text", "image", "name", "a", "create_kwargs", "index", "bytes"]
+            )
+            | st.text(max_size=3),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=8,
 )

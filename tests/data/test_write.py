@@ -26,11 +26,13 @@ def _members(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, A
 _kwargs = _members(
     text=st.text(max_size=4),
     number=_int64,
-    deep=_members(real=st.floats(allow_nan=False, allow_infinity=False), empty=st.just({}), names=st.lists(_name, max_size=2)),
+    deep=_members(real=st.floats(allow_nan=False, allow_infinity=False), empty=st.just({}), names=st.lists(_name)),
     items=st.lists(st.none() | _members(x=st.booleans(), y=st.just({})), max_size=3),
-)  # fmt: skip
+)
 _tools = _members(
-    search=_members(create_kwargs=_kwargs, execute_kwargs=_kwargs), calc=_members(create_kwargs=_kwargs), none=st.just({})
+    search=_members(create_kwargs=_kwargs, execute_kwargs=_kwargs),
+    calc=_members(create_kwargs=_kwargs),
+    none=st.just({}),
 )
 _extra = _members(
     index=_int64,

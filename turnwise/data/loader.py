@@ -102,9 +102,7 @@ class Loader:
 
     def state(self) -> LoaderState:
         """What `restore` needs to go on from here."""
-        return LoaderState(
-            self._epoch, self._position, self._fingerprint, self._seed, self._batch_size, self._shuffle
-        )
+        return LoaderState(self._epoch, self._position, self._fingerprint, self._seed, self._batch_size, self._shuffle)
 
     def restore(self, state: LoaderState) -> None:
         """Go on exactly where the loader that gave `state` stood; a loader of other data or settings refuses."""

@@ -66,8 +66,9 @@ def _read_message(entry: Any, field: str, images: Iterator[Image], marked: bool)
         if key not in _MESSAGE_KEYS:
             raise FieldError(field, unknown("key", shorten(key), _MESSAGE_KEYS))
     role = as_text(entry.get("role"), join(field, "role"))
-    if role not in list(Role):
-        raise FieldError(join(field, "role"), unknown("role", shorten(role), list(Role)))
+    roles = [known.value for known in Role]
+    if role not in roles:
+        raise FieldError(join(field, "role"), unknown("role", shorten(role), roles))
     names = {key: as_text(entry[key], join(field, key)) for key in ("name", "tool_call_id") if key in entry}
     content = _read_content(entry.get("content"), join(field, "content"), images, marked)
     return Message(Role(role), content, tool_call_id=names.get("tool_call_id"), name=names.get("name"))

@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.data.values import describe, shorten
 from turnwise.errors import DataError, nearest
 
-BATCH_ROWS = 256
+BATCH_ROWS = 64
 BUFFER_BYTES = 1 << 20
 _JSON_LINES = (".jsonl", ".jsonlines", ".ndjson")
 SUFFIXES = (".parquet", ".json", *_JSON_LINES)
@@ -118,7 +118,8 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     failures = (pa.ArrowException, ValueError, KeyError, OverflowError, UnicodeError)
     done = 0
     try:
-        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES) as file:
+        # Without both settings Arrow holds a whole row group in memory.
+        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
             columns = file.schema_arrow.names
             twice = sorted({column for column in columns if columns.count(column) > 1})
             if twice:

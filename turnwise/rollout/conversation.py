@@ -40,6 +40,8 @@ class Conversation:
         self._sampling = sampling
         self._user_turns = 0
         self._malformed = 0
+        self._judged = False
+        """Whether the user has seen the newest assistant message."""
 
     async def generate(self) -> Message:
         """The next assistant message; records a Turn."""
@@ -50,6 +52,7 @@ class Conversation:
         spoken = await self._speaker.speak(len(self.turns), limit)
         self.turns.append(self._record(spoken, time.perf_counter() - start))
         self.messages.append(spoken.message)
+        self._judged = False
         if spoken.finish_reason is FinishReason.LENGTH:
             raise EpisodeEnd(reason)
         return spoken.message
@@ -98,15 +101,17 @@ class Conversation:
     async def finish(self) -> None:
         """Let the user judge a last answer that a budget kept from it, so that no answer goes unscored."""
         last = self.turns[-1] if self.turns else None
-        if self._user is not None and last is not None and last.user_score is None and not last.message.tool_calls:
-            if not (last.replies or last.calls):
-                await self._judge()
+        if self._user is None or last is None or last.message.tool_calls:
+            return
+        if not self._judged:
+            await self._judge()
 
     async def _judge(self) -> tuple[bool, str]:
         if self._user is None:
             raise ValueError("no user to ask")
         start = time.perf_counter()
         ended, text, score = await self._user.respond(self.messages)
+        self._judged = True
         self.turns[-1].user_score = score
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return ended, text

@@ -50,8 +50,10 @@ class Plan:
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
         elif tools or spec:
-            agent, why = "tool_calling", "inferred: there are " + " and ".join(
-                word for word, there in (("tools", tools), ("an interaction", spec)) if there
+            agent, why = (
+                "tool_calling",
+                "inferred: there are "
+                + " and ".join(word for word, there in (("tools", tools), ("an interaction", spec)) if there),
             )
         else:
             agent, why = "single_turn", "inferred: no tools, no interaction"

@@ -133,7 +133,9 @@ class EpisodeTools:
             return CallStatus.REFUSED, ToolResult(f"Error: not run; at most {limit} calls are allowed in one turn")
         chosen = self.tools.get(call.name)
         if chosen is None:
-            return CallStatus.UNKNOWN_TOOL, ToolResult(f"Error: unknown tool {call.name!r}: {nearest(call.name, self.tools)}")
+            return CallStatus.UNKNOWN_TOOL, ToolResult(
+                f"Error: unknown tool {call.name!r}: {nearest(call.name, self.tools)}"
+            )
         try:
             validate(chosen, call.arguments)
         except ToolError as error:

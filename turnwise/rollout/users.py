@@ -1,5 +1,6 @@
 """Simulated users: the registry of interactions and one user's part in one episode."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Interaction(Protocol):
 
 
 class Interactions:
-    """Interactions by name: from the YAML registry, the built-in folder, or module:Class; made once, when first named."""
+    """Interactions by name, each made once: from the YAML registry, the built-in folder, or module:Class."""
 
     def __init__(self, config: RolloutConfig) -> None:
         self._config = config
@@ -91,8 +92,12 @@ def read_registry(path: Path) -> dict[str, Callable[[dict[str, Any]], Interactio
         if name in makers:
             raise ConfigError(f"{where}: the name {name!r} is taken")
         base = {**(entry.get("config") or {}), "name": name}
-        makers[name] = lambda options, kind=kind, name=name, base=base: _build(kind, name, {**base, **options})
+        makers[name] = functools.partial(_build_registered, kind, name, base)
     return makers
+
+
+def _build_registered(kind: Any, name: str, base: dict[str, Any], options: dict[str, Any]) -> Interaction:
+    return _build(kind, name, {**base, **options})
 
 
 def _build(kind: Any, name: str, config: dict[str, Any]) -> Interaction:

@@ -1,0 +1,1 @@
+"""Trajectory -> reward: scorers, and which one a data source gets."""

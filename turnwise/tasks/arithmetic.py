@@ -139,7 +139,7 @@ def write_out(expression: str, numbers: dict[str, int]) -> str:
 
 
 def problem_at(split: str, seed: int, index: int) -> Problem:
-    """Problem number `index` of a split. Train and test never share a family with the same numbers, whatever the seed."""
+    """Problem number `index` of a split. Train and test share no family with the same numbers, whatever the seed."""
     rng = random.Random(f"{seed}/{split}/{index}")
     while True:
         family = rng.choice(FAMILIES)

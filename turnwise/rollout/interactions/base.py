@@ -1,4 +1,4 @@
-"""The interface of a simulated user: verl's BaseInteraction, with every promise kept (finalised always, scored always)."""
+"""The interface of a simulated user: verl's BaseInteraction, always finalised, every answer seen."""
 
 from typing import Any
 from uuid import uuid4
@@ -7,9 +7,10 @@ from turnwise.errors import ConfigError, unknown
 
 
 class BaseInteraction:
-    """A user who reads the assistant's answer and says something back. One instance serves all episodes of a run,
+    """A user who reads the assistant's answer and says something back.
 
-    so state belongs under `instance_id`. Subclasses implement `generate_response`; the rest is optional.
+    One instance serves all episodes of a run, so state belongs under `instance_id`. Subclasses implement
+    `generate_response`; the rest is optional.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:

@@ -120,7 +120,10 @@ async def run_python(code: str, seconds: float | None = None) -> str:
     ToolError carries what was printed and the end of the traceback. The caller's cancellation, or `seconds`, kills the
     program and all its children that stayed in its process group.
     """
-    folder = tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="turnwise-python-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise EpisodeError(f"cannot make a folder for a Python program: {error}") from error
     try:
         return await _run_in(folder.name, code, seconds)
     finally:
@@ -148,13 +151,14 @@ async def _run_in(folder: str, code: str, seconds: float | None) -> str:
         stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
         stdin.write(code.encode("utf-8", "surrogatepass"))
         stdin.close()
-        async with asyncio.timeout(seconds):
-            await program.exited.wait()
-            program.kill()  # what it left running in its group
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(program.closed.wait(), LINGER_SECONDS)
-    except TimeoutError as error:
-        raise ToolError(program.text(f"[stopped after {seconds:g} s]")) from error
+        try:
+            async with asyncio.timeout(seconds):
+                await program.exited.wait()
+        except TimeoutError as error:
+            raise ToolError(program.text(f"[stopped after {seconds:g} s]")) from error
+        program.kill()  # what it left running in its group
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(program.closed.wait(), LINGER_SECONDS)
     finally:
         program.kill()
         await program.exited.wait()

@@ -151,7 +151,8 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 def validate(tool: Tool, arguments: dict[str, Any]) -> None:
     """Raise ToolError with a text the model can act on when arguments do not fit the schema."""
     schema = tool.schema["function"].get("parameters") or {"type": "object", "properties": {}}
-    errors = sorted(jsonschema.Draft202012Validator(schema).iter_errors(arguments), key=lambda e: list(map(str, e.path)))
+    validator = jsonschema.Draft202012Validator(schema)
+    errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(step) for step in error.path])
     if errors:
         where = ".".join(str(step) for step in errors[0].path)
         raise ToolError(f"bad arguments for {tool.name}: {where + ': ' if where else ''}{errors[0].message[:300]}")
@@ -181,7 +182,7 @@ def tool(
     def make(target: Callable[..., Any]) -> FunctionTool:
         tool_name = name or target.__name__
         context, made = _read_signature(target, tool_name)
-        whole = {"type": "function", "function": made} if schema is None else schema
+        whole: JsonSchema = {"type": "function", "function": made} if schema is None else schema
         if not isinstance(whole.get("function"), dict) or not isinstance(whole["function"].get("name"), str):
             raise PluginError(f"tool {tool_name!r}: a schema is {{'type': 'function', 'function': {{'name': ...}}}}")
         parameters = whole["function"].get("parameters") or {}
@@ -248,4 +249,3 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         elif current and line.strip():
             described[current] += " " + line.strip()
     return " ".join(head.split()), described
-

@@ -1,0 +1,210 @@
+"""The in-process torch sampler: an asyncio front over one worker thread that owns all model work."""
+
+import asyncio
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
+from turnwise.engines.decoder import Decoder
+from turnwise.engines.sampler import NoiseKey, SamplingParams
+from turnwise.errors import EngineError
+from turnwise.types import Completion
+
+PARKED_BYTES = 2 << 30
+PREFIX_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+    future: "asyncio.Future[Completion]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    conversation: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Order = _Submit | _Cancel | _Release | _Close
+
+
+class TorchSampler:
+    """Implements the Sampler protocol on a `Decoder` in this process.
+
+    Callers put orders into an inbox; the worker drains it between steps, sleeps on it when idle, and wakes callers
+    through their own event loop. `stats` and `parked_bytes` may be read at any time.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        decode: Callable[[Sequence[int]], str],
+        max_batch: int,
+        threads: int,
+        policy_version: int = 0,
+        parked_budget: int = PARKED_BYTES,
+        prefix_budget: int = PREFIX_BYTES,
+    ) -> None:
+        """`decode` turns token ids into text, for stop strings; the budgets are bytes of parked and shared caches."""
+        if max_batch < 1 or threads < 1:
+            raise EngineError(f"max_batch and threads must be positive, found {max_batch} and {threads}")
+        self.context_length = decoder.config.context_length
+        self._vocab_size = decoder.config.vocab_size
+        self._threads = threads
+        self._batcher = Batcher(decoder, decode, max_batch, parked_budget, prefix_budget)
+        self._batcher.policy_version = policy_version
+        self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        """Held to put a request into the inbox and to declare the end, so that none slips in after it."""
+        self._ended: tuple[str, BaseException | None] | None = None
+        self._pending: dict[Request, asyncio.Future[Completion]] = {}
+        self._worker = threading.Thread(target=self._run, name="turnwise-sampler", daemon=True)
+        self._worker.start()
+
+    @property
+    def stats(self) -> SamplerStats:
+        """Counters since the start."""
+        return self._batcher.stats
+
+    @property
+    def parked_bytes(self) -> int:
+        """Memory held for conversations between turns."""
+        return self._batcher.parked.bytes
+
+    @property
+    def policy_version(self) -> int:
+        """Which weights write."""
+        return self._batcher.policy_version
+
+    async def generate(
+        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
+    ) -> Completion:
+        """Continue `token_ids`; see the Sampler protocol."""
+        request = Request(conversation, self._checked_ids(token_ids), _checked_params(params), noise.bits())
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._ended is not None:
+                raise _ending(*self._ended)
+            self._inbox.put(_Submit(request, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._inbox.put(_Cancel(request))
+            raise
+
+    async def release(self, conversation: str) -> None:
+        """Forget a conversation's cache."""
+        self._inbox.put(_Release(conversation))
+
+    async def close(self) -> None:
+        """Fail what is pending and end the worker."""
+        self._inbox.put(_Close())
+        await asyncio.to_thread(self._worker.join)
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if not token_ids:
+            raise EngineError("cannot continue an empty prompt")
+        ids = np.array(token_ids, dtype=np.int64)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            raise EngineError(f"token id {wrong} is outside the vocabulary of {self._vocab_size}")
+        return ids
+
+    def _run(self) -> None:
+        """The worker's life. Whatever ends it, everybody who waits or comes later hears why."""
+        ended: tuple[str, BaseException | None] = ("the sampler is closed", None)
+        try:
+            torch.set_num_threads(self._threads)
+            with torch.inference_mode():
+                self._serve()
+        except BaseException as error:  # not swallowed: every pending and future request raises from it
+            ended = (f"the sampler's worker failed: {error!r}", error)
+        with self._lock:
+            self._ended = ended
+        while not self._inbox.empty():
+            order = self._inbox.get()
+            if isinstance(order, _Submit):
+                self._pending[order.request] = order.future
+        self._deliver([(request, _ending(*ended)) for request in self._pending])
+
+    def _serve(self) -> None:
+        while True:
+            while self._batcher.idle or not self._inbox.empty():
+                order = self._inbox.get()
+                if isinstance(order, _Close):
+                    return
+                self._obey(order)
+            self._deliver(self._batcher.step())
+
+    def _obey(self, order: _Submit | _Cancel | _Release) -> None:
+        match order:
+            case _Submit(request, future):
+                self._pending[request] = future
+                answer = self._batcher.submit(request)
+                if answer is not None:
+                    self._deliver([(request, answer)])
+            case _Cancel(request):
+                self._pending.pop(request, None)
+                self._batcher.cancel(request)
+            case _Release(conversation):
+                self._batcher.release(conversation)
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        """Hand results to the callers' event loops, one wake-up per loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Completion], Completion | EngineError]]]
+        by_loop = defaultdict(list)
+        for request, result in outcomes:
+            future = self._pending.pop(request)
+            by_loop[future.get_loop()].append((future, result))
+        for loop, results in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_settle, results)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise  # a closed loop has nobody left who waits
+
+
+def _settle(results: list[tuple["asyncio.Future[Completion]", Completion | EngineError]]) -> None:
+    for future, result in results:
+        if future.done():  # cancelled meanwhile
+            continue
+        if isinstance(result, Completion):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+
+def _ending(text: str, cause: BaseException | None) -> EngineError:
+    error = EngineError(text)
+    error.__cause__ = cause
+    return error
+
+
+def _checked_params(params: SamplingParams) -> SamplingParams:
+    if params.max_tokens < 0 or params.top_k < 0:
+        raise EngineError(f"max_tokens and top_k cannot be negative, found {params.max_tokens} and {params.top_k}")
+    if not params.temperature >= 0.0:
+        raise EngineError(f"temperature must be 0 or more, found {params.temperature}")
+    if not 0.0 < params.top_p <= 1.0:
+        raise EngineError(f"top_p must be above 0 and at most 1, found {params.top_p}")
+    if "" in params.stop_strings:
+        raise EngineError("an empty stop string would end every turn at once")
+    return params
