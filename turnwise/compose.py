@@ -55,7 +55,7 @@ def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> C
     on_line = {key: text for key, text, _ in given}
     task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
     layers, from_task = _task_layer(task)
-    config = _hydra(layers, from_file, list(on_line.values()))
+    config = _hydra(layers, from_file, list(on_line.values()), config_file)
     origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(from_file)}
@@ -119,7 +119,7 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
     knob = knobs.get(_known_key(key, knobs, COMMAND_LINE))
     value = override.value()
     element = override.get_value_element_as_str()
-    if knob is not None and knob.is_list and not isinstance(value, list):
+    if knob is not None and knob.is_list and not isinstance(value, list | dict):
         element = f"[{element}]"  # data.eval_files=test.parquet means a list of one
     return key, f"++{key}={element}", value
 
@@ -186,7 +186,9 @@ def _task_layer(task: Any) -> tuple[list[str], list[str]]:
     return [f"+task_defaults={task}"], list(_flatten(yaml.safe_load(defaults.read_text(encoding="utf-8"))))
 
 
-def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str]) -> Config:
+def _hydra(
+    layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
@@ -206,20 +208,22 @@ def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str]) -
             composed = hydra_compose("config", overrides=[*layers, *overrides])
         config = OmegaConf.to_object(composed)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_readable(error)) from error
+        raise ConfigError(_readable(error, config_file)) from error
     if not isinstance(config, Config):
         raise TypeError(f"Hydra made a {type(config).__name__}")
     return config
 
 
-def _readable(error: Exception) -> str:
+def _readable(error: Exception, config_file: Path | None) -> str:
     """Hydra's and OmegaConf's errors as one sentence with the key."""
     chain = [error]
     while chain[-1].__cause__ is not None and isinstance(chain[-1].__cause__, Exception):
         chain.append(chain[-1].__cause__)
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
-    return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]
+    where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
+    telling = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
+    return where + (f"{key}: {telling}" if key and key not in telling else telling)
 
 
 # --- the schema ---------------------------------------------------------------------------------------------------
@@ -259,6 +263,9 @@ def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
 def _check_values(config: Config) -> None:
     """Ranges a type cannot say."""
     values = dict(_flatten_config(config))
+    for key, value in values.items():
+        if isinstance(value, list) and not all(isinstance(entry, str) for entry in value):
+            raise ConfigError(f"{key} must be a list of texts, not {value}")
     at_least = {
         "sampling.temperature": 0, "sampling.top_k": 0, "sampling.max_tokens": 1, "eval.group_size": 1,
         "eval.samples": 1, "engine.max_batch": 1, "engine.threads": 0, "engine.retries": 0, "data.max_prompt_tokens": 1,

@@ -133,10 +133,6 @@ def _template(prepared: Prepared, report: Report) -> None:
     for route in prepared.plan.routes:
         schemas = prepared.toolbox.schemas(route.tools)
         for name, prompt, assistant, replies in _exchanges(renderer, bool(route.tools), route.interaction is not None):
-            completion = Completion((min(renderer.stop_ids),), (0.0,), FinishReason.STOP, 0)
-            strict = Renderer(
-                renderer.tokenizer, renderer.call_format, template_kwargs=prepared.config.chat.template_kwargs
-            )
             try:
                 strict.extend(prompt, assistant, completion, replies, schemas)
             except TemplateError as error:

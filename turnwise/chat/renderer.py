@@ -1,5 +1,6 @@
 """Messages to tokens: the first prompt is rendered once, then only extended by the suffix the template adds."""
 
+import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,14 +207,10 @@ class Renderer:
         text = self.call_format.render_call(call)
         asked = Message(Role.ASSISTANT, text, (call,))
         messages = [Message(Role.USER, "hello"), asked, Message(Role.TOOL, "1", tool_call_id=call.id, name=call.name)]
-        problems = []
         for form in CallForm:
-            try:
+            with contextlib.suppress(TemplateError):
                 self._template([_as_dict(message, form) for message in messages], (), True)
                 return form
-            except TemplateError as error:
-                problems.append(str(error))
-        self._tool_problem = problems[0]
         return CallForm.RAW  # single-turn and user-turn conversations still work; the preflight tests tools by doing
 
     def _rewrite_message(self, before: str, after: str) -> str:

@@ -87,6 +87,7 @@ class Batcher:
         self._decoder = decoder
         self._decode_text = decode_text
         self._max_batch = max_batch
+        self._sharing = prefix_budget > 0
         self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
         self._waiting: deque[Request] = deque()
         self._lanes: list[_Lane] = []
@@ -116,7 +117,7 @@ class Batcher:
             )
         if self._limit(request) <= 0:
             return Completion((), (), FinishReason.LENGTH, self.policy_version)
-        request.digests = block_hashes(request.token_ids)
+        request.digests = block_hashes(request.token_ids) if self._sharing else []
         self._busy[name] = request
         self._waiting.append(request)
         return None
@@ -127,6 +128,8 @@ class Batcher:
     def cancel(self, request: Request) -> None:
         """Drop a request wherever it is; its row is free at once and nothing of its turn is kept."""
         if self._busy.get(request.conversation) is not request:
+            # It ended while the caller gave up: the cache holds a turn nobody has seen.
+            self.parked.drop(request.conversation)
             return
         del self._busy[request.conversation]
         if self._partial is not None and self._partial.request is request:
@@ -227,7 +230,8 @@ class Batcher:
         for row, (lane, logprob) in enumerate(zip(ready, logprobs.tolist(), strict=True), start=first):
             if not lane.shareable or not math.isfinite(logprob):
                 continue
-            for index, digest in enumerate(lane.request.digests):
+            # The head of a chain last: the oldest block is evicted first, and a tail without its head is useless.
+            for index, digest in reversed(list(enumerate(lane.request.digests))):
                 if digest not in self.prefixes:
                     start = index * PREFIX_BLOCK
                     self.prefixes.put(digest, self._rows.read(row, start, start + PREFIX_BLOCK))
@@ -260,11 +264,11 @@ class Batcher:
                 continue
             lane.ids.append(token)
             lane.logprobs.append(logprob)
+            self.stats.decoded_tokens += 1
             if token in lane.request.params.stop_ids or self._stop_string(lane, token):
                 ended.append((row, self._completion(lane, FinishReason.STOP)))
             elif len(lane.ids) == lane.limit:
                 ended.append((row, self._completion(lane, FinishReason.LENGTH)))
-        self.stats.decoded_tokens += len(ids)
         for row, result in reversed(ended):  # from the end, so that rows still to leave do not move
             lane = self._lanes[row]
             outcomes.append((lane.request, result))

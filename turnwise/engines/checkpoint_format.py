@@ -324,9 +324,9 @@ def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tens
     theirs: dict[str, Tensor] = {}
     for part in layout(config):
         value = tensors[part.name].detach().cpu()
-        rows = [count for _, count in part.sources]
-        # clone: safetensors refuses pieces that share one storage
-        theirs.update(zip((name for name, _ in part.sources), (p.clone() for p in torch.split(value, rows)), strict=True))
+        pieces = torch.split(value, [count for _, count in part.sources])
+        for (name, _), piece in zip(part.sources, pieces, strict=True):
+            theirs[name] = piece.clone()  # safetensors refuses pieces that share one storage
     weights = folder / "model.safetensors"
     save_file(theirs, weights.with_suffix(".partial"), metadata={"format": "pt"})
     os.replace(weights.with_suffix(".partial"), weights)

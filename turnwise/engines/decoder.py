@@ -119,7 +119,8 @@ class Decoder(nn.Module):
         needed = int(positions.max()) + 1
         if self._rope is None or len(self._rope[0]) < needed or self._rope[0].device != positions.device:
             rows = -(-needed // ROPE_CHUNK) * ROPE_CHUNK
-            self._rope = _rope_table(self.config.rope, self.config.head_dim, rows, positions.device, self.dtype)
+            with torch.inference_mode(False):  # a sampler may build it first, a learner needs it in its graph
+                self._rope = _rope_table(self.config.rope, self.config.head_dim, rows, positions.device, self.dtype)
         cos, sin = self._rope
         return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
 

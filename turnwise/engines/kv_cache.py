@@ -1,4 +1,4 @@
-"""Where keys and values live: rows of active sequences, parked conversations, and prompt prefixes shared by siblings."""
+"""Where keys and values live: rows of active sequences, parked conversations, prompt prefixes shared by siblings."""
 
 import hashlib
 from collections import OrderedDict
@@ -17,6 +17,7 @@ PREFIX_BLOCK = 32
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
 FIRST_ROWS = 8
 GROWTH = 1.25
+"""Of the capacity; small, because a step reads rows of keys the faster the less room lies between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,11 @@ class ActiveRows:
         _, have, _, _, capacity = self.keys.shape
         if rows <= have and length <= capacity:
             return
-        if rows > have:
-            have_now, have = have, min(max(rows, 2 * have), self._max_rows)
-        else:
-            have_now = have
-        if length > capacity:
-            before, capacity = capacity, padded(max(length, int(GROWTH * capacity)), KEY_PAD)
-        else:
-            before = capacity
-        keys, values = self._empty(have, capacity)
-        keys[:, :have_now, :, :, :before] = self.keys
-        values[:, :have_now, :, :before] = self.values
+        more_rows = min(max(rows, 2 * have), self._max_rows) if rows > have else have
+        more = padded(max(length, int(GROWTH * capacity)), KEY_PAD) if length > capacity else capacity
+        keys, values = self._empty(more_rows, more)
+        keys[:, :have, :, :, :capacity] = self.keys
+        values[:, :have, :, :capacity] = self.values
         self.keys, self.values = keys, values
 
     def move(self, source: int, target: int, length: int) -> None:

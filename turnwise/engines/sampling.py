@@ -1,4 +1,4 @@
-"""Token choice: one reproducible uniform per position, temperature, top-k and top-p, and the logprob of what was chosen."""
+"""Token choice: one reproducible uniform per position, temperature, top-k, top-p, and the chosen token's logprob."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ def uniforms(keys: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     x ^= x >> np.uint64(31)
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: NDArray[np.float64] = (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Rules:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> "Rules":
-        """The rules of a batch. Greedy rows keep unscaled logits and ignore the filters, which could not change them."""
+        """The rules of a batch. Greedy rows keep unscaled logits; the filters cannot change them."""
         temperatures = [p.temperature or 1.0 for p in params]
         greedy = [p.temperature == 0.0 for p in params]
         filtered = [(p.top_k or np.iinfo(np.int64).max, p.top_p) for p in params]
@@ -70,7 +71,8 @@ def choose(logits: Tensor, rules: Rules, noise: NDArray[np.float64]) -> tuple[Te
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # Rounding may lift u * total to the total itself, which no token exceeds; stay one step below it.
-    target = torch.minimum(torch.from_numpy(noise).unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    highest = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(torch.from_numpy(noise).unsqueeze(1) * total, highest)
     ids = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
     if rules.greedy is not None:
         ids = torch.where(rules.greedy, logits.argmax(-1), ids)

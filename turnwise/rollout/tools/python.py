@@ -237,7 +237,7 @@ def _runner() -> str:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Nothing of ours, keys and tokens above all; one thread each, or numpy's pool alone would pass the memory limit."""
+    """Nothing of ours, keys above all; one thread each, or numpy's thread pool alone would pass the memory limit."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     library = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # Python may need it
     places = {"HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}

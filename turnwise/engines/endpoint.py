@@ -1,0 +1,273 @@
+"""An OpenAI-compatible chat endpoint: messages in, text and tool calls out, with retries that end in a clear error."""
+
+import asyncio
+import datetime
+import email.utils
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
+from turnwise.types import FinishReason
+
+MAX_BACKOFF = 30.0
+MAX_RETRY_AFTER = 120.0
+SHOWN_BODY = 300
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+_WRONG_ENDPOINT = (401, 403, 404, 405)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReply:
+    """One completion. `tool_calls` are (id, name, arguments as JSON text), as the server wrote them."""
+
+    text: str
+    tool_calls: list[tuple[str, str, str]]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    model: str
+    reasoning: str | None = None
+    """What a server with a reasoning parser took out of the text."""
+
+
+class _Unreachable(Exception):
+    """No answer, or one that asks to be tried again; `wait` is what the server asked for."""
+
+    def __init__(self, problem: str, wait: float | None = None) -> None:
+        super().__init__(problem)
+        self.wait = wait
+
+
+class ChatEndpoint:
+    """A client for one endpoint, for many conversations at once.
+
+    EpisodeError: this request failed, after its retries. EngineError: the endpoint is wrong, every request would fail.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 120.0,
+        retries: int = 3,
+        *,
+        concurrency: int = 64,
+        backoff: float = 0.5,
+    ) -> None:
+        self.base_url = _check_url(base_url)
+        self.model = model
+        self._timeout = timeout
+        self._retries = retries
+        self._backoff = backoff
+        self._slots = asyncio.Semaphore(concurrency)
+        self._client = httpx.AsyncClient(
+            headers={"Content-Type": "application/json", **_authorization(api_key)},
+            verify=self.base_url.startswith("https:"),  # reading the certificates takes a tenth of a second
+            timeout=None,  # httpx limits each read; a whole answer is limited in _attempt
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )
+
+    async def check(self) -> str:
+        """Ask for the models served and settle on one; ConfigError lists them when that is not clear."""
+        try:
+            body = await self._retrying(lambda: self._attempt("GET", "/models"))
+            served = [str(entry["id"]) for entry in body["data"]]
+        except EpisodeError as error:
+            raise EngineError(f"the endpoint cannot be used: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.base_url}/models does not list models: {_shown(body)}") from error
+        if self.model is None:
+            if len(served) != 1:
+                listed = ", ".join(served[:20]) or "none"
+                raise ConfigError(
+                    f"{self.base_url} serves {len(served)} models ({listed}); choose one with engine.model"
+                )
+            self.model = served[0]
+        elif self.model not in served:
+            raise ConfigError(f"{self.base_url}: {unknown('model', self.model, served)}")
+        return self.model
+
+    async def complete(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        stop: list[str] | None = None,
+        seed: int | None = None,
+    ) -> EndpointReply:
+        """One assistant message."""
+        request: dict[str, Any] = {
+            "model": self.model if self.model is not None else await self.check(),
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+        }
+        optional = {"tools": tools or None, "stop": stop or None, "seed": seed}
+        request |= {name: value for name, value in optional.items() if value is not None}
+        # ASCII escapes, so that a lone surrogate in some tool's output is the server's to judge, not a crash here.
+        content = json.dumps(request, allow_nan=False).encode("ascii")
+        body = await self._retrying(lambda: self._attempt("POST", "/chat/completions", content))
+        return self._read(body)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        """Try again after what may pass: lost connections, timeouts, 429 and 5xx."""
+        for number in range(self._retries + 1):
+            try:
+                async with self._slots:
+                    return await attempt()
+            except _Unreachable as error:
+                if number == self._retries or (error.wait or 0.0) > MAX_RETRY_AFTER:
+                    tries = f" ({number + 1} tries)" if number else ""
+                    raise EpisodeError(f"{error}{tries}") from error
+                # Jitter, so that conversations cut off together do not come back together.
+                backoff = min(MAX_BACKOFF, self._backoff * 2**number) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(backoff if error.wait is None else error.wait + random.uniform(0.0, self._backoff))
+        raise ValueError(f"retries must not be negative: {self._retries}")
+
+    async def _attempt(self, method: str, path: str, content: bytes | None = None) -> Any:
+        url = self.base_url + path
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._client.request(method, url, content=content)
+        except TimeoutError as error:
+            raise _Unreachable(f"{url} did not answer in {self._timeout:g} s") from error
+        except httpx.TransportError as error:
+            raise _Unreachable(f"{url}: {_reason(error)}") from error
+        except httpx.HTTPError as error:  # such as a body that cannot be unpacked
+            raise EpisodeError(f"{url}: {_reason(error)}") from error
+        return _judge(url, response)
+
+    def _read(self, body: Any) -> EndpointReply:
+        """The reply in a response body; what is missing is named."""
+        try:
+            choice = body["choices"][0]
+            message, finish = choice["message"], choice["finish_reason"]
+            text, calls = message.get("content"), message.get("tool_calls") or []
+            reply_calls = [_read_call(number, call) for number, call in enumerate(calls)]
+            reasoning = message.get("reasoning_content") or message.get("reasoning")
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EpisodeError(f"{self.base_url} answered without {_missing(error)}: {_shown(body)}") from error
+        if not isinstance(text, str | None):
+            raise EpisodeError(f"{self.base_url} answered with content that is no text: {_shown(body)}")
+        if not isinstance(finish, str) or finish not in _FINISH:
+            raise EpisodeError(f"{self.base_url} ended with finish_reason {finish!r}: {_shown(body)}")
+        prompt_tokens, completion_tokens = _usage(self.base_url, body)
+        return EndpointReply(
+            text=text or "",
+            tool_calls=reply_calls,
+            finish_reason=_FINISH[finish],
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            model=str(body.get("model") or self.model),
+            reasoning=reasoning if isinstance(reasoning, str) else None,
+        )
+
+
+def _judge(url: str, response: httpx.Response) -> Any:
+    """The JSON of a good response, or the error a bad one stands for."""
+    status = response.status_code
+    if status == 200:
+        try:
+            return json.loads(response.content)
+        except (ValueError, RecursionError) as error:
+            raise EpisodeError(f"{url} answered with something that is not JSON: {_excerpt(response)}") from error
+    problem = f"{url} answered {status}: {_excerpt(response)}"
+    if status == 429 or status >= 500:
+        raise _Unreachable(problem, _retry_after(response.headers.get("Retry-After")))
+    if status in _WRONG_ENDPOINT:
+        raise EngineError(problem)
+    if 300 <= status < 400:
+        raise EngineError(f"{url} redirects to {response.headers.get('Location')}; use that address")
+    raise EpisodeError(problem)
+
+
+def _read_call(number: int, call: Any) -> tuple[str, str, str]:
+    function = call["function"]
+    name, arguments = function["name"], function.get("arguments")
+    if not isinstance(name, str):
+        raise TypeError("a name of a tool call")
+    if not isinstance(arguments, str):  # some servers send the object itself, or null for no arguments
+        arguments = "" if arguments is None else json.dumps(arguments)
+    return str(call.get("id") or f"call_{number}"), name, arguments
+
+
+def _usage(base_url: str, body: Any) -> tuple[int, int]:
+    usage = body.get("usage")
+    match usage:
+        case {"prompt_tokens": int(prompt_tokens), "completion_tokens": int(completion_tokens)}:
+            return prompt_tokens, completion_tokens
+        case _:
+            raise EngineError(f"{base_url} does not count tokens (usage: {_shown(usage)}); budgets and reports need it")
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from a number or a date; None when the server does not say."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value[:9])
+    try:
+        when = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return max(0.0, (when - datetime.datetime.now(datetime.UTC)).total_seconds())
+
+
+def _check_url(base_url: str) -> str:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"engine.base_url={base_url!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"engine.base_url={base_url!r} must be like http://127.0.0.1:8000/v1")
+    return base_url.rstrip("/")
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("the API key has characters that cannot be sent; is there a line break in it?")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _missing(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return str(error)
+    return "choices" if isinstance(error, IndexError) else "the expected structure"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _excerpt(response: httpx.Response) -> str:
+    return response.text[:SHOWN_BODY] or "(empty body)"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)[:SHOWN_BODY]
+    except RecursionError:
+        return "(nested too deeply to show)"
