@@ -92,8 +92,9 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ("rollout.max_failures=2", "max_failures"),
         ("rollout.max_seconds=0", "more than 0"),
         ("rollout.concurrency=0", "at least 1"),
-        ("tensor_parallel_size=1", "unknown key 'tensor_parallel_size'"),
-        ("actor_rollout_ref.rollout.n=4", "unknown key"),
+        ("tensor_parallel_size=1", "unknown key 'tensor_parallel_size': what stands for it here is nothing; one process"),
+        ("actor_rollout_ref.rollout.n=4", "what stands for it here is eval.group_size"),
+        ("data.val_files=x.parquet", "what stands for it here is data.eval_files"),
     ],
 )
 def test_mistakes_on_the_command_line(override: str, expected: str) -> None:
@@ -154,3 +155,16 @@ assert not {"torch", "transformers"} & set(sys.modules), "torch was imported"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "did you mean 'sampling.temperature'?" in done.stderr
+
+
+def test_the_table_of_verl_keys_points_at_keys_that_exist() -> None:
+    """Every answer is `nothing; why` or starts with a key of ours, `key` or `key=value`."""
+    import re
+
+    import yaml
+
+    table = yaml.safe_load((Path(sys.modules["turnwise"].__file__ or "").parent / "conf" / "verl_keys.yaml").read_text())
+    ours = set(compose([]).values())
+    for key, answer in table.items():
+        assert key not in ours
+        assert answer.startswith("nothing") or re.split(r"[ =]", answer)[0] in ours, (key, answer)

@@ -136,8 +136,13 @@ def fit_prompts(
 
 
 @asynccontextmanager
-async def open_stage(prepared: Prepared, script: Script | None = None) -> AsyncIterator[Stage]:
-    """The stage with its engine running; the engine is closed on every path. A script replaces the engine."""
+async def open_stage(
+    prepared: Prepared, script: Script | None = None, *, say: Callable[[str], None] | None = None
+) -> AsyncIterator[Stage]:
+    """The stage with its engine running; the engine is closed on every path.
+
+    A script replaces the engine. `say` is told what was measured and decided while it was opened.
+    """
     config = prepared.config
     if script is None and config.engine.name is EngineName.openai:
         from turnwise.engines.endpoint import ChatEndpoint
@@ -163,7 +168,7 @@ async def open_stage(prepared: Prepared, script: Script | None = None) -> AsyncI
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
-    sampler = open_sampler(config, renderer, script)
+    sampler = open_sampler(config, renderer, script, say or (lambda text: None))
     try:
 
         def speak_tokens(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
@@ -174,7 +179,7 @@ async def open_stage(prepared: Prepared, script: Script | None = None) -> AsyncI
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
 
 
-def open_sampler(config: Config, renderer: Renderer, script: Script | None) -> Sampler:
+def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
     """The configured sampler; a script replaces it."""
     if script is not None or config.engine.name is EngineName.scripted:
         if not renderer.stop_ids:
@@ -183,11 +188,16 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None) -> S
     import torch
 
     from turnwise.engines.decoder import Decoder
+    from turnwise.engines.threads import choose_threads
     from turnwise.engines.torch_sampler import TorchSampler
 
     decoder = Decoder.load(model_folder(config.model.path), getattr(torch, config.model.precision.value))
+    choice = choose_threads(decoder, config.engine.threads)
+    measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
+    bits = "bitwise independent of batching (proven)" if choice.invariant else "equal up to rounding only"
+    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); results are {bits}")
     return TorchSampler(
-        decoder, decode=renderer.tokenizer.decode, max_batch=config.engine.max_batch, threads=config.engine.threads
+        decoder, decode=renderer.tokenizer.decode, max_batch=config.engine.max_batch, threads=choice.threads
     )
 
 

@@ -16,6 +16,11 @@ from turnwise.errors import ConfigError, nearest, unknown
 from turnwise.plugins import names_in
 
 TASKS_PACKAGE = "turnwise.tasks"
+INPUTS = (
+    "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
+    "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
+)  # fmt: skip
+"""Keys that name something to read; in a config file such a path may be relative to that file."""
 DEFAULT, COMMAND_LINE = "default", "command line"
 
 
@@ -131,6 +136,9 @@ def _known_key(key: str, knobs: Mapping[str, _Knob], where: str) -> str:
         return knob
     if any(name.startswith(key + ".") for name in knobs):
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
+    known = yaml.safe_load((Path(__file__).parent / "conf" / "verl_keys.yaml").read_text(encoding="utf-8"))
+    if key in known:
+        raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {known[key]}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 
 
@@ -170,7 +178,31 @@ def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
             _known_key(key, knobs, str(path))
         elif value is not None:
             raise ConfigError(f"{path}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
+    for key in INPUTS:
+        _place(content, key.split("."), path.resolve().parent)
     return content
+
+
+def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:
+    """Make the value at `steps` absolute where it names a file beside the config file."""
+    if steps[0] not in tree:
+        return
+    if len(steps) > 1 and isinstance(tree[steps[0]], dict):
+        _place(tree[steps[0]], steps[1:], folder)
+    elif len(steps) == 1:
+        tree[steps[0]] = _placed(tree[steps[0]], folder)
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_placed(entry, folder) for entry in value]
+    if isinstance(value, dict):
+        return {key: _placed(entry, folder) for key, entry in value.items()}
+    if not isinstance(value, str) or not ("/" in value or "." in value):
+        return value
+    place, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+    found = folder / place
+    return f"{found}{colon}{name}" if found.exists() else value
 
 
 def _task_layer(task: Any) -> tuple[list[str], list[str]]:

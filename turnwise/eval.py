@@ -49,11 +49,13 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     config = prepared.config
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     run.write_text("config.yaml", to_yaml(config))
-    run.write_text("plan.txt", plan_text(prepared))
+    plan = plan_text(prepared)
+    run.write_text("plan.txt", plan)
+    console.print(plan, markup=False, highlight=False)
     start = time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_stage(prepared) as stage:
+        async with open_stage(prepared, say=lambda text: _note(run, console, text)) as stage:
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await _collect(prepared, stage, trajectories, seen)
     finally:  # what was played is kept, also when the run is stopped half-way
@@ -66,6 +68,11 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     if config.eval.dump_jsonl is not None:
         write_jsonl(Path(config.eval.dump_jsonl), trajectories)
     return report
+
+
+def _note(run: RunDir, console: Console, text: str) -> None:
+    run.append_jsonl("log.jsonl", {"time": time.time(), "text": text})
+    console.print(text, markup=False, highlight=False)
 
 
 async def _collect(

@@ -26,6 +26,7 @@ def run_sft(config: Config, console: Console | None = None) -> Path:
     from turnwise.engines.decoder import Decoder
     from turnwise.training.sft import train_sft
 
+    torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
     out = Path(config.sft.out)
     source = model_folder(config.model.path)
     with Progress(console=console or Console(stderr=True), transient=False) as progress:

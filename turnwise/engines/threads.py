@@ -75,7 +75,7 @@ def prove_row_invariance(decoder: Decoder) -> bool:
     """
     config = replace(decoder.config, num_layers=1)  # all matrix shapes at a fraction of the work
     tensors = {name: parameter.detach() for name, parameter in decoder.named_parameters()}
-    small = Decoder(config, tensors)
+    small = type(decoder)(config, tensors)
     noise = torch.Generator().manual_seed(0)
     return _pieces_equal_whole(small, noise) and _padding_is_invisible(small, noise)
 

@@ -46,7 +46,7 @@ class Problem:
     answer: int
 
 
-WEAK, FAIR = 0.30, 0.60
+WEAK, FAIR = 0.27, 0.55
 FAMILIES = (
     Family(
         "gain",

@@ -17,7 +17,7 @@ STEPWISE = 0.25
 """Share of several-step problems worked out one call at a time."""
 FIRST_MISTAKE = 0.8
 """Share of mistakes that take the family's most tempting wrong expression."""
-MEND, SPOIL = 0.12, 0.05
+MEND, SPOIL = 0.08, 0.08
 """After the user's doubt: how often a wrong expression is mended and a right one spoilt."""
 BROKEN_CALL, BROKEN_JSON = 0.03, 0.015
 """How often a call is first written wrongly, and repaired after the tool's error."""

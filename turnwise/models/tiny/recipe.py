@@ -56,7 +56,7 @@ SHAPE = {
 }
 OVERRIDES = (
     "task=arithmetic",
-    "sft.traces=24000",
+    "sft.traces=12000",
     "sft.steps=900",
     "sft.batch_tokens=6144",
     "sft.lr=3e-3",
@@ -98,7 +98,8 @@ def _corpus() -> Iterator[str]:
         yield problem.question
         yield from (expression, f"print({expression})", SYSTEM, FEEDBACK, "Tools:", *described)
         yield from ("calculate", "expression", "python", "code", "system", "user", "assistant", "tool")
-        yield from ("Error: not an arithmetic expression", "Error: the call is not valid JSON", "SyntaxError")
+        yield from ("Error: not an arithmetic expression", "Error: the call is not valid JSON")
+        yield "File line SyntaxError: '(' was never closed"
 
 
 def make_model(out: Path, config: Config) -> None:
