@@ -92,7 +92,10 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
         ("rollout.max_failures=2", "max_failures"),
         ("rollout.max_seconds=0", "more than 0"),
         ("rollout.concurrency=0", "at least 1"),
-        ("tensor_parallel_size=1", "unknown key 'tensor_parallel_size': what stands for it here is nothing; one process"),
+        (
+            "tensor_parallel_size=1",
+            "unknown key 'tensor_parallel_size': what stands for it here is nothing; one process",
+        ),
         ("actor_rollout_ref.rollout.n=4", "what stands for it here is eval.group_size"),
         ("data.val_files=x.parquet", "what stands for it here is data.eval_files"),
     ],
@@ -163,7 +166,9 @@ def test_the_table_of_verl_keys_points_at_keys_that_exist() -> None:
 
     import yaml
 
-    table = yaml.safe_load((Path(sys.modules["turnwise"].__file__ or "").parent / "conf" / "verl_keys.yaml").read_text())
+    table = yaml.safe_load(
+        (Path(sys.modules["turnwise"].__file__ or "").parent / "conf" / "verl_keys.yaml").read_text()
+    )
     ours = set(compose([]).values())
     for key, answer in table.items():
         assert key not in ours

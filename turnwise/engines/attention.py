@@ -18,6 +18,8 @@ from turnwise.engines.decoder import Attend
 
 PADDING_ALLOWED = 1.15
 """A bucket holds at most this many times the tokens of its sequences; more buckets waste less and cost more calls."""
+PANEL_ALLOWED = 1.5
+"""The same for the chunks of prompts that are prefilled together."""
 ROW_PAD = 16
 """Matrix products of fewer rows take other paths in the BLAS and round differently."""
 KEY_PAD = 64
@@ -100,35 +102,32 @@ def packed(lengths: Sequence[int]) -> Attend:
 
 
 def _mix(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """The exact kernel: q [N, R, D], keys [N, D, S], values [N, S, D], additive mask [N or 1, R or 1, S] -> [N, R, D].
+    """The exact kernel, for n sequences of R queries each.
 
-    A single query row would be a matrix-vector product with its own rounding, so one row is computed as two.
+    q [n, Hkv, G, R, D], keys [n, Hkv, D, S], values [n, Hkv, S, D], additive mask [n or 1, 1, 1, R, S]; returns q's
+    shape. A single query row would be a matrix-vector product with its own rounding, so one row is computed as two.
     """
-    rows = q.shape[1]
-    if rows == 1:
-        q = q.expand(-1, 2, -1)
-    scores = torch.bmm(q * (1.0 / math.sqrt(q.shape[-1])), keys) + mask
+    count, shared, groups, queries, size = q.shape
+    width = keys.shape[-1]
+    rows = (q * (1.0 / math.sqrt(size))).reshape(count * shared, groups * queries, size)
+    if groups * queries == 1:
+        rows = rows.repeat(1, 2, 1)
+    scores = torch.bmm(rows, keys.view(count * shared, size, width))
+    # In place is fine for autograd too: a product's gradient needs its factors, not itself.
+    scores.view(count, shared, -1, queries, width).add_(mask)
     weights = torch.softmax(scores, dim=-1)
+    values = values.view(count * shared, width, size)
     mixed = torch.bmm(weights[:, :, :KEY_BLOCK], values[:, :KEY_BLOCK])
-    for start in range(KEY_BLOCK, weights.shape[-1], KEY_BLOCK):
+    for start in range(KEY_BLOCK, width, KEY_BLOCK):
         stop = start + KEY_BLOCK
         mixed = mixed + torch.bmm(weights[:, :, start:stop], values[:, start:stop])
-    return mixed[:, :rows]
+    return mixed[:, : groups * queries].view(q.shape)
 
 
-def _causal_mask(start: int, count: int, width: int, groups: int, dtype: torch.dtype) -> Tensor:
-    """[1, groups * count, width]: query i, at position start + i, sees keys up to its own."""
-    visible = torch.arange(width) <= torch.arange(start, start + count).unsqueeze(1)
-    return torch.zeros((count, width), dtype=dtype).masked_fill_(~visible, -torch.inf).repeat(groups, 1).unsqueeze(0)
-
-
-def _mix_sequence(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """One sequence's queries [n, Hq, D] against its keys [Hkv, D, S] and values [Hkv, S, D] -> [n, Hq * D]."""
-    count, heads, size = q.shape
-    shared = keys.shape[0]
-    rows = q.view(count, shared, heads // shared, size).permute(1, 2, 0, 3).reshape(shared, -1, size)
-    mixed = _mix(rows, keys, values, mask)
-    return mixed.view(shared, heads // shared, count, size).permute(2, 0, 1, 3).reshape(count, heads * size)
+def _mask(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """[n, 1, 1, R, width] for queries at `places[n, R]`: each sees the keys up to its own."""
+    hidden = torch.arange(width) > places.unsqueeze(-1)
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1).unsqueeze(1)
 
 
 def exact(lengths: Sequence[int]) -> Attend:
@@ -139,16 +138,17 @@ def exact(lengths: Sequence[int]) -> Attend:
     widths = [padded(length, KEY_PAD) for length in lengths]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        groups, start = q.shape[1] // k.shape[1], 0
+        shared, size, start = k.shape[1], k.shape[2], 0
         mixed: list[Tensor] = []
         for length, width in zip(lengths, widths, strict=True):
             end, spare = start + length, width - length
-            keys = functional.pad(k[start:end].permute(1, 2, 0), (0, spare))
-            values = functional.pad(v[start:end].transpose(0, 1), (0, 0, 0, spare))
-            mask = _causal_mask(0, length, width, groups, q.dtype)
-            mixed.append(_mix_sequence(q[start:end], keys, values, mask))
+            keys = functional.pad(k[start:end].permute(1, 2, 0), (0, spare)).unsqueeze(0)
+            values = functional.pad(v[start:end].transpose(0, 1), (0, 0, 0, spare)).unsqueeze(0)
+            queries = q[start:end].view(1, length, shared, -1, size).permute(0, 2, 3, 1, 4)
+            out = _mix(queries, keys, values, _mask(torch.arange(length).unsqueeze(0), width, q.dtype))
+            mixed.append(out.permute(0, 3, 1, 2, 4).reshape(length, -1))
             start = end
-        mixed.append(q.new_zeros(len(q) - start, q.shape[1] * q.shape[2]))
+        mixed.append(q.new_zeros(len(q) - start, q.shape[1] * size))
         return torch.cat(mixed)
 
     return attend
@@ -169,31 +169,96 @@ class Chunk:
     start: int
     end: int
 
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """Chunks of similar length in neighbouring rows, computed as one rectangle of queries."""
+
+    first: int
+    count: int
+    width: int
+    rows: Tensor
+    """Which query row fills each place of the rectangle."""
+    mask: Tensor
+
+
+def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], Tensor]:
+    """Rectangles over the chunks, and where each query row lies in their concatenation."""
+    groups: list[list[Chunk]] = []
+    for chunk in chunks:
+        group = [*groups[-1], chunk] if groups else [chunk]
+        neighbour = len(group) > 1 and chunk.row == group[-2].row + 1
+        area = len(group) * max(c.length for c in group) * max(c.end for c in group)
+        # The scores of the whole rectangle against those that are needed.
+        if neighbour and area <= PANEL_ALLOWED * sum(c.length * c.end for c in group):
+            groups[-1] = group
+        else:
+            groups.append([chunk])
+    panels: list[_Panel] = []
+    home: list[Tensor] = []
+    begin = base = 0
+    for group in groups:
+        queries = max(chunk.length for chunk in group)
+        column = torch.arange(queries)
+        rows, places = [], []
+        for chunk in group:
+            inside = column.clamp(max=chunk.length - 1)  # padding repeats the chunk's last query
+            rows.append(begin + inside)
+            places.append(chunk.start + inside)
+            home.append(base + column[: chunk.length])
+            begin, base = begin + chunk.length, base + queries
+        width = padded(max(chunk.end for chunk in group), KEY_PAD)
+        mask = _mask(torch.stack(places), width, dtype)
+        panels.append(_Panel(group[0].row, len(group), width, torch.cat(rows), mask))
+    return panels, torch.cat(home)
+
+
+class _Slots:
+    """Flat addresses of one new token each: `rows[t]` at position `places[t]`."""
+
+    def __init__(self, store: KeyValueStore, rows: Tensor, places: Tensor) -> None:
+        _, _, shared, size, capacity = store.keys.shape
+        self._store, self._size = store, size
+        heads = rows.unsqueeze(1) * shared + torch.arange(shared)
+        # Keys lie with positions innermost, values with positions outside the head dimension.
+        lines = heads.unsqueeze(-1) * size + torch.arange(size)
+        self._keys = (lines.view(len(rows), -1) * capacity + places.unsqueeze(1)).view(-1)
+        self._values = (heads * capacity + places.unsqueeze(1)).view(-1)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store the tokens' keys and values [t, Hkv, D]."""
+        self._store.keys[layer].view(-1).index_copy_(0, self._keys, k.reshape(-1))
+        self._store.values[layer].view(-1, self._size).index_copy_(0, self._values, v.reshape(-1, self._size))
+
 
 def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk]) -> Attend:
     """Append the chunks' keys and values to their rows and let each chunk see all of its sequence so far."""
-    widths = [padded(chunk.end, KEY_PAD) for chunk in chunks]
-    groups = 0
-    masks: list[Tensor] = []
+    panels, home = _panels(chunks, store.keys.dtype)
+    rows = torch.cat([torch.full((chunk.length,), chunk.row) for chunk in chunks])
+    slots = _Slots(store, rows, torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]))
+    total = len(rows)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        nonlocal groups
-        if not masks:
-            groups = q.shape[1] // k.shape[1]
-            masks.extend(
-                _causal_mask(c.start, c.end - c.start, width, groups, q.dtype)
-                for c, width in zip(chunks, widths, strict=True)
+        slots.write(layer, k[:total], v[:total])
+        shared, size = k.shape[1], k.shape[2]
+        mixed: list[Tensor] = []
+        for panel in panels:
+            sequences = slice(panel.first, panel.first + panel.count)
+            queries = q.index_select(0, panel.rows).view(panel.count, -1, shared, q.shape[1] // shared, size)
+            out = _mix(
+                queries.permute(0, 2, 3, 1, 4),
+                store.keys[layer, sequences, :, :, : panel.width],
+                store.values[layer, sequences, :, : panel.width],
+                panel.mask,
             )
-        all_keys, all_values, begin = store.keys[layer], store.values[layer], 0
-        out = q.new_zeros(len(q), q.shape[1] * q.shape[2])
-        for chunk, width, mask in zip(chunks, widths, masks, strict=True):
-            stop = begin + chunk.end - chunk.start
-            keys, values = all_keys[chunk.row], all_values[chunk.row]
-            keys[:, :, chunk.start : chunk.end] = k[begin:stop].permute(1, 2, 0)
-            values[:, chunk.start : chunk.end] = v[begin:stop].transpose(0, 1)
-            out[begin:stop] = _mix_sequence(q[begin:stop], keys[:, :, :width], values[:, :width], mask)
-            begin = stop
-        return out
+            mixed.append(out.permute(0, 3, 1, 2, 4).reshape(len(panel.rows), -1))
+        together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return functional.pad(together.index_select(0, home), (0, 0, 0, len(q) - total))
 
     return attend
 
@@ -202,24 +267,17 @@ def cached_decode(store: KeyValueStore, places: Tensor) -> Attend:
     """One new token for each of the first n rows, at position `places[n]`; further query rows are padding."""
     count = len(places)
     width = padded(int(places.max()) + 1, KEY_PAD)
-    _, rows, shared, size, capacity = store.keys.shape
-    hidden = torch.arange(width) > places.repeat_interleave(shared).unsqueeze(1)
-    mask = torch.zeros(hidden.shape, dtype=store.keys.dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
-    # Flat indices: keys lie with positions innermost, values with positions outside the head dimension.
-    key_index = (torch.arange(count * shared * size).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
-    value_index = (torch.arange(count * shared).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
+    mask = _mask(places.unsqueeze(1), width, store.keys.dtype)
+    slots = _Slots(store, torch.arange(count), places)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = store.keys[layer], store.values[layer]
-        keys.view(-1).index_copy_(0, key_index, k[:count].reshape(-1))
-        values.view(-1, size).index_copy_(0, value_index, v[:count].reshape(-1, size))
-        heads = q.shape[1]
+        slots.write(layer, k[:count], v[:count])
         mixed = _mix(
-            q[:count].reshape(count * shared, heads // shared, size),
-            keys.view(rows * shared, size, capacity)[: count * shared, :, :width],
-            values.view(rows * shared, capacity, size)[: count * shared, :width],
+            q[:count].view(count, k.shape[1], -1, 1, k.shape[2]),
+            store.keys[layer, :count, :, :, :width],
+            store.values[layer, :count, :, :width],
             mask,
         )
-        return functional.pad(mixed.reshape(count, heads * size), (0, 0, 0, len(q) - count))
+        return functional.pad(mixed.reshape(count, -1), (0, 0, 0, len(q) - count))
 
     return attend

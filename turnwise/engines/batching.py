@@ -25,6 +25,7 @@ from turnwise.types import Completion, FinishReason
 
 PREFILL_TOKENS = 2048
 """Most prompt tokens computed between two decode steps, so that running turns do not stall behind long prompts."""
+ROOM_TO_WRITE = 128
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -154,7 +155,7 @@ class Batcher:
         outcomes: list[Outcome] = []
         budget = PREFILL_TOKENS
         while budget > 0 and (work := self._next_prefills(budget)):
-            budget -= sum(chunk.end - chunk.start for _, chunk in work)
+            budget -= sum(chunk.length for _, chunk in work)
             self._prefill(work, outcomes)
         if self._lanes:
             self._decode(outcomes)
@@ -190,7 +191,9 @@ class Batcher:
 
     def _enter(self, request: Request, row: int, parked: Parked | None, known: int) -> _Lane:
         """Give a request its row and copy into it what has been computed before."""
-        self._rows.reserve(row + 1, len(request.token_ids))
+        # Room for all that wait and for some writing, because growing copies everything.
+        rows = min(row + 1 + len(self._waiting), self._max_batch)
+        self._rows.reserve(rows, len(request.token_ids) + min(self._limit(request), ROOM_TO_WRITE))
         if parked is not None:
             stretches = [parked.stretch]
             self.parked.drop(request.conversation)

@@ -75,7 +75,8 @@ class ChatEndpoint:
             headers={"Content-Type": "application/json", **_authorization(api_key)},
             verify=self.base_url.startswith("https:"),  # reading the certificates takes a tenth of a second
             timeout=None,  # httpx limits each read; a whole answer is limited in _attempt
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            # _slots bounds the connections: time spent waiting for one must not count as the server's.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
         )
 
     async def check(self) -> str:

@@ -1,29 +1,36 @@
 """What a tool is: a typed function with a docstring becomes a schema, a validated call and a text for the model."""
 
-import asyncio
-import inspect
 import json
-import re
-import threading
+import math
+import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, get_type_hints, overload
+from dataclasses import dataclass, field
+from typing import Any, Protocol, overload
 
-import jsonschema
-from pydantic import TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic import TypeAdapter, ValidationError
 
-from turnwise.errors import PluginError, ToolError
+from turnwise.errors import PluginError, ToolError, unknown
+from turnwise.rollout import strangers
+from turnwise.rollout.tool_schema import (
+    BadArguments,
+    check_arguments,
+    check_signature,
+    find_context,
+    read_signature,
+    validator_of,
+)
 from turnwise.types import JsonSchema, Sample, ToolResult
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_CONCURRENCY = 64
-MAX_STUCK_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may know of the episode; a parameter annotated with it is filled in and hidden from the model."""
+    """What a tool may know of the episode; a parameter annotated with it is filled in and hidden from the model.
+
+    It is the episode's own copy: what a tool changes in it is not seen by siblings.
+    """
 
     sample: Sample
     kwargs: dict[str, Any]
@@ -65,6 +72,8 @@ class FunctionTool:
     context_parameter: str | None
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+    readers: dict[str, TypeAdapter[Any]] | None = field(default=None, repr=False)
+    """One per parameter; None when the schema was written by hand and arguments are passed as they come."""
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self, context)
@@ -80,82 +89,76 @@ class _FunctionSession:
     context: ToolContext
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        given = arguments if self.tool.readers is None else _read(self.tool.name, self.tool.readers, arguments)
         extra = {self.tool.context_parameter: self.context} if self.tool.context_parameter else {}
-        if inspect.iscoroutinefunction(self.tool.function):
-            value = await self.tool.function(**arguments, **extra)
-        else:
-            value = await _in_thread(lambda: self.tool.function(**arguments, **extra))
-        return as_result(value)
+        return as_result(await strangers.call(self.tool.function, **{**given, **extra}))
 
     async def close(self) -> None:
         return None
 
 
+def _read(name: str, readers: dict[str, TypeAdapter[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the annotations promise them."""
+    read = {}
+    for key, value in arguments.items():
+        if key not in readers:
+            raise BadArguments(f"bad arguments for {name}: {unknown('parameter', key, readers)}")
+        try:
+            read[key] = readers[key].validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(step) for step in (key, *first["loc"]))
+            raise BadArguments(f"bad arguments for {name}: {where}: {first['msg'][:300]}") from error
+    return read
+
+
 def as_result(value: Any) -> ToolResult:
     """A tool's return value as a result; what is not text or JSON is an error the model is told."""
     if isinstance(value, ToolResult):
-        if not isinstance(value.text, str):
-            raise ToolError(f"the tool returned {type(value.text).__name__}, not text")
-        return value
+        return _checked(value)
     if isinstance(value, str):
         return ToolResult(value)
     if isinstance(value, bool | int | float | list | dict):
         try:
             return ToolResult(json.dumps(value, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ToolError(f"the tool returned {type(value).__name__} that is not JSON: {error}") from error
     raise ToolError(f"the tool returned {type(value).__name__}, not text")
 
 
-class _StuckThreads:
-    """Threads of synchronous tools that outlived their timeout; too many of them end the run visibly."""
+def _checked(result: ToolResult) -> ToolResult:
+    """A result that can be shown, counted and stored."""
+    if not isinstance(result.text, str):
+        raise ToolError(f"the tool returned {type(result.text).__name__}, not text")
+    score = result.score
+    if score is not None and not (isinstance(score, numbers.Real) and math.isfinite(score)):
+        raise ToolError(f"the tool returned {score!r} as its score; it must be a finite number")
+    info = as_json(result.info)
+    if not isinstance(info, dict):
+        raise ToolError("the tool's info must be a dict of JSON values")
+    return ToolResult(result.text, tuple(result.images), None if score is None else float(score), info)
 
-    count = 0
 
-
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Run blocking work in its own daemon thread.
-
-    A shared pool would fill up with hung tools and then starve every other one.
-    """
-    if _StuckThreads.count >= MAX_STUCK_THREADS:
-        raise PluginError(f"{MAX_STUCK_THREADS} synchronous tool calls hang; give the tool its own timeout")
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():
-            _StuckThreads.count -= 1
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)
-
-    def body() -> None:
-        value, error = None, None
-        try:
-            value = work()
-        except BaseException as raised:  # carried to the awaiting task, whatever it is
-            error = RuntimeError(f"StopIteration: {raised}") if isinstance(raised, StopIteration) else raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=body, daemon=True, name="turnwise-tool").start()
+def as_json(value: Any) -> Any:
+    """A copy made of JSON values only, so that it can be stored and nobody changes it later; None when it cannot be."""
     try:
-        return await future
-    except asyncio.CancelledError:
-        _StuckThreads.count += 1
-        raise
+        return json.loads(json.dumps(value, default=_number))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _number(value: Any) -> int | float:
+    """Numbers of other libraries, such as numpy's."""
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def validate(tool: Tool, arguments: dict[str, Any]) -> None:
     """Raise ToolError with a text the model can act on when arguments do not fit the schema."""
-    schema = tool.schema["function"].get("parameters") or {"type": "object", "properties": {}}
-    validator = jsonschema.Draft202012Validator(schema)
-    errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(step) for step in error.path])
-    if errors:
-        where = ".".join(str(step) for step in errors[0].path)
-        raise ToolError(f"bad arguments for {tool.name}: {where + ': ' if where else ''}{errors[0].message[:300]}")
+    check_arguments(validator_of(tool.schema, tool.name), tool.name, arguments)
 
 
 @overload
@@ -177,75 +180,22 @@ def tool(
     timeout: float = DEFAULT_TIMEOUT,
     concurrency: int = DEFAULT_CONCURRENCY,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a function: schema from signature and docstring, or given whole as `schema`."""
+    """Make a tool of a function: schema from signature and docstring, or given whole as `schema`, then kept as it is."""
 
     def make(target: Callable[..., Any]) -> FunctionTool:
-        tool_name = name or target.__name__
-        context, made = _read_signature(target, tool_name)
-        whole: JsonSchema = {"type": "function", "function": made} if schema is None else schema
-        if not isinstance(whole.get("function"), dict) or not isinstance(whole["function"].get("name"), str):
-            raise PluginError(f"tool {tool_name!r}: a schema is {{'type': 'function', 'function': {{'name': ...}}}}")
-        parameters = whole["function"].get("parameters") or {}
-        try:
-            jsonschema.Draft202012Validator.check_schema(parameters)
-        except jsonschema.SchemaError as error:
-            raise PluginError(f"tool {tool_name!r}: its parameters are not a JSON schema: {error.message}") from error
-        return FunctionTool(whole["function"]["name"], whole, target, context, timeout, concurrency)
+        tool_name = name or getattr(target, "__name__", None) or type(target).__name__
+        if timeout <= 0 or concurrency < 1:
+            raise PluginError(f"tool {tool_name!r}: timeout must be above 0 and concurrency at least 1")
+        if schema is None:
+            read = read_signature(target, tool_name, ToolContext)
+            whole: JsonSchema = {"type": "function", "function": read.schema}
+            validator_of(whole, tool_name)
+            return FunctionTool(tool_name, whole, target, read.context, timeout, concurrency, read.readers)
+        validator_of(schema, tool_name)
+        if name is not None and name != schema["function"]["name"]:
+            raise PluginError(f"tool {name!r}: its schema calls it {schema['function']['name']!r}")
+        context = find_context(target, tool_name, ToolContext)
+        check_signature(target, tool_name, context, schema)
+        return FunctionTool(schema["function"]["name"], schema, target, context, timeout, concurrency)
 
     return make if function is None else make(function)
-
-
-def _read_signature(function: Callable[..., Any], name: str) -> tuple[str | None, JsonSchema]:
-    """(the parameter that wants a ToolContext, the function schema)."""
-    summary, described = _read_docstring(function)
-    if not summary:
-        raise PluginError(f"tool {name!r} needs a docstring: it is what the model reads")
-    try:
-        hints = get_type_hints(function)
-    except NameError as error:
-        raise PluginError(f"tool {name!r}: cannot resolve its annotations: {error}") from error
-    context: str | None = None
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise PluginError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
-        if parameter.name not in hints:
-            raise PluginError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
-        if hints[parameter.name] is ToolContext:
-            context = parameter.name
-            continue
-        properties[parameter.name] = _property(name, parameter, hints[parameter.name], described)
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return context, {"name": name, "description": summary, "parameters": parameters}
-
-
-def _property(name: str, parameter: inspect.Parameter, hint: Any, described: dict[str, str]) -> JsonSchema:
-    try:
-        schema = dict(TypeAdapter(hint).json_schema())
-    except (PydanticSchemaGenerationError, PydanticUserError) as error:
-        raise PluginError(f"tool {name!r}: no JSON schema for {parameter.name!r}: {hint!r}") from error
-    schema.pop("title", None)
-    if parameter.name in described:
-        schema["description"] = described[parameter.name]
-    return schema
-
-
-def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """(the text before `Args:`, a description per parameter of a Google-style `Args:` block)."""
-    text = inspect.getdoc(function) or ""
-    head, _, rest = text.partition("\nArgs:\n")
-    described: dict[str, str] = {}
-    current = None
-    for line in rest.splitlines():
-        if line and not line.startswith(" "):
-            break
-        entry = re.match(r"\s{2,4}(\w+)(?: \([^)]*\))?: (.+)", line)
-        if entry:
-            current = entry.group(1)
-            described[current] = entry.group(2).strip()
-        elif current and line.strip():
-            described[current] += " " + line.strip()
-    return " ".join(head.split()), described

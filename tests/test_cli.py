@@ -1,0 +1,136 @@
+"""The command line as a person uses it: real processes, real exit codes, real files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+
+
+def turnwise(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "turnwise.cli", *args],
+        cwd=cwd, env=ENVIRONMENT | more, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    done = turnwise("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for command in ("eval", "check", "show", "prepare", "sft"):
+        assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE), command
+    code = (
+        "import sys; from turnwise.cli import _parser; _parser()[0].format_help()\n"
+        "heavy = {'torch', 'transformers', 'hydra', 'rich', 'pyarrow', 'numpy'} & set(sys.modules); assert not heavy, heavy"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
+
+
+def test_eval_show_and_json(tmp_path: Path) -> None:
+    done = turnwise("eval", "eval.samples=3", "--json", "run=first", "seed=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["sources"]["arithmetic"]["episodes"] == 3
+    assert "accuracy, final answer" in done.stdout and "Are you sure?" in done.stdout
+    assert "run directory: " in done.stdout and (tmp_path / "runs" / "first" / "config.yaml").is_file()
+    assert "loop         tool_calling (inferred" in done.stderr, "the plan is shown before the run"
+    shown = turnwise("show", "runs/first", "--sample", "2", cwd=tmp_path)
+    assert shown.returncode == 0 and "arithmetic/test:2" in shown.stdout
+    assert turnwise("show", "runs/first", "--sample", "3", cwd=tmp_path).returncode == 2
+    missing = turnwise("show", "runs/frist", cwd=tmp_path)
+    assert missing.returncode == 2 and "did you mean 'first'?" in missing.stderr
+    again = turnwise("eval", "--config", "runs/first/config.yaml", "run=second", "--json", cwd=tmp_path)
+    repeat = json.loads(again.stdout.splitlines()[-1])
+    for part in ("accuracy", "policy_tokens", "stop_reasons", "calls_by_status"):
+        assert repeat["sources"]["arithmetic"][part] == report["sources"]["arithmetic"][part], "a config is a whole run"
+
+
+def test_mistakes_end_with_code_two_and_one_line(tmp_path: Path) -> None:
+    for args, text in (
+        (("eval", "sampling.temprature=0"), "did you mean 'sampling.temperature'?"),
+        (("eval", "--jsn"), "did you mean '--json'?"),
+        (("eval", "rollout.tools=[calculat]"), "did you mean 'calculate'?"),
+        (("prepare", "gsm8"), "did you mean 'gsm8k'?"),
+        (("prepare", "gsm8k", "--flavour", "tools", "--source", "."), "did you mean 'tool'?"),
+        (("eval", "task=gsm8k"), "turnwise prepare gsm8k"),
+    ):
+        done = turnwise(*args, cwd=tmp_path)
+        assert done.returncode == 2, (args, done.stderr)
+        assert text in done.stderr and "Traceback" not in done.stderr, (args, done.stderr)
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_options_and_overrides_mix_in_any_order(tmp_path: Path) -> None:
+    done = turnwise("check", "seed=1", "--json", "eval.samples=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["passed"] is True
+
+
+def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    done = turnwise("prepare", "arithmetic", cwd=work, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (work / "data" / "arithmetic").iterdir()) == ["test.parquet", "train.parquet"]
+    done = turnwise("eval", "data.eval_files=data/arithmetic/test.parquet", "eval.samples=2", cwd=work, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    written = [path for path in home.rglob("*") if path.is_file()]
+    assert [path for path in written if ".cache" not in path.parts] == []
+
+
+def test_check_fails_with_code_one_and_names_the_row(tmp_path: Path) -> None:
+    row = {"data_source": "arithmetic", "prompt": [{"role": "asistant", "content": "x"}]}
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    done = turnwise("check", "data.eval_files=bad.jsonl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"bad\.jsonl row 0: prompt\[0\]\.role.*did you mean\s+'assistant'", done.stdout.replace("\n", " "))
+
+
+def test_sft_trains_and_the_result_loads_in_transformers(tmp_path: Path) -> None:
+    done = turnwise(
+        "sft", "sft.traces=6", "sft.steps=2", "sft.batch_tokens=512", "rollout.tools=[calculate]",
+        "rollout.interaction=null", "sft.out=model", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    code = "from transformers import AutoModelForCausalLM, AutoTokenizer as T\nAutoModelForCausalLM.from_pretrained('model'); T.from_pretrained('model')"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    done = turnwise("eval", "model.path=model", "eval.samples=2", "--no-transcript", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "examples").glob("*/config.yaml")), ids=lambda path: path.parent.name)
+def test_every_example_passes_its_check_and_runs_scripted(config: Path, tmp_path: Path) -> None:
+    """From another folder: paths in an example's config are relative to it."""
+    done = turnwise("check", "--config", str(config), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    done = turnwise(
+        "eval", "--config", str(config), "engine=scripted", "engine.script=['#### 9']", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout.splitlines()[-1])["sources"].values()
+    assert source["failed"] == 0 and source["accuracy"] is not None
+
+
+def test_the_readme_task_in_python_runs(tmp_path: Path) -> None:
+    """The README's example is under 30 lines and does what it says."""
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "evaluate" in block
+    ]
+    assert len(code.strip().splitlines()) < 30
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "episodes" in done.stdout

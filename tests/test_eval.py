@@ -1,0 +1,246 @@
+"""Evaluation end to end with the embedded model and with scripted ones: report, records, failures."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from turnwise import Message, Role, Sample, ToolError, Trajectory, evaluate, tool
+from turnwise.assemble import open_stage, prepare
+from turnwise.compose import configure
+from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
+from turnwise.eval import check_failures
+from turnwise.plan_text import plan_text
+from turnwise.rollout.group import run_group
+from turnwise.storage.trajectories import read_trajectories
+from turnwise.types import Image, Origin, StopReason
+
+QUIET = Console(quiet=True)
+CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>'
+
+
+@tool
+async def double(number: int) -> str:
+    """Double a number."""
+    return str(2 * number)
+
+
+async def correct(trajectory: Trajectory) -> float:
+    return float(bool(trajectory.answers) and trajectory.answers[-1].visible == trajectory.sample.ground_truth)
+
+
+def samples(count: int = 3) -> list[Sample]:
+    return [
+        Sample(f"q{n}", (Message(Role.USER, f"Twice 21? ({n})"),), "doubles", ground_truth="42") for n in range(count)
+    ]
+
+
+def script_config(folder: Path, *said: str, overrides: tuple[str, ...] = ()) -> Any:
+    config = configure("task=null", "engine=scripted", f"runs_dir={folder}", *overrides)
+    config.engine.script = list(said)
+    return config
+
+
+def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
+    config = configure("eval.samples=12", "seed=5", f"runs_dir={tmp_path}", f"eval.dump_jsonl={tmp_path}/out.jsonl")
+    report = evaluate(config, console=QUIET)
+    (source,) = report.sources
+    assert source.data_source == "arithmetic" and source.episodes == 12 and source.failed == 0
+    assert source.episodes_with_valid_call is not None and source.episodes_with_valid_call >= 0.9
+    assert source.user_turns == 1.0
+    for trajectory in report.trajectories:
+        assert trajectory.stop_reason is StopReason.USER_ENDED
+        (ledger,) = trajectory.segments
+        policy = sum(origin is Origin.POLICY for origin in ledger.origins)
+        assert policy == sum(turn.completion_tokens for turn in trajectory.turns) == sum(ledger.loss_mask)
+        assert {Origin.PROMPT, Origin.POLICY, Origin.TOOL, Origin.USER, Origin.TEMPLATE} == set(ledger.origins)
+        assert any(
+            message.text == "Are you sure? Can you write Python code to verify?" for message in trajectory.messages
+        )
+    stored = read_trajectories(report.run / "eval" / "step_000000.parquet")
+    assert stored == report.trajectories
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 12
+    assert json.loads((report.run / "eval" / "step_000000.json").read_text()) == json.loads(
+        json.dumps(report.as_json())
+    )
+    assert {"config.yaml", "plan.txt"} <= {path.name for path in report.run.iterdir()}
+
+
+def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path) -> None:
+    """The same trajectories, bit by bit, whether episodes run alone or side by side, in a group or not."""
+
+    def play(*overrides: str) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+        config = configure("eval.samples=4", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
+        report = evaluate(config, console=QUIET)
+        return {
+            (t.sample.id, t.sibling): (t.segments[0].token_ids, t.segments[0].logprobs) for t in report.trajectories
+        }
+
+    alone = play("rollout.concurrency=1", "eval.group_size=2")
+    together = play("rollout.concurrency=64", "eval.group_size=2")
+    narrow = play("rollout.concurrency=64", "eval.group_size=2", "engine.max_batch=3")
+    single = play("rollout.concurrency=64", "eval.group_size=1")
+    assert alone == together == narrow
+    assert all(alone[key] == value for key, value in single.items())
+    assert alone[("arithmetic/test:0", 0)] != alone[("arithmetic/test:0", 1)], "siblings must differ"
+    assert play("seed=1", "eval.group_size=1") != single
+
+
+def test_a_task_in_plain_python(tmp_path: Path) -> None:
+    config = script_config(tmp_path, CALL, "42", overrides=("rollout.interaction=code_verify",))
+    report = evaluate(config, samples=samples(), tools=[double], scorer=correct, console=QUIET)
+    (source,) = report.sources
+    assert (source.accuracy, source.first_accuracy, source.num_turns) == (1.0, 1.0, 3.0)
+    assert source.calls_by_status == {"ok": 3}
+    assert source.render_exact == 1.0
+
+
+def test_flips_are_counted_against_the_answer_before_the_feedback(tmp_path: Path) -> None:
+    mends = evaluate(
+        script_config(tmp_path, "41", "42", overrides=("rollout.interaction=code_verify",)),
+        samples=samples(), scorer=correct, console=QUIET,
+    ).sources[0]  # fmt: skip
+    spoils = evaluate(
+        script_config(tmp_path, "42", "41", overrides=("rollout.interaction=code_verify",)),
+        samples=samples(), scorer=correct, console=QUIET,
+    ).sources[0]  # fmt: skip
+    assert (mends.first_accuracy, mends.accuracy, mends.wrong_to_right, mends.right_to_wrong) == (0.0, 1.0, 3, 0)
+    assert (spoils.first_accuracy, spoils.accuracy, spoils.wrong_to_right, spoils.right_to_wrong) == (1.0, 0.0, 0, 3)
+
+
+def test_text_of_tools_and_users_is_never_taken_as_the_answer(tmp_path: Path) -> None:
+    @tool
+    async def leak() -> str:
+        """Say the answer."""
+        return "#### 42"
+
+    call = '<tool_call>\n{"name": "leak", "arguments": {}}\n</tool_call>'
+    config = script_config(tmp_path, call, "I do not know.", overrides=("scoring.scorers={default: gsm8k}",))
+    report = evaluate(config, samples=samples(), tools=[leak], console=QUIET)
+    assert any("#### 42" in message.text for message in report.trajectories[0].messages)
+    assert report.sources[0].accuracy == 0.0
+
+
+def test_a_run_that_mostly_fails_stops_and_says_why_but_keeps_its_records(tmp_path: Path) -> None:
+    folder = tmp_path / "plug"
+    folder.mkdir()
+    (folder / "users.py").write_text(
+        "from turnwise import BaseInteraction\n"
+        "class Broken(BaseInteraction):\n"
+        "    async def generate_response(self, instance_id, messages, **kwargs):\n"
+        "        raise RuntimeError('the simulator is down')\n"
+    )
+    config = script_config(tmp_path, "42", overrides=(f"rollout.interaction={folder}/users.py:Broken", "run=broken"))
+    with pytest.raises(TurnwiseError, match="20 of 20 episodes failed|of .* episodes failed.*the simulator is down"):
+        evaluate(config, samples=samples(20), scorer=correct, console=QUIET)
+    kept = read_trajectories(tmp_path / "broken" / "eval" / "step_000000.parquet")
+    assert kept and all(t.reward is None and "the simulator is down" in (t.failure or "") for t in kept)
+
+
+def test_a_few_failures_are_counted_and_left_out_of_the_average(tmp_path: Path) -> None:
+    (tmp_path / "moody.py").write_text(
+        "from turnwise import BaseInteraction\n"
+        "class Moody(BaseInteraction):\n"
+        "    async def generate_response(self, instance_id, messages, **kwargs):\n"
+        "        if '(0)' in messages[0]['content']:\n"
+        "            raise RuntimeError('no')\n"
+        "        return True, '', None, {}\n"
+    )
+    config = script_config(tmp_path, "42", overrides=(f"rollout.interaction={tmp_path}/moody.py:Moody",))
+    report = evaluate(config, samples=samples(10), scorer=correct, console=QUIET)
+    (source,) = report.sources
+    assert (source.episodes, source.failed, source.accuracy) == (10, 1, 1.0)
+    assert source.stop_reasons == {"user_ended": 9, "failed": 1}
+
+
+def test_the_failure_share_is_judged_only_on_enough_episodes() -> None:
+    def failed(count: int) -> list[Trajectory]:
+        return [
+            Trajectory(samples(1)[0], 0, 0, [], [], [], StopReason.FAILED, 0.0, failure="down") for _ in range(count)
+        ]
+
+    check_failures(failed(7), 0.5)
+    with pytest.raises(TurnwiseError, match="8 of 8 episodes failed .*down"):
+        check_failures(failed(8), 0.5)
+    check_failures(failed(8), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"rollout.tools": "[calculat]"}, PluginError, "did you mean 'calculate'?"),
+        ({"rollout.interaction": "code_verfy"}, PluginError, "did you mean 'code_verify'?"),
+        ({"rollout.agent": "tool_caling"}, PluginError, "did you mean 'tool_calling'?"),
+        ({"chat.tool_format": "hermse"}, PluginError, "did you mean 'hermes'?"),
+        ({"model.path": "tinny"}, ConfigError, "did you mean 'tiny'?"),
+        ({"model.path": "/no/such/folder"}, ConfigError, "no such folder"),
+        ({"scoring.scorers": "{arithmetic: gsm8kk}"}, ConfigError, "did you mean 'gsm8k'?"),
+        ({"scoring.scorers": "{arithmetics: gsm8k}"}, ConfigError, "did you mean 'arithmetic'?"),
+        ({"data.eval_files": "nothing.parquet"}, DataError, "nothing.parquet"),
+        ({"data.max_prompt_tokens": "5"}, DataError, ""),
+        ({"data.max_prompt_tokens": "5", "data.overlong": "error"}, DataError, ""),
+        ({"chat.template": "nope"}, TurnwiseError, "chatml_hermes"),
+        ({"task": "null"}, ConfigError, "nothing to read"),
+        ({"eval.samples": "null"}, ConfigError, "eval.samples"),
+        ({"rollout.interaction_kwargs.max_trns": "2"}, ConfigError, "did you mean 'max_turns'?"),
+        ({"rollout.interactions_file": "no.yaml"}, ConfigError, "no.yaml"),
+    ],
+)
+def test_wrong_names_and_files_are_found_before_a_model_is_loaded(
+    tmp_path: Path, change: dict[str, str], error: type[Exception], text: str
+) -> None:
+    config = configure(f"runs_dir={tmp_path}", "eval.samples=4", *(f"{key}={value}" for key, value in change.items()))
+    with pytest.raises(error) as caught:
+        evaluate(config, console=QUIET)
+    assert text in str(caught.value)
+    assert not list(tmp_path.iterdir()), "no run directory for a run that never began"
+
+
+def test_prompts_that_are_too_long_are_left_out_with_a_count() -> None:
+    config = configure("eval.samples=40", "data.max_prompt_tokens=96")
+    prepared = prepare(config, "test", limit=40)
+    assert prepared.dropped > 0 and len(prepared.samples) + prepared.dropped == 40
+    assert f"{prepared.dropped} left out" in plan_text(prepared)
+
+
+def test_images_for_a_text_model_are_refused(tmp_path: Path) -> None:
+    picture = Sample("p", (Message(Role.USER, "What is it?"),), "arithmetic", images=(Image("cat.png"),))
+    with pytest.raises(DataError, match="reads text only"):
+        evaluate(configure(f"runs_dir={tmp_path}"), samples=[picture], console=QUIET)
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    config = script_config(tmp_path, "42", overrides=("run=mine",))
+    evaluate(config, samples=samples(), scorer=correct, console=QUIET)
+    with pytest.raises((ConfigError, StorageError), match="exists"):
+        evaluate(config, samples=samples(), scorer=correct, console=QUIET)
+
+
+def test_a_tool_error_is_told_to_the_model_and_counted(tmp_path: Path) -> None:
+    @tool
+    async def double(number: int) -> str:  # the name the script calls
+        """Double a number."""
+        raise ToolError("the machine is tired")
+
+    report = evaluate(
+        script_config(tmp_path, CALL, "42"), samples=samples(1), tools=[double], scorer=correct, console=QUIET
+    )
+    assert report.sources[0].calls_by_status == {"error": 1}
+    assert any("the machine is tired" in message.text for message in report.trajectories[0].messages)
+
+
+def test_two_groups_of_one_sample_share_nothing(tmp_path: Path) -> None:
+    """Siblings of one group have their own ledgers, messages and turns."""
+    config = configure("eval.samples=1", "rollout.tools=[calculate]", f"runs_dir={tmp_path}")
+    prepared = prepare(config, "test", limit=1)
+
+    async def play() -> list[Trajectory]:
+        async with open_stage(prepared) as stage:
+            return (await run_group(prepared.samples[0], size=3, step=0, stage=stage)).trajectories
+
+    first, second, third = asyncio.run(play())
+    assert first.segments[0] is not second.segments[0] and first.messages is not third.messages
+    assert len({tuple(t.segments[0].token_ids) for t in (first, second, third)}) > 1

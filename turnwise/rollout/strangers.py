@@ -1,0 +1,169 @@
+"""Running code that is not ours: it can be stopped, and whatever it raises becomes an ordinary error.
+
+Tools and simulated users may hang, swallow cancellation, call `sys.exit` or block. Each call runs in a task or a thread
+of its own, so that the episode can go on without it.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from turnwise.errors import EpisodeError, PluginError
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 5.0
+"""How long cancelled code may take to clean up before it is left behind."""
+MAX_LEFT_BEHIND = 256
+
+
+class StrangerError(Exception):
+    """What must not pass through an event loop as it is: SystemExit, a cancellation nobody asked for and the like."""
+
+
+class TookTooLong(Exception):
+    """The time given to a call has passed; not to be mistaken for a TimeoutError of the code itself."""
+
+
+_left_behind: list[threading.Thread | asyncio.Task[Any]] = []
+
+
+async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of either kind: a coroutine in a task, anything else in a thread, where it may block."""
+    if inspect.iscoroutinefunction(function):
+        return await in_task(function(*args, **kwargs))
+    value = await in_thread(lambda: function(*args, **kwargs))
+    return await in_task(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+    """Await in a task of its own. Cancellation is passed on; code that ignores it is left behind after a while."""
+    try:
+        _check_left_behind()
+    except PluginError:
+        work.close()
+        raise
+    task = asyncio.ensure_future(_tamed(work))
+    try:
+        done, _ = await asyncio.wait((task,), timeout=seconds)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if not done:
+        await _stop(task)
+        raise TookTooLong
+    if task.cancelled():
+        raise StrangerError("CancelledError: it cancelled itself")
+    return task.result()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run blocking work in a daemon thread of its own: a shared pool would fill up with hung calls."""
+    _check_left_behind()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def body() -> None:
+        value: Any = None
+        error: Exception | None = None
+        try:
+            value = work()
+        except BaseException as raised:  # carried to the awaiting task, whatever it is
+            error = _ordinary(raised)
+        try:
+            loop.call_soon_threadsafe(_settle, future, value, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    thread = threading.Thread(target=body, daemon=True, name="turnwise-stranger")
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise EpisodeError(f"cannot start a thread: {error}") from error
+    try:
+        return await future
+    finally:
+        if not future.done() or future.cancelled():
+            _left_behind.append(thread)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Finish, however often the caller is cancelled meanwhile; the cancellation is passed on afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen: the cancellation is what the caller must know
+        raise cancelled
+    return task.result()
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value
+
+
+async def _tamed(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise  # ours, the person's at the keyboard, the interpreter's
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _ordinary(error) from error
+
+
+def _ordinary(error: BaseException) -> Exception:
+    """The error, or what can be raised in its place; a future cannot even hold a StopIteration."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    ordinary = StrangerError(f"{type(error).__name__}: {error}")
+    ordinary.__cause__ = error
+    return ordinary
+
+
+def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
+    if future.done():
+        return  # the caller has left
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel and wait; a task that goes on is left behind. More cancellations do not shorten its clean-up."""
+    task.cancel()
+    deadline = asyncio.get_running_loop().time() + GRACE_SECONDS
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := deadline - asyncio.get_running_loop().time()) > 0:
+        try:
+            await asyncio.wait((task,), timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not task.done():
+        _left_behind.append(task)
+    elif not task.cancelled():
+        task.exception()  # seen: it has been stopped, what it says now is not asked for
+    if cancelled is not None:
+        raise cancelled
+
+
+def _check_left_behind() -> None:
+    """Too many hung calls end the run visibly instead of slowing it to death."""
+    if len(_left_behind) < MAX_LEFT_BEHIND:
+        return
+    _left_behind[:] = [
+        entry
+        for entry in _left_behind
+        if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
+    ]
+    if len(_left_behind) >= MAX_LEFT_BEHIND:
+        raise PluginError(f"{MAX_LEFT_BEHIND} calls of tools or users hang although their time has passed")
