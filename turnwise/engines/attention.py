@@ -218,33 +218,18 @@ def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], 
     return panels, torch.cat(home)
 
 
-class _Slots:
-    """Flat addresses of one new token each: `rows[t]` at position `places[t]`."""
-
-    def __init__(self, store: KeyValueStore, rows: Tensor, places: Tensor) -> None:
-        _, _, shared, size, capacity = store.keys.shape
-        self._store, self._size = store, size
-        heads = rows.unsqueeze(1) * shared + torch.arange(shared)
-        # Keys lie with positions innermost, values with positions outside the head dimension.
-        lines = heads.unsqueeze(-1) * size + torch.arange(size)
-        self._keys = (lines.view(len(rows), -1) * capacity + places.unsqueeze(1)).view(-1)
-        self._values = (heads * capacity + places.unsqueeze(1)).view(-1)
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store the tokens' keys and values [t, Hkv, D]."""
-        self._store.keys[layer].view(-1).index_copy_(0, self._keys, k.reshape(-1))
-        self._store.values[layer].view(-1, self._size).index_copy_(0, self._values, v.reshape(-1, self._size))
-
-
 def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk]) -> Attend:
     """Append the chunks' keys and values to their rows and let each chunk see all of its sequence so far."""
     panels, home = _panels(chunks, store.keys.dtype)
-    rows = torch.cat([torch.full((chunk.length,), chunk.row) for chunk in chunks])
-    slots = _Slots(store, rows, torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]))
-    total = len(rows)
+    total = len(home)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        slots.write(layer, k[:total], v[:total])
+        begin = 0
+        for chunk in chunks:
+            stop = begin + chunk.length
+            store.keys[layer, chunk.row, :, :, chunk.start : chunk.end] = k[begin:stop].permute(1, 2, 0)
+            store.values[layer, chunk.row, :, chunk.start : chunk.end] = v[begin:stop].transpose(0, 1)
+            begin = stop
         shared, size = k.shape[1], k.shape[2]
         mixed: list[Tensor] = []
         for panel in panels:
@@ -268,12 +253,16 @@ def cached_decode(store: KeyValueStore, places: Tensor) -> Attend:
     count = len(places)
     width = padded(int(places.max()) + 1, KEY_PAD)
     mask = _mask(places.unsqueeze(1), width, store.keys.dtype)
-    slots = _Slots(store, torch.arange(count), places)
+    _, _, shared, size, capacity = store.keys.shape
+    # Flat addresses: keys lie with positions innermost, values with positions outside the head dimension.
+    key_index = (torch.arange(count * shared * size).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
+    value_index = (torch.arange(count * shared).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        slots.write(layer, k[:count], v[:count])
+        store.keys[layer].view(-1).index_copy_(0, key_index, k[:count].reshape(-1))
+        store.values[layer].view(-1, size).index_copy_(0, value_index, v[:count].reshape(-1, size))
         mixed = _mix(
-            q[:count].view(count, k.shape[1], -1, 1, k.shape[2]),
+            q[:count].view(count, shared, -1, 1, size),
             store.keys[layer, :count, :, :, :width],
             store.values[layer, :count, :, :width],
             mask,

@@ -47,6 +47,7 @@ class Decoder(nn.Module):
     embed: nn.Parameter
     norm: nn.Parameter
     head: nn.Parameter | None
+    eps: Tensor
 
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -56,6 +57,8 @@ class Decoder(nn.Module):
         for part in checkpoint_format.layout(config):
             owner, _, name = part.name.rpartition(".")
             self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
+        wide = torch.promote_types(self.embed.dtype, torch.float32)
+        self.register_buffer("eps", torch.tensor(config.norm_eps, dtype=wide), persistent=False)
         self._rope: tuple[Tensor, Tensor] | None = None
 
     @classmethod
@@ -113,10 +116,9 @@ class Decoder(nn.Module):
         return x + functional.linear(functional.silu(gate) * up, layer.down)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # At least float32, whatever the weights are. The norm is one pass where a mean of squares would be three.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = torch.rsqrt(norm * norm * (1.0 / x.shape[-1]) + self.config.norm_eps)
+        # The norm is one pass where a mean of squares would be three; taken in float32 at least.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self.eps.dtype)
+        scale = torch.addcmul(self.eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt()
         return (x * scale).to(x.dtype) * weight
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:

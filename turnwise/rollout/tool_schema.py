@@ -11,7 +11,9 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
+from referencing import Registry
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from turnwise.errors import PluginError, ToolError
 from turnwise.types import JsonSchema
@@ -48,7 +50,7 @@ def read_signature(function: Callable[..., Any], name: str, context_type: type) 
             raise PluginError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
         if parameter.name not in hints:
             raise PluginError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
-    stray = [named for named in described if named not in {p.name for p in parameters}]
+    stray = [named for named in described if named not in {context, *(p.name for p in parameters)}]
     if stray:
         raise PluginError(f"tool {name!r}: its docstring describes {stray[0]!r}, which is no parameter")
     readers = {p.name: _reader(name, p.name, hints[p.name]) for p in parameters}
@@ -94,16 +96,16 @@ def validator_of(schema: JsonSchema, name: str) -> jsonschema.Draft202012Validat
     parameters = parameters_of(schema)
     try:
         jsonschema.Draft202012Validator.check_schema(parameters)
-        validator = jsonschema.Draft202012Validator(parameters)
+        resolver = Registry().with_resource("", DRAFT202012.create_resource(parameters)).resolver()
         for reference in _references(parameters):
             if not reference.startswith("#"):  # jsonschema would go and fetch it
                 raise PluginError(f"tool {name!r}: its schema refers to {reference!r}, outside itself")
-            validator._resolver.lookup(reference)
+            resolver.lookup(reference)
     except jsonschema.SchemaError as error:
         raise PluginError(f"tool {name!r}: its parameters are not a JSON schema: {error.message}") from error
     except Unresolvable as error:
         raise PluginError(f"tool {name!r}: its schema refers to {error.ref!r}, which it does not have") from error
-    return validator
+    return jsonschema.Draft202012Validator(parameters)
 
 
 def check_arguments(validator: jsonschema.Draft202012Validator, name: str, arguments: dict[str, Any]) -> None:
@@ -164,9 +166,9 @@ def _parameters_schema(
 
 
 def _default(reader: TypeAdapter[Any], value: Any) -> dict[str, Any]:
-    """The default as the model may read it; one that is not JSON, such as a sentinel, is not shown."""
+    """The default as the model may read and write it; one that the annotation does not allow is not shown."""
     try:
-        return {"default": reader.dump_python(value, mode="json", warnings="error")}
+        return {"default": reader.dump_python(reader.validate_python(value), mode="json", warnings="error")}
     except (PydanticSerializationError, ValueError, TypeError):
         return {}
 

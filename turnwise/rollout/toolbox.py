@@ -1,14 +1,19 @@
 """Running tool calls: every call gets an answer and a record, whatever the model or the tool does."""
 
 import asyncio
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import jsonschema
+
 from turnwise.config import Keep, RolloutConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
 from turnwise.plugins import builtin, load, names_in
-from turnwise.rollout.tools.tool import FunctionTool, Tool, ToolContext, ToolSession, tool, validate
+from turnwise.rollout import strangers
+from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
+from turnwise.rollout.tools.tool import FunctionTool, Tool, ToolContext, ToolSession, as_result, tool
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, Sample, ToolCall, ToolResult
 
 CLOSE_SECONDS = 10.0
@@ -32,11 +37,22 @@ def as_tool(found: object) -> Tool:
     """A tool object as it is, a function as a FunctionTool."""
     if isinstance(found, FunctionTool):
         return found
+    if isinstance(found, type):
+        raise PluginError(f"{found!r} is not a tool but a class: name an instance, or decorate a function with @tool")
     if all(hasattr(found, name) for name in ("name", "schema", "timeout", "concurrency", "open")):
         return found  # type: ignore[return-value]
-    if callable(found) and not isinstance(found, type):
+    if callable(found):
         return tool(found)
     raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tool with what is made of it once: its validator and its slots."""
+
+    tool: Tool
+    validator: jsonschema.Draft202012Validator
+    slots: asyncio.Semaphore
 
 
 class Toolbox:
@@ -49,7 +65,9 @@ class Toolbox:
     def __init__(self, tools: Sequence[Tool], config: RolloutConfig) -> None:
         self.tools: dict[str, Tool] = {}
         self._config = config
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._validators: dict[str, jsonschema.Draft202012Validator] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         for entry in tools:
             self._add(entry)
         self.common = tuple(self.tools)
@@ -69,8 +87,10 @@ class Toolbox:
     def _add(self, entry: Tool) -> None:
         if entry.name in self.tools:
             raise PluginError(f"two tools are called {entry.name!r}")
+        self._validators[entry.name] = validator_of(entry.schema, entry.name)
+        if entry.schema["function"]["name"] != entry.name:
+            raise PluginError(f"tool {entry.name!r}: its schema calls it {entry.schema['function']['name']!r}")
         self.tools[entry.name] = entry
-        self._slots[entry.name] = asyncio.Semaphore(entry.concurrency)
 
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
         """What the model is told of these tools."""
@@ -78,52 +98,77 @@ class Toolbox:
 
     def open(self, sample: Sample, names: Sequence[str]) -> "EpisodeTools":
         """The tools at work in one episode."""
-        return EpisodeTools({name: self.tools[name] for name in names}, self._slots, sample, self._config)
+        return EpisodeTools({name: self._entry(name) for name in names}, sample, self._config)
+
+    def _entry(self, name: str) -> _Entry:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # slots belong to one event loop; a second run has another
+            self._loop, self._entries = loop, {}
+        if name not in self._entries:
+            found = self.tools[name]
+            self._entries[name] = _Entry(found, self._validators[name], asyncio.Semaphore(found.concurrency))
+        return self._entries[name]
 
 
 @dataclass(slots=True)
 class EpisodeTools:
     """Sessions of one episode, opened at their first call and closed by `close`."""
 
-    tools: Mapping[str, Tool]
-    slots: Mapping[str, asyncio.Semaphore]
+    entries: Mapping[str, _Entry]
     sample: Sample
     config: RolloutConfig
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
+    _own_sample: Sample | None = None
 
-    async def call(self, calls: Sequence[ToolCall]) -> list[tuple[Message, CallRecord]]:
-        """Run the calls of one turn side by side; answers keep the order of the calls."""
-        tasks = [asyncio.ensure_future(self._answer(number, call)) for number, call in enumerate(calls)]
+    async def call(self, calls: Sequence[ToolCall], records: list[CallRecord]) -> list[Message]:
+        """Run the calls of one turn side by side; answers and `records` keep the order of the calls.
+
+        When the episode ends meanwhile, the records say which calls were under way.
+        """
+        start = time.perf_counter()
+        done: dict[int, CallRecord] = {}
+        unfinished = CallStatus.ERROR
         try:
-            return list(await asyncio.gather(*tasks))
+            if len(calls) == 1:  # the usual case needs no task
+                return [await self._answer(0, calls[0], done)]
+            return await _together([self._answer(number, call, done) for number, call in enumerate(calls)])
+        except asyncio.CancelledError:
+            unfinished = CallStatus.TIMEOUT
+            raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            seconds = time.perf_counter() - start
+            records += [done.get(i) or CallRecord(call, unfinished, seconds) for i, call in enumerate(calls)]
 
     async def close(self) -> list[str]:
         """Close every session; what went wrong is returned, not raised, so that all of them are tried."""
-        problems = []
-        for name, opening in self.sessions.items():
+        found = await asyncio.gather(*(self._close(name, opening) for name, opening in self.sessions.items()))
+        self.sessions.clear()
+        return [problem for problem in found if problem is not None]
+
+    async def _close(self, name: str, opening: asyncio.Task[ToolSession]) -> str | None:
+        try:
             if not opening.done():
                 opening.cancel()
-            (session,) = await asyncio.gather(opening, return_exceptions=True)
-            if isinstance(session, BaseException):
-                continue  # it never opened; the call that opened it has reported why
-            try:
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await session.close()
-            except Exception as error:  # a tool's own code: recorded on the trajectory
-                problems.append(f"closing tool {name}: {type(error).__name__}: {error}")
-        return problems
+                await asyncio.wait((opening,), timeout=CLOSE_SECONDS)
+            if not opening.done():
+                return f"closing tool {name}: it is still opening after {CLOSE_SECONDS:g} s"
+            if opening.cancelled() or opening.exception() is not None:
+                return None  # it never opened; the call that opened it has reported why
+            await strangers.in_task(opening.result().close(), CLOSE_SECONDS)
+        except strangers.TookTooLong:
+            return f"closing tool {name}: not closed after {CLOSE_SECONDS:g} s"
+        except Exception as error:  # a tool's own code: recorded on the trajectory
+            return f"closing tool {name}: {type(error).__name__}: {error}"
+        return None
 
-    async def _answer(self, number: int, call: ToolCall) -> tuple[Message, CallRecord]:
+    async def _answer(self, number: int, call: ToolCall, done: dict[int, CallRecord]) -> Message:
         start = time.perf_counter()
         status, result = await self._run(number, call)
-        text, truncated = _fit(_clean(result.text), self.config.max_tool_reply_chars, self.config.keep)
-        message = Message(Role.TOOL, text, tool_call_id=call.id, name=call.name or None)
-        seconds = time.perf_counter() - start
-        return message, CallRecord(call, status, seconds, truncated, result.score, result.info)
+        text, truncated = _fit(result.text, self.config.max_tool_reply_chars, self.config.keep)
+        done[number] = CallRecord(
+            call, status, time.perf_counter() - start, truncated, result.score, result.info
+        )
+        return Message(Role.TOOL, clean(text), tool_call_id=call.id, name=clean(call.name) or None)
 
     async def _run(self, number: int, call: ToolCall) -> tuple[CallStatus, ToolResult]:
         limit = self.config.max_parallel_calls
@@ -131,41 +176,69 @@ class EpisodeTools:
             return CallStatus.MALFORMED, ToolResult(f"Error: {call.problem}")
         if number >= limit:
             return CallStatus.REFUSED, ToolResult(f"Error: not run; at most {limit} calls are allowed in one turn")
-        chosen = self.tools.get(call.name)
-        if chosen is None:
-            return CallStatus.UNKNOWN_TOOL, ToolResult(
-                f"Error: unknown tool {call.name!r}: {nearest(call.name, self.tools)}"
-            )
+        entry = self.entries.get(call.name)
+        if entry is None:
+            hint = nearest(call.name, self.entries)
+            return CallStatus.UNKNOWN_TOOL, ToolResult(f"Error: unknown tool {call.name!r}: {hint}")
+        seconds = entry.tool.timeout if self.config.tool_timeout is None else self.config.tool_timeout
         try:
-            validate(chosen, call.arguments)
-        except ToolError as error:
+            check_arguments(entry.validator, call.name, call.arguments)
+            async with entry.slots:
+                return CallStatus.OK, await strangers.in_task(self._attempt(entry.tool, call), seconds)
+        except BadArguments as error:
             return CallStatus.BAD_ARGUMENTS, ToolResult(f"Error: {error}")
-        seconds = chosen.timeout if self.config.tool_timeout is None else self.config.tool_timeout
-        async with self.slots[chosen.name]:
-            try:
-                async with asyncio.timeout(seconds) as deadline:
-                    session = await self._session(chosen)
-                    return CallStatus.OK, await session.call(call.arguments)
-            except ToolError as error:
-                return CallStatus.ERROR, ToolResult(f"Error: {error}")
-            except (EpisodeError, PluginError):
-                raise
-            except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
-                if isinstance(error, TimeoutError) and deadline.expired():
-                    return CallStatus.TIMEOUT, ToolResult(f"Error: {chosen.name} took longer than {seconds:g} s")
-                return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
+        except ToolError as error:
+            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+        except strangers.TookTooLong:
+            return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
+        except strangers.StrangerError as error:
+            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+        except (EpisodeError, PluginError):
+            raise
+        except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
+            return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
+
+    async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
+        session = await self._session(chosen)
+        try:
+            arguments = copy.deepcopy(call.arguments)  # the call is on record; a tool may change what it is given
+        except RecursionError as error:
+            raise BadArguments(f"bad arguments for {call.name}: nested too deeply") from error
+        return as_result(await session.call(arguments))
 
     async def _session(self, chosen: Tool) -> ToolSession:
-        if chosen.name not in self.sessions:
-            context = ToolContext(self.sample, self.sample.tools_kwargs.get(chosen.name, {}))
+        opening = self.sessions.get(chosen.name)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            if self._own_sample is None:
+                self._own_sample = copy.deepcopy(self.sample)
+            context = ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}))
             # A task, so that two calls of one turn share the session and `close` can wait for its opening.
-            self.sessions[chosen.name] = asyncio.ensure_future(chosen.open(context))
-        return await asyncio.shield(self.sessions[chosen.name])
+            opening = asyncio.ensure_future(strangers.in_task(chosen.open(context)))
+            self.sessions[chosen.name] = opening
+        return await asyncio.shield(opening)
 
 
-def _clean(text: str) -> str:
+async def _together(answers: Sequence["asyncio._CoroutineLike[Message]"]) -> list[Message]:
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await strangers.to_the_end(_settled(tasks))
+
+
+async def _settled(tasks: Sequence["asyncio.Task[Message]"]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def clean(text: str) -> str:
     """Text every tokenizer can take: no NUL, no lone surrogates."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def _fit(text: str, limit: int, keep: Keep) -> tuple[str, bool]:
@@ -177,6 +250,6 @@ def _fit(text: str, limit: int, keep: Keep) -> tuple[str, bool]:
         case Keep.head:
             return text[:limit] + note, True
         case Keep.tail:
-            return note + text[-limit:], True
+            return note + text[len(text) - limit :], True
         case Keep.both:
             return text[: limit - limit // 2] + note + text[len(text) - limit // 2 :], True
