@@ -8,7 +8,6 @@ for it here. A user of `generate` must run the second turn over the whole longer
 
 import argparse
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,8 +22,8 @@ import turnwise
 from turnwise.engines.checkpoint_format import DecoderConfig
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.threads import choose_threads
-from turnwise.engines.torch_sampler import SamplerStats, TorchSampler
+from turnwise.engines.threads import choose_threads, usable_cores
+from turnwise.engines.torch_sampler import TorchSampler
 
 SHARED, OWN, NEW, REPLY = 170, (44, 57), 40, 20
 TINY = DecoderConfig("qwen3", 1024, 128, 384, 4, 4, 2, 32, 2048, tied=True)
@@ -99,7 +98,7 @@ def best_reference_threads(model: Any, prompts: list[list[int]], replies: list[l
     """The thread count with which generate is faster, by a small run of each."""
     few, answers = prompts[: max(1, len(prompts) // 2)], replies[: max(1, len(prompts) // 2)]
     seconds: dict[int, float] = {}
-    for count in sorted({1, len(os.sched_getaffinity(0))}):
+    for count in sorted({1, usable_cores()}):
         torch.set_num_threads(count)
         seconds[count] = timed(lambda: theirs(model, few, answers))[0]
     return min(seconds, key=lambda count: seconds[count])
@@ -125,7 +124,7 @@ async def measure(episodes: int, repeats: int) -> None:
         seconds, their_tokens = timed(lambda: theirs(model, prompts, replies))
         their_seconds.append(seconds)
         assert tokens == their_tokens, (tokens, their_tokens)
-    stats: SamplerStats = sampler.stats
+    stats = sampler.stats
     await sampler.close()
     mine, reference = sorted(our_seconds)[repeats // 2], sorted(their_seconds)[repeats // 2]
     print(f"{what}, {episodes} two-turn episodes, {tokens} tokens written, median of {repeats}")

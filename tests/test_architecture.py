@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"types", "errors", "config", "metrics"},
-    {"plugins"},
+    {"plugins", "files"},
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},

@@ -1,5 +1,7 @@
 """The ledger has one writer that refuses misaligned tokens; messages know what a reader takes as said."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def test_arrays_stay_parallel_and_spans_put_together_are_the_whole(parts: list[t
     assert all((value != 0.0) == flag for value, flag in zip(ledger.logprobs, ledger.loss_mask, strict=True))
     spans = list(ledger.spans())
     assert [token for _, _, ids in spans for token in ids] == ledger.token_ids
-    assert all(a[:2] != b[:2] for a, b in zip(spans, spans[1:], strict=False)), "neighbouring spans differ"
+    assert all(a[:2] != b[:2] for a, b in itertools.pairwise(spans)), "neighbouring spans differ"
 
 
 def test_text_and_visible() -> None:

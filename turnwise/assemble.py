@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -106,11 +107,25 @@ def model_folder(path: str) -> Path:
     if path in embedded:
         return Path(str(resources.files(import_module(f"{MODELS_PACKAGE}.{path}"))))
     folder = Path(path).expanduser()
+    if not folder.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        return _from_hub(path)
     if not folder.is_dir():
         raise ConfigError(f"model.path: {unknown('model (no such folder or embedded model)', path, embedded)}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder} has no config.json; it must be a Hugging Face model folder")
     return folder
+
+
+def _from_hub(name: str) -> Path:
+    """A hub model's folder in the local cache, downloaded when it is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model.path: {name} is no local folder and the hub did not give it: {reason}") from error
 
 
 def make_renderer(config: Config) -> Renderer:

@@ -10,6 +10,10 @@ def only(key: str, *values: str) -> dict[str, Any]:
     return {"only": (key, values)}
 
 
+RENDERING = ("torch", "scripted")
+"""Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
+
+
 class Overlong(enum.Enum):
     """What happens to prompts longer than `data.max_prompt_tokens`."""
 
@@ -59,8 +63,8 @@ class EngineName(enum.Enum):
 class ModelConfig:
     """Which model."""
 
-    path: str = "tiny"
-    """A Hugging Face folder, or `tiny` for the embedded model."""
+    path: str = field(default="tiny", metadata=only("engine.name", *RENDERING))
+    """A Hugging Face folder or hub id, or `tiny` for the embedded model."""
     precision: Precision = field(default=Precision.float32, metadata=only("engine.name", "torch"))
 
 
@@ -68,13 +72,14 @@ class ModelConfig:
 class ChatConfig:
     """How messages become tokens."""
 
-    template: str | None = None
+    template: str | None = field(default=None, metadata=only("engine.name", *RENDERING))
     """A built-in name (`chatml_hermes`) or a Jinja file; null uses the model's own."""
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
     """Passed to the template, such as {enable_thinking: false}."""
     tool_format: str = "hermes"
     """How the model writes tool calls; a file of turnwise/chat/formats."""
-    history: HistoryPolicy = HistoryPolicy.refuse
+    history: HistoryPolicy = field(default=HistoryPolicy.refuse, metadata=only("engine.name", *RENDERING))
+    """What happens when the template would rewrite earlier messages."""
 
 
 @dataclass
@@ -86,11 +91,9 @@ class DataConfig:
     eval_files: list[str] = field(default_factory=list)
     prompt_key: str = "prompt"
     """The column that holds the messages."""
-    max_prompt_tokens: int = 1024
+    max_prompt_tokens: int = field(default=1024, metadata=only("engine.name", *RENDERING))
     """Longer prompts are handled by `overlong`."""
-    overlong: Overlong = Overlong.filter
-    shuffle: bool = True
-    """Shuffle training samples anew each epoch, from `seed`."""
+    overlong: Overlong = field(default=Overlong.filter, metadata=only("engine.name", *RENDERING))
 
 
 @dataclass
@@ -120,7 +123,7 @@ class SamplingConfig:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = field(default=0, metadata=only("engine.name", *RENDERING))
     """0 considers every token."""
     max_tokens: int = 128
     """Most tokens of one assistant turn."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,7 +72,8 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
 
 
 def _note(run: RunDir, console: Console, text: str) -> None:
-    run.append_jsonl("log.jsonl", {"time": time.time(), "text": text})
+    with run.log_path.open("a", encoding="utf-8") as log:
+        log.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
     console.print(text, markup=False, highlight=False)
 
 

@@ -30,7 +30,11 @@ def plan_text(prepared: Prepared) -> str:
     }
     shown = ", ".join(f"{value:g} {name}" for name, value in budgets.items() if value is not None)
     lines.append(f"budgets      {shown}")
-    lines.append(f"samples      {len(prepared.samples)}, {prepared.dropped} left out as longer than the limit")
+    limit = "all" if config.eval.samples is None else f"eval.samples={config.eval.samples}"
+    lines.append(
+        f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
+        f"{config.data.max_prompt_tokens} tokens"
+    )
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

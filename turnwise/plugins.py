@@ -1,5 +1,6 @@
 """Finding what users bring: `module:name`, `file.py:name` or `package.module.Class`; errors say what was tried."""
 
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
@@ -21,7 +22,7 @@ def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
         place, _, name = spec.rpartition(":")
     else:
         place, _, name = spec.rpartition(".")
-    if not place or not name:
+    if not place or not name or (name == "py" and ":" not in spec):
         raise PluginError(f"{kind} {spec!r}: write module:name, file.py:name or package.module.Class")
     folders = [folder for folder in (near, Path.cwd()) if folder is not None]
     module = _from_file(place, spec, kind, folders) if place.endswith(".py") else _from_name(place, spec, kind, folders)
@@ -51,7 +52,8 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     if path is None:
         raise PluginError(f"{kind} {spec!r}: no such file; tried {', '.join(map(str, dict.fromkeys(tried)))}")
     # The whole path names the module, so that two files called reward.py do not overwrite each other.
-    name = "turnwise_user_" + str(path.resolve()).strip("/").replace("/", "_").replace(".", "_").replace("-", "_")
+    digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
+    name = f"turnwise_user_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     description = importlib.util.spec_from_file_location(name, path)
@@ -61,7 +63,7 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     sys.modules[name] = module
     try:
         description.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
         del sys.modules[name]
         raise PluginError(f"{kind} {spec!r}: running {path} failed: {type(error).__name__}: {error}") from error
     return module
@@ -73,7 +75,7 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
             sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(place)
+        module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
@@ -81,5 +83,20 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
                 f"{kind} {spec!r}: no module {error.name!r} among installed ones or in {searched}"
             ) from error
         raise PluginError(f"{kind} {spec!r}: importing {place} needs {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{kind} {spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error
+    _check_shadowed(module, place, spec, kind, folders[0])
+    return module
+
+
+def _check_shadowed(module: ModuleType, place: str, spec: str, kind: str, folder: Path) -> None:
+    """Refuse a namesake: one installed, or one of another folder that was imported before."""
+    meant = folder.joinpath(*place.split("."))
+    files = [file for file in (meant.with_suffix(".py"), meant / "__init__.py") if file.is_file()]
+    found = getattr(module, "__file__", None)
+    if files and (found is None or Path(found).resolve() != files[0].resolve()):
+        if place.split(".")[0] == __name__.split(".")[0]:
+            return  # a checkout of this package lies in the folder; the running one is meant
+        name = spec[len(place) + 1 :]
+        taken = f"{place} is {found or 'built in'}, not {files[0]}"
+        raise PluginError(f"{kind} {spec!r}: {taken}; if that is meant, write {files[0]}:{name}")

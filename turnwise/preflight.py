@@ -115,7 +115,7 @@ def _lint(config: Config, report: Report) -> None:
         return
     for finding in found.findings:
         outcome = Outcome.ERROR if finding.severity is Severity.ERROR else Outcome.WARNING
-        report.add("dataset", outcome, str(finding))
+        report.add("dataset", outcome, str(finding).removeprefix(f"{finding.severity.value}: "))
     sources = ", ".join(f"{count} {source}" for source, count in found.data_sources.items())
     report.add("dataset", Outcome.OK, f"{found.rows} rows read: {sources}")
 

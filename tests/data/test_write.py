@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turnwise.data.rows import Row, read_rows
 from turnwise.data.samples import to_sample
 from turnwise.data.write import write_rows
-from turnwise.errors import DataError
+from turnwise.errors import DataError, StorageError
 
 _name = st.text(min_size=1, max_size=4).filter(str.strip)
 _int64 = st.integers(-(2**63), 2**63 - 1)
@@ -128,7 +128,7 @@ def test_an_old_file_survives_every_failure(tmp_path: Path, name: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # what a full disk looks like: a write fails half-way
     try:
-        with pytest.raises(DataError, match="cannot be written: File too large"):
+        with pytest.raises(StorageError, match="cannot write .*: File too large"):
             write_rows([{"x": f"{n:0200}"[::-1] + str(hash(n))} for n in range(5000)], path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -138,8 +138,8 @@ def test_an_old_file_survives_every_failure(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").mkdir()
-    with pytest.raises(DataError, match="cannot be written: Is a directory"):
+    with pytest.raises(StorageError, match="cannot write .*: Is a directory"):
         write_rows([{"x": 1}], tmp_path / "a.jsonl")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot write"):
         write_rows([{"x": 1}], tmp_path / "file" / "a.jsonl")

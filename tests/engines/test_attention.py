@@ -62,6 +62,7 @@ def test_pieces_and_batches_equal_the_whole(shared: int, invariant: None) -> Non
         chunks = [Chunk(0, 0, 1), Chunk(1, 0, 100), Chunk(2, 0, 320)]
         first = prefill(made, rows, chunks, [tokens[:1], tokens[:100], tokens[:320]])
         assert torch.equal(first, whole[[0, 99, 319]])
+        # Neighbours of unlike length, then one of a kind, in any order of rows.
         second = prefill(made, rows, [Chunk(1, 100, 257), Chunk(0, 1, 40)], [tokens[100:257], tokens[1:40]])
         assert torch.equal(second, whole[[256, 39]])
         for shift in range(5):

@@ -26,7 +26,7 @@ def test_uniforms_are_known_numbers() -> None:
 
 def test_uniforms_are_flat_and_differ_by_key() -> None:
     first, second = noise(20000), noise(20000, seed=1)
-    assert 0.0 <= first.min() and first.max() < 1.0
+    assert first.min() >= 0.0 and first.max() < 1.0
     counts = np.histogram(first, bins=20, range=(0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.03

@@ -325,6 +325,31 @@ def test_parked_memory_is_counted_and_released(decoder: Decoder) -> None:
     with_sampler(decoder, body)
 
 
+def test_released_while_waiting_or_writing_is_not_kept(decoder: Decoder) -> None:
+    async def body(sampler: TorchSampler) -> None:
+        turns = [sampler.generate(f"c{i}", prompt(20, i), SamplingParams(30), key(i)) for i in range(3)]
+        tasks = [asyncio.create_task(turn) for turn in turns]
+        await asyncio.sleep(0)
+        for index in range(3):
+            await sampler.release(f"c{index}")
+        assert all(len(result.token_ids) == 30 for result in await asyncio.gather(*tasks))
+        assert sampler.parked_bytes == 0
+
+    with_sampler(decoder, body, max_batch=1)
+
+
+def test_bfloat16_writes_too(decoder: Decoder) -> None:
+    narrow = Decoder(decoder.config, {n: p.detach().to(torch.bfloat16) for n, p in decoder.named_parameters()})
+
+    async def body(sampler: TorchSampler) -> None:
+        turns = (two_turns(sampler, f"c{i}", key(i), prompt(70 + i)) for i in range(3))
+        for first, second in await asyncio.gather(*turns):
+            assert len(first.token_ids) == len(second.token_ids) == 24
+            assert all(-20 < logprob <= 0 for logprob in (*first.logprobs, *second.logprobs))
+
+    with_sampler(narrow, body)
+
+
 def test_cancelled_requests_free_their_row(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         params = SamplingParams(max_tokens=400)

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.storage.atomic import replacing
+from turnwise.files import replacing
 from turnwise.storage.run_dir import RunDir
 
 

@@ -1,19 +1,19 @@
 """Messages to tokens: the first prompt is rendered once, then only extended by the suffix the template adds."""
 
-import contextlib
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os.path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-import jinja2
-
+from turnwise.chat.replies import Disguise, fresh_mark, place
+from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
+from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import EpisodeError, TemplateError
-from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role, ToolCall
+from turnwise.errors import TemplateError
+from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role
 
-_MARK = "turnwiseXmarkX"  # plain letters: no template trims, escapes or splits it
 _REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER, Role.SYSTEM: Origin.USER}
 
 
@@ -26,15 +26,6 @@ class History(enum.StrEnum):
     """Keep every token as it was sampled and take only the template's suffix."""
     SEGMENT = "segment"
     """Follow the template: open a second sequence that starts from the rewritten history."""
-
-
-class CallForm(enum.StrEnum):
-    """How an assistant message with tool calls is put to the template."""
-
-    RAW = "raw"
-    """As the text the policy wrote."""
-    STRUCTURED = "structured"
-    """As `tool_calls`, for templates that refuse a tool message after plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +54,27 @@ class Renderer:
         self.tokenizer = tokenizer
         self.call_format = call_format
         self.history = history
-        self._kwargs = template_kwargs or {}
-        user = Message(Role.USER, "hello")
-        marked = self.render([user, Message(Role.ASSISTANT, _MARK)], (), reply=False)
-        if marked.count(_MARK) != 1:
-            raise TemplateError("the chat template does not show an assistant message exactly once")
-        self._closing = marked[marked.index(_MARK) + len(_MARK) :]
-        opened = self.render([user], (), reply=True)
-        opening = opened[len(self.render([user], (), reply=False)) :]
-        self.in_reasoning = opening.rfind("<think>") > opening.rfind("</think>")
-        self.stop_ids = frozenset(tokenizer.end_ids | self._closing_end())
-        self.call_form = self._choose_call_form()
-
-    # --- messages to text -------------------------------------------------------------------------------------
+        self.template = ChatTemplate(tokenizer, call_format, template_kwargs or {})
+        self.call_form = self.template.call_form
+        self.in_reasoning = bool(self.template.thought)
+        self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in self.template.stop_texts}
+        # Some tokenizers do not flag as special what their template writes between turns.
+        glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
+        markers = {text for text in tokenizer.added_ids if text in glue} - {THINK, UNTHINK}
+        self._control = tuple(sorted({*tokenizer.special_texts, *markers}))
+        self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
         """The template's text; `reply` adds the header of an assistant message."""
-        form = getattr(self, "call_form", CallForm.RAW)
-        return self._template([_as_dict(message, form) for message in messages], tools, reply)
-
-    def _template(self, messages: list[dict[str, Any]], tools: Sequence[JsonSchema], reply: bool) -> str:
-        try:
-            return self.tokenizer.apply_template(messages, list(tools), reply, self._kwargs)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
-
-    # --- text to tokens ---------------------------------------------------------------------------------------
+        return self.template.render(messages, tools, reply=reply)
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> list[int]:
         """The ids of the first prompt, assistant header included."""
-        return self.tokenizer.encode(self.render(messages, tools, reply=True)).ids
+        return self._encode_all(messages, tools, reply=True)
 
     def extend(
         self,
-        prompt: Sequence[Message],
+        history: Sequence[Message],
         assistant: Message,
         completion: Completion,
         replies: Sequence[Message],
@@ -105,144 +82,119 @@ class Renderer:
     ) -> list[Span]:
         """The tokens that follow `completion` when `replies` answer it, assistant header included.
 
-        Only the prompt, this assistant message and the replies are rendered, so a long conversation costs no more
-        per turn than a short one; the self-check at the end compares the whole.
+        `history` is everything before the assistant's message. Where the template was found to add the same suffix
+        whatever happened in between, only the first prompt of it is rendered, so that a late turn costs no more than
+        an early one; the self-check at the end compares the whole.
         """
-        before = self.render([*prompt, assistant], tools, reply=False)
-        after = self.render([*prompt, assistant, *replies], tools, reply=True)
-        if after.startswith(before) and before.endswith(self._closing):
-            tail = after[len(before) - len(self._closing) :]
-        elif self.history is History.REFUSE:
-            raise TemplateError(self._rewrite_message(before, after))
-        elif self.history is History.SEGMENT:
-            raise HistoryRewritten
-        else:
-            tail = self._marked_tail(prompt, assistant, replies, tools)
-        end = self._end_text(completion)
-        return self._spans(tail[len(end) :] if tail.startswith(end) else tail, replies)
+        disguise = self._disguise(replies)
+        shown = [disguise.put(reply) for reply in replies]
+        context, end = self.template.needed(history, replies), self._end_text(completion)
+        after, start = self.template.locate(context, assistant, end, shown, tools)
+        if start is None:
+            match self.history:
+                case History.REFUSE:
+                    recorded = self.render(context, tools, reply=True) + assistant.text + end
+                    raise TemplateError(_rewrite_message(recorded, after))
+                case History.SEGMENT:
+                    raise HistoryRewritten
+                case History.VERBATIM:
+                    assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
+        marks = {number: fresh_mark(()) + str(number) for number, reply in enumerate(shown) if reply.text}
+        marked = [replace(reply, content=marks.get(number, "")) for number, reply in enumerate(shown)]
+        skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
+        for number, mark in marks.items():
+            if mark not in skeleton:
+                raise TemplateError(f"the chat template does not show what a {shown[number].role} replies")
+        return self._spans(after[start:], skeleton, {mark: shown[n] for n, mark in marks.items()}, disguise, end)
 
-    def read(self, completion: Completion, turn: int) -> Message:
-        """The assistant message a completion spells out."""
+    def read(self, completion: Completion, turn: int, before: Sequence[int] | None = None) -> Message:
+        """The assistant message a completion spells out.
+
+        `before` are the ids it continues: some templates open a <think> block after a user but not after a tool.
+        """
         ids = completion.token_ids
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]
-        text = self.tokenizer.decode(ids)
-        message: Message = self.call_format.parse(text, turn=turn, in_reasoning=self.in_reasoning)
+        in_reasoning, thought = self.in_reasoning, self.template.thought
+        if in_reasoning and before is not None:
+            length = len(self.tokenizer.encode(thought).ids) + 2  # its tokens may begin within a longer one
+            in_reasoning = self.tokenizer.decode(before[-length:]).endswith(thought)
+        message: Message = self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
         return message
 
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
-        """The recorded tokens against one full render of the final messages."""
-        text = self.render(messages, tools, reply=False)
-        expected, recorded = self.tokenizer.encode(text).ids, ledger.token_ids
-        same = len(expected) >= len(recorded) and expected[: len(recorded)] == recorded
-        left = self.tokenizer.decode(expected[len(recorded) :]) if same else ""
-        if same and self._closing.endswith(left):
-            return RenderCheck(exact=True, same_text=True)
-        position = next(
-            (i for i, (a, b) in enumerate(zip(expected, recorded, strict=False)) if a != b),
-            min(len(expected), len(recorded)),
-        )
-        return RenderCheck(False, self._same_text(text, self.tokenizer.decode(recorded)), position)
+        """The recorded tokens against one full render of the final messages.
+
+        Words of the policy that the template refuses to render leave `position` empty: there is nothing to compare.
+        """
+        try:
+            expected = self._encode_all(messages, tools, reply=messages[-1].role is not Role.ASSISTANT)
+        except TemplateError:
+            return RenderCheck(exact=False, same_text=False)
+        recorded = ledger.token_ids
+        common = len(os.path.commonprefix([expected, recorded]))
+        rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
+        unended = self.tokenizer.decode(recorded[:-1]) if recorded[-1] in self.stop_ids else written
+        # What closes the last message may be missing: it was cut short, or the template closes it later.
+        closed = rendered.startswith(written) and self.template.closing.endswith(rendered[len(written) :])
+        same_text = closed or rendered == unended
+        exact = same_text and common >= min(len(expected), len(recorded))
+        return RenderCheck(exact, same_text, None if exact else common)
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
-    def _same_text(self, rendered: str, recorded: str) -> bool:
-        return rendered.startswith(recorded) and self._closing.endswith(rendered[len(recorded) :])
+    def _disguise(self, messages: Sequence[Message]) -> Disguise:
+        return Disguise(self._control, [text for message in messages for text in (message.text, message.name or "")])
 
-    def _closing_end(self) -> set[int]:
-        """The first token of what closes an assistant message, when it is a special token."""
-        ids = self.tokenizer.encode(self._closing).ids
-        return {ids[0]} if ids and ids[0] in self.tokenizer.special_ids else set()
+    def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> list[int]:
+        """One render in tokens. What users and tools wrote is text, even where it spells control tokens."""
+        disguise = self._disguise(messages)
+        text, cuts = disguise.lift(self.render([disguise.put(message) for message in messages], tools, reply=reply))
+        return self.tokenizer.encode(text, cuts=cuts).ids
 
     def _end_text(self, completion: Completion) -> str:
         ids = completion.token_ids
         return self.tokenizer.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
 
-    def _marked_tail(
-        self, prompt: Sequence[Message], assistant: Message, replies: Sequence[Message], tools: Sequence[JsonSchema]
-    ) -> str:
-        """What follows the assistant's words, found by a mark in their place."""
-        marked = Message(Role.ASSISTANT, _MARK, assistant.tool_calls)
-        text = self.render([*prompt, marked, *replies], tools, reply=True)
-        if text.count(_MARK) != 1:
-            raise TemplateError("the chat template drops or repeats an assistant message that a reply follows")
-        return text[text.index(_MARK) + len(_MARK) :]
-
-    def _spans(self, tail: str, replies: Sequence[Message]) -> list[Span]:
+    def _spans(
+        self, tail: str, skeleton: str, replies: dict[str, Message], disguise: Disguise, end: str
+    ) -> list[Span]:
         """Tokens of the tail: what a tool or user wrote keeps its origin, the rest is the template's."""
-        pieces: list[tuple[int, int, Origin]] = []
-        cursor = 0
-        for reply in replies:
-            start, end = _find(reply.text, tail, cursor)
-            if start < 0:
-                if self.tokenizer.has_special(reply.text):
-                    raise EpisodeError("a reply holds control tokens and the template rewrites it; it cannot be placed")
-                return [Span(self.tokenizer.encode(tail).ids, _REPLY_ORIGIN[reply.role])]
-            pieces.append((start, end, _REPLY_ORIGIN[reply.role]))
-            cursor = end
-        if any(self.tokenizer.has_special(tail[start:end]) for start, end, _ in pieces):
-            return self._spans_apart(tail, pieces)
-        encoding = self.tokenizer.encode(tail)
+        pieces = list(_pieces(tail, skeleton, replies))
+        bare = tail.lstrip()
+        skip = len(tail) - len(bare) + len(end) if end and bare.startswith(end) else 0  # the policy wrote it already
+        text, cuts = disguise.lift(tail)
+        encoding = self.tokenizer.encode(text[skip:], cuts=[cut - skip for cut in cuts], after=end if skip else "")
         spans: list[Span] = []
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            origin = next((o for s, e, o in pieces if s < e and start < e and max(end, start + 1) > s), Origin.TEMPLATE)
+        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            while pieces and pieces[0][1] <= start + skip:
+                del pieces[0]
+            inside = pieces and pieces[0][0] < max(stop, start + 1) + skip and token not in self._control_ids
+            origin = pieces[0][2] if inside else Origin.TEMPLATE
             if not spans or spans[-1].origin is not origin:
                 spans.append(Span([], origin))
             spans[-1].ids.append(token)
         return spans
 
-    def _spans_apart(self, tail: str, pieces: list[tuple[int, int, Origin]]) -> list[Span]:
-        """Replies that spell control tokens are encoded as plain text, so that a tool cannot forge a turn."""
-        spans: list[Span] = []
-        cursor = 0
-        for start, end, origin in pieces:
-            spans.append(Span(self.tokenizer.encode(tail[cursor:start]).ids, Origin.TEMPLATE))
-            spans.append(Span(self.tokenizer.encode_plain(tail[start:end]), origin))
-            cursor = end
-        spans.append(Span(self.tokenizer.encode(tail[cursor:]).ids, Origin.TEMPLATE))
-        return [span for span in spans if span.ids]
 
-    def _choose_call_form(self) -> CallForm:
-        call = ToolCall("t000c0000", "probe", {"x": 1})
-        text = self.call_format.render_call(call)
-        asked = Message(Role.ASSISTANT, text, (call,))
-        messages = [Message(Role.USER, "hello"), asked, Message(Role.TOOL, "1", tool_call_id=call.id, name=call.name)]
-        for form in CallForm:
-            with contextlib.suppress(TemplateError):
-                self._template([_as_dict(message, form) for message in messages], (), True)
-                return form
-        return CallForm.RAW  # single-turn and user-turn conversations still work; the preflight tests tools by doing
-
-    def _rewrite_message(self, before: str, after: str) -> str:
-        at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-        return (
-            "the chat template rewrites history: once a reply follows, earlier text changes from "
-            f"{before[at : at + 40]!r} to {after[at : at + 40]!r}. Tokens that were sampled would no longer be what is "
-            "trained. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=verbatim "
-            "(keep the sampled tokens) or chat.history=segment (open a second sequence)"
-        )
+def _pieces(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterator[tuple[int, int, Origin]]:
+    """(start, end, origin) of what tools and users wrote in the tail."""
+    messages = list(replies.values())
+    places = place(tail, skeleton, list(replies), [message.text for message in messages])
+    if places is None:  # the template writes something else around these replies: all that differs counts as theirs
+        start = len(os.path.commonprefix([tail, skeleton]))
+        end = len(tail) - len(os.path.commonprefix([tail[start:][::-1], skeleton[start:][::-1]]))
+        places, messages = [(start, end)], messages[:1]
+    for (start, end), message in zip(places, messages, strict=True):
+        if start < end:
+            yield start, end, _REPLY_ORIGIN[message.role]
 
 
-def _as_dict(message: Message, form: CallForm) -> dict[str, Any]:
-    """A message as templates expect it."""
-    entry: dict[str, Any] = {"role": message.role.value, "content": message.text}
-    readable = [call for call in message.tool_calls if call.problem is None]
-    if form is CallForm.STRUCTURED and readable:
-        entry["content"] = message.visible
-        entry["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in readable
-        ]
-    if message.role is Role.TOOL:
-        entry["tool_call_id"] = message.tool_call_id
-        entry["name"] = message.name
-    return entry
-
-
-def _find(needle: str, text: str, cursor: int) -> tuple[int, int]:
-    """Where a reply stands in the rendered tail, as it is or trimmed."""
-    for candidate in (needle, needle.strip()):
-        start = text.find(candidate, cursor)
-        if start >= 0:
-            return start, start + len(candidate)
-    return -1, -1
+def _rewrite_message(before: str, after: str) -> str:
+    at = len(os.path.commonprefix([before, after]))
+    return (
+        "the chat template rewrites history: once a reply follows, earlier text changes from "
+        f"{before[at : at + 40]!r} to {after[at : at + 40]!r}. Tokens that were sampled would no longer be what is "
+        "trained. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=verbatim "
+        "(keep the sampled tokens) or chat.history=segment (open a second sequence)"
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,38 @@ class Tokenizer:
             self._hf.chat_template = load_template(template)
         if not self._hf.chat_template:
             raise TemplateError(f"{folder} has no chat template; name one with chat.template=FILE or chatml_hermes")
-        self.special_ids = frozenset(self._hf.all_special_ids) | {
-            index for index, token in self._hf.added_tokens_decoder.items() if token.special
-        }
-        self._special_texts = tuple(self._hf.convert_ids_to_tokens(sorted(self.special_ids)))
+        self._backend: Any = self._hf.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.post_processor = None  # adds tokens of its own and hides white space from the offsets
+        added = self._hf.added_tokens_decoder
+        self.special_ids = frozenset(self._hf.all_special_ids) | {i for i, token in added.items() if token.special}
+        self.added_ids: dict[str, int] = {token.content: index for index, token in added.items()}
+        self.special_texts = tuple(text for text, i in self.added_ids.items() if i in self.special_ids and len(text) > 1)
         self.end_ids = frozenset({self._hf.eos_token_id} - {None})
         self.vocab_size = len(self._hf)
+        # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
+        hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
+        self._border = hard[0] if hard else ""
 
-    def encode(self, text: str) -> Encoding:
-        """Ids of a text in which control tokens mean what they say."""
-        encoded = self._hf(text, add_special_tokens=False, return_offsets_mapping=True)
-        return Encoding(encoded["input_ids"], encoded["offset_mapping"])
+    def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
+        """Ids of a text in which control tokens mean what they say, except where a cut goes through them.
+
+        `after` is the control token the text follows; "" when it follows anything else, None when it opens a sequence.
+        """
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        for start, end in pairwise((0, *cuts, len(text))):
+            left = self._border if start or after == "" else after or ""
+            encoded = self._backend.encode(left + text[start:end], add_special_tokens=False)
+            skip, shift = (1 if left else 0), start - len(left)
+            ids += encoded.ids[skip:]
+            offsets += [(first + shift, last + shift) for first, last in encoded.offsets[skip:]]
+        return Encoding(ids, offsets)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text whose control tokens are mere characters."""
-        ids: list[int] = self._hf(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return ids
+        return self.encode(text, cuts=[start + 1 for start, _ in occurrences(self.special_texts, text)]).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
@@ -54,7 +71,7 @@ class Tokenizer:
 
     def has_special(self, text: str) -> bool:
         """Whether a text spells a control token."""
-        return any(special in text for special in self._special_texts)
+        return any(special in text for special in self.special_texts)
 
     def apply_template(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reply: bool, kwargs: dict[str, Any]
@@ -64,6 +81,17 @@ class Tokenizer:
             messages, tools=tools or None, add_generation_prompt=reply, tokenize=False, **kwargs
         )
         return text
+
+
+def occurrences(words: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """(start, end) of every place where one of the words stands in a text, overlapping ones included, in order."""
+    found: set[tuple[int, int]] = set()
+    for word in words:
+        start = text.find(word)
+        while start >= 0:
+            found.add((start, start + len(word)))
+            start = text.find(word, start + 1)
+    return sorted(found)
 
 
 def load_template(name: str) -> str:

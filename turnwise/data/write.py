@@ -1,17 +1,15 @@
 """Rows to a parquet or JSON-lines file, whole or not at all, and exactly as they were given."""
 
-import contextlib
 import json
 import math
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from turnwise.data.rows import Row, RowError, expand
 from turnwise.data.values import FieldError, join, plain, shorten
 from turnwise.errors import DataError
+from turnwise.files import replacing
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> int:
@@ -39,26 +37,8 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> int:
     return len(records)
 
 
-@contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name only when it is complete and on disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or shorten(str(error), 200)}") from error
-
-
 def _write_json_lines(records: list[dict[str, Any]], path: Path) -> None:
-    with _appearing(path) as file:
+    with replacing(path) as file:
         for number, record in enumerate(records):
             try:
                 text = json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -87,7 +67,7 @@ def _write_parquet(records: list[dict[str, Any]], path: Path) -> None:
             except FieldError as error:
                 raise RowError(Row(path, number, records[number]), error.field, error.problem) from error
         arrays.append(array)
-    with _appearing(path) as file:
+    with replacing(path) as file:
         pq.write_table(pa.table(arrays, names=columns), file)
 
 

@@ -20,9 +20,11 @@ PADDING_ALLOWED = 1.15
 """A bucket holds at most this many times the tokens of its sequences; more buckets waste less and cost more calls."""
 PANEL_ALLOWED = 1.5
 """The same for the chunks of prompts that are prefilled together."""
+PANEL_SCORES = 1 << 16
+"""Most scores per head of one panel: they are written and read several times and should stay in the L2 cache."""
 ROW_PAD = 16
 """Matrix products of fewer rows take other paths in the BLAS and round differently."""
-KEY_PAD = 64
+KEY_PAD = 32
 """Keys are padded to whole vectors so that the sum in a softmax never meets a ragged tail."""
 KEY_BLOCK = 256
 """Values are summed in blocks of this many keys: a BLAS splits longer sums at places that depend on the total."""
@@ -194,8 +196,8 @@ def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], 
         group = [*groups[-1], chunk] if groups else [chunk]
         neighbour = len(group) > 1 and chunk.row == group[-2].row + 1
         area = len(group) * max(c.length for c in group) * max(c.end for c in group)
-        # The scores of the whole rectangle against those that are needed.
-        if neighbour and area <= PANEL_ALLOWED * sum(c.length * c.end for c in group):
+        # The scores of the whole rectangle against those that are needed, and against what a cache holds.
+        if neighbour and area <= min(PANEL_ALLOWED * sum(c.length * c.end for c in group), PANEL_SCORES):
             groups[-1] = group
         else:
             groups.append([chunk])

@@ -5,6 +5,7 @@ copied instead), decodes one token a step with all others, and leaves; the last 
 Synchronous and owned by one thread; `torch_sampler.py` puts asyncio in front of it.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ class Request:
     noise_bits: int
     digests: list[bytes] = field(init=False)
     """Of the prompt's whole blocks; written by `Batcher.submit`."""
+    park: bool = True
+    """Whether its cache is kept for another turn; `Batcher.release` says no."""
 
 
 Outcome = tuple[Request, Completion | EngineError]
@@ -64,7 +67,6 @@ class _Lane:
     limit: int
     fed: int
     shareable: bool
-    park: bool = True
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
@@ -146,9 +148,8 @@ class Batcher:
     def release(self, conversation: str) -> None:
         """Forget a conversation; one still writing is forgotten when it ends."""
         self.parked.drop(conversation)
-        for lane in self._lanes if self._partial is None else [*self._lanes, self._partial]:
-            if lane.request.conversation == conversation:
-                lane.park = False
+        if conversation in self._busy:
+            self._busy[conversation].park = False
 
     def step(self) -> list[Outcome]:
         """Prefill what waits, within the budget, then decode one token of every row; returns what ended."""
@@ -164,6 +165,9 @@ class Batcher:
     def _next_prefills(self, budget: int) -> list[tuple[_Lane, Chunk]]:
         """The next prompts in order of arrival. One whose next block is being computed for another in this very pass
         is passed over; it finds the block ready in the next pass, which comes before any decoding."""
+        if not self._waiting and self._partial is None:
+            return []
+        self._make_room()
         work: list[tuple[_Lane, Chunk]] = []
         coming: set[bytes] = set()
         passed_over: list[Request] = []
@@ -184,6 +188,14 @@ class Batcher:
         self._waiting.extendleft(reversed(passed_over))
         return work
 
+    def _make_room(self) -> None:
+        """Rows for those that may enter now and capacity to write in, all at once: growing copies everything."""
+        taken = len(self._lanes) + (self._partial is not None)
+        entering = list(itertools.islice(self._waiting, self._max_batch - taken))
+        if entering:
+            longest = max(len(r.token_ids) + min(self._limit(r), ROOM_TO_WRITE) for r in entering)
+            self._rows.reserve(taken + len(entering), longest)
+
     def _take(self, lane: _Lane, budget: int, work: list[tuple[_Lane, Chunk]]) -> int:
         end = min(lane.prompt_length, lane.fed + budget)
         work.append((lane, Chunk(len(self._lanes) + len(work), lane.fed, end)))
@@ -191,9 +203,6 @@ class Batcher:
 
     def _enter(self, request: Request, row: int, parked: Parked | None, known: int) -> _Lane:
         """Give a request its row and copy into it what has been computed before."""
-        # Room for all that wait and for some writing, because growing copies everything.
-        rows = min(row + 1 + len(self._waiting), self._max_batch)
-        self._rows.reserve(rows, len(request.token_ids) + min(self._limit(request), ROOM_TO_WRITE))
         if parked is not None:
             stretches = [parked.stretch]
             self.parked.drop(request.conversation)
@@ -276,7 +285,7 @@ class Batcher:
             lane = self._lanes[row]
             outcomes.append((lane.request, result))
             del self._busy[lane.request.conversation]
-            if lane.park and isinstance(result, Completion):
+            if lane.request.park and isinstance(result, Completion):
                 written = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
                 self.parked.put(lane.request.conversation, Parked(written, self._rows.read(row, 0, lane.fed)))
             self._leave(row)

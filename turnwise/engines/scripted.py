@@ -1,4 +1,4 @@
-"""The scripted sampler: says what a function tells it to say, token by token, for tests, dry runs and teaching traces."""
+"""The scripted sampler: says what a function tells it to say, for tests, dry runs and teaching traces."""
 
 import asyncio
 from collections import defaultdict
@@ -52,13 +52,17 @@ class ScriptedSampler:
     async def generate(
         self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
     ) -> Completion:
-        """Encode what the script says, cut to the limits."""
+        """Encode what the script says, cut after a stop string and to the limits."""
         if self._latency:
             await asyncio.sleep(self._latency)
-        turn = self._turns[conversation]
-        self._turns[conversation] += 1
+        episode = _episode(conversation)
+        turn = self._turns[episode]
+        self._turns[episode] += 1
         said = self._script(ScriptRequest(noise, turn, token_ids, self._tokenizer))
-        ids = [*self._tokenizer.encode(said).ids, self._end_id]
+        cut = _first_stop(said, params.stop_strings)
+        ids = self._tokenizer.encode(said[:cut]).ids
+        if cut is None:
+            ids = [*ids, self._end_id]
         room = min(params.max_tokens, self.context_length - len(token_ids))
         finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
         ids = ids[: max(room, 0)]
@@ -66,8 +70,18 @@ class ScriptedSampler:
 
     async def release(self, conversation: str) -> None:
         """Forget the turn count."""
-        self._turns.pop(conversation, None)
+        self._turns.pop(_episode(conversation), None)
 
     async def close(self) -> None:
         """Nothing is held."""
         self._turns.clear()
+
+
+def _episode(conversation: str) -> str:
+    """The segments of an episode are named `<episode>/<number>`; its turns are counted through."""
+    return conversation.rpartition("/")[0] or conversation
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the stop string that comes to its end first ends."""
+    return min((text.index(stop) + len(stop) for stop in stops if stop in text), default=None)

@@ -1,6 +1,7 @@
 """How many CPU threads to use: measured, and proven to round the same whatever is batched together."""
 
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,7 @@ class ThreadChoice:
 def choose_threads(decoder: Decoder, wanted: int) -> ThreadChoice:
     """The fastest thread count that rounds reproducibly, else the fastest; `wanted` above 0 leaves no choice."""
     before = torch.get_num_threads()
-    candidates = [wanted] if wanted > 0 else sorted({1, len(os.sched_getaffinity(0))})
+    candidates = [wanted] if wanted > 0 else sorted({1, usable_cores()})
     seconds: dict[int, float] = {}
     try:
         for count in candidates:
@@ -47,6 +48,13 @@ def choose_threads(decoder: Decoder, wanted: int) -> ThreadChoice:
         return ThreadChoice(by_speed[0], seconds, invariant=False)
     finally:
         torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, where the system tells; else all of them."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @torch.inference_mode()

@@ -6,16 +6,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
+from turnwise.rollout.strangers import to_the_end
 from turnwise.types import Group, Sample
 
 RunGroup = Callable[[Sample], Awaitable[Group]]
 
 
 class Collector:
-    """produces: groups in start order. waits for: the oldest group. unblocked by: any group that finishes.
+    """produces: groups in start order. waits for: the oldest group. unblocked by: any group that finishes or fails.
 
-    `ahead` bounds the groups started and not yet handed out; a finished group at once makes room for `running` more.
-    Start order matters: handing out whatever finishes first would crowd out long episodes.
+    `ahead` bounds the groups started and not yet handed out, `running` those under way; a finished group at once makes
+    room for the next. Start order matters: handing out whatever finishes first would crowd out long episodes.
     """
 
     def __init__(self, samples: Iterable[Sample], run: RunGroup, *, running: int, ahead: int) -> None:
@@ -25,8 +26,12 @@ class Collector:
         self._run = run
         self._running, self._ahead = running, ahead
         self._started: deque[asyncio.Task[Group]] = deque()
+        self._ready: list[Group] = []
+        """Taken from `_started` for a call of `next_groups` that was cancelled before it had all it asked for."""
         self._busy = 0
         self._closed = False
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._fill()
@@ -38,20 +43,44 @@ class Collector:
         self._closed = True
         for task in self._started:
             task.cancel()
-        await asyncio.gather(*self._started, return_exceptions=True)
+        await to_the_end(_settled(self._started))
+        self._started.clear()
+        self._ready.clear()
 
     async def next_groups(self, count: int) -> list[Group]:
-        """The next `count` groups, fewer at the end of the samples, none when all were handed out."""
-        groups: list[Group] = []
-        while len(groups) < count and self._started:
-            groups.append(await self._started[0])
-            self._started.popleft()
+        """The next `count` groups, fewer at the end of the samples, none when all were handed out.
+
+        The first failure of any group is raised as soon as there is nothing finished to hand out before it.
+        """
+        while len(self._ready) < count and await self._oldest_is_done():
+            self._ready.append(self._started.popleft().result())
             self._fill()
+        groups, self._ready = self._ready[:count], self._ready[count:]
         return groups
 
+    async def _oldest_is_done(self) -> bool:
+        """Wait for the oldest group; False when there is none."""
+        if self._started and not self._started[0].done():
+            failed = asyncio.ensure_future(self._failed.wait())
+            try:
+                await asyncio.wait((self._started[0], failed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                failed.cancel()
+        oldest = self._started[0] if self._started else None
+        good = oldest is not None and oldest.done() and not oldest.cancelled() and oldest.exception() is None
+        if self._failure is not None and not good:
+            raise self._failure
+        return oldest is not None
+
     def _fill(self) -> None:
-        while not self._closed and self._busy < self._running and len(self._started) < self._ahead:
-            sample = next(self._samples, None)
+        while not self._closed and self._failure is None:
+            if self._busy >= self._running or len(self._started) >= self._ahead:
+                return
+            try:
+                sample = next(self._samples, None)
+            except Exception as error:  # raised to whoever waits: here it would end in the event loop's log
+                self._fail(error)
+                return
             if sample is None:
                 return
             task = asyncio.ensure_future(self._run(sample))
@@ -61,5 +90,18 @@ class Collector:
 
     def _finished(self, task: asyncio.Task[Group]) -> None:
         self._busy -= 1
-        if not task.cancelled() and task.exception() is None:
+        if task.cancelled():
+            self._fail(RuntimeError("a group was cancelled from elsewhere"))
+        elif (error := task.exception()) is not None:
+            self._fail(error)
+        else:
             self._fill()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and not self._closed:
+            self._failure = error
+            self._failed.set()
+
+
+async def _settled(tasks: Iterable[asyncio.Task[Group]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

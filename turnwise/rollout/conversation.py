@@ -1,11 +1,14 @@
 """The conversation an agent loop drives: it records every turn, and a spent budget ends the episode with its reason."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from turnwise.config import ExcessCalls, RolloutConfig, SamplingConfig
+from turnwise.errors import PluginError
 from turnwise.rollout.speakers import Speaker, Spoken
-from turnwise.rollout.toolbox import EpisodeTools
+from turnwise.rollout.toolbox import EpisodeTools, clean
 from turnwise.rollout.users import SimulatedUser
 from turnwise.types import CallStatus, FinishReason, Message, Role, Sample, StopReason, Turn
 
@@ -19,7 +22,10 @@ class EpisodeEnd(Exception):
 
 
 class Conversation:
-    """What an agent loop sees: `generate`, `call_tools`, `ask_user`, `add`."""
+    """What an agent loop sees: `generate`, `call_tools`, `ask_user`, `add`.
+
+    A loop alternates: generate, then add replies. Once the episode has ended, every call says so again.
+    """
 
     def __init__(
         self,
@@ -33,6 +39,7 @@ class Conversation:
         self.sample = sample
         self.messages: list[Message] = list(sample.prompt)
         self.turns: list[Turn] = []
+        self.ended: StopReason | None = None
         self._speaker = speaker
         self._tools = tools
         self._user = user
@@ -40,11 +47,17 @@ class Conversation:
         self._sampling = sampling
         self._user_turns = 0
         self._malformed = 0
-        self._judged = False
-        """Whether the user has seen the newest assistant message."""
+        self._awaits_reply = False
+        self._said = 0
+        """Messages up to and with the newest assistant message."""
+        self._shown = False
+        """Whether the newest assistant message was shown to the user."""
 
     async def generate(self) -> Message:
         """The next assistant message; records a Turn."""
+        self._check_going_on()
+        if self._awaits_reply:
+            raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self.turns:
             self._speaker.open(self.sample.prompt)
         limit, reason = self._token_limit()
@@ -52,66 +65,87 @@ class Conversation:
         spoken = await self._speaker.speak(len(self.turns), limit)
         self.turns.append(self._record(spoken, time.perf_counter() - start))
         self.messages.append(spoken.message)
-        self._judged = False
+        self._awaits_reply, self._shown, self._said = True, False, len(self.messages)
         if spoken.finish_reason is FinishReason.LENGTH:
-            raise EpisodeEnd(reason)
+            self._end(reason)
         return spoken.message
 
     async def call_tools(self, message: Message) -> list[Message]:
         """The tools' answers to this message's calls, one for each."""
-        turn = self.turns[-1]
+        turn = self._last_turn()
+        if not message.tool_calls:
+            return []
         too_many = len(message.tool_calls) > self._rollout.max_parallel_calls
         if too_many and self._rollout.excess_calls is ExcessCalls.stop:
-            raise EpisodeEnd(StopReason.PARALLEL_CALL_BUDGET)
-        start = time.perf_counter()
-        answered = await self._tools.call(message.tool_calls)
+            self._end(StopReason.PARALLEL_CALL_BUDGET)
+        start, before = time.perf_counter(), len(turn.calls)
+        replies = await self._tools.call(message.tool_calls, turn.calls)
         turn.reply_seconds += time.perf_counter() - start
-        turn.calls = [record for _, record in answered]
-        only_malformed = all(record.status is CallStatus.MALFORMED for record in turn.calls)
+        only_malformed = all(record.status is CallStatus.MALFORMED for record in turn.calls[before:])
         self._malformed = self._malformed + 1 if only_malformed else 0
         if self._malformed >= self._rollout.max_malformed_calls:
-            raise EpisodeEnd(StopReason.MALFORMED_CALL_BUDGET)
-        return [reply for reply, _ in answered]
+            turn.replies = replies
+            self._end(StopReason.MALFORMED_CALL_BUDGET)
+        return replies
 
     async def ask_user(self) -> list[Message]:
         """What the simulated user says to the last answer; nothing when there is no user."""
+        self._last_turn()
         if self._user is None:
             return []
-        ended, text = await self._judge()
+        ended, text = await self._ask(self._user)
         if ended:
-            raise EpisodeEnd(StopReason.USER_ENDED)
+            self._end(StopReason.USER_ENDED)
         limit = self._rollout.max_user_turns
         if limit is not None and self._user_turns >= limit:
-            raise EpisodeEnd(StopReason.USER_TURN_BUDGET)
+            self._end(StopReason.USER_TURN_BUDGET)
         self._user_turns += 1
         return [Message(Role.USER, text)]
 
     def add(self, replies: Sequence[Message]) -> None:
         """Show replies to the model. A reply nobody could answer is recorded but not shown."""
-        turn = self.turns[-1]
-        turn.replies = list(replies)
+        turn = self._last_turn()
+        if not self._awaits_reply:
+            raise PluginError("the agent loop adds replies twice in a row: it must generate in between")
+        if any(reply.role is Role.ASSISTANT for reply in replies):
+            raise PluginError("the agent loop adds an assistant message; only the policy speaks as the assistant")
+        turn.replies = [_cleaned(reply) for reply in replies]
         limit = self._rollout.max_assistant_turns
         if limit is not None and len(self.turns) >= limit:
-            raise EpisodeEnd(StopReason.ASSISTANT_TURN_BUDGET)
-        room, reason = self._reply_limit()
-        if not self._speaker.hear(self.messages, replies, turn.index, room):
-            raise EpisodeEnd(reason)
-        self.messages.extend(replies)
+            self._end(StopReason.ASSISTANT_TURN_BUDGET)
+        budget = None
+        if self._rollout.max_tokens is not None:  # leave one for the assistant
+            budget = self._rollout.max_tokens - self._speaker.used() - 1
+        full = self._speaker.hear(self.messages, turn.replies, turn.index, budget)
+        if full is not None:
+            self._end(full)
+        self.messages.extend(turn.replies)
+        self._awaits_reply = False
 
     async def finish(self) -> None:
-        """Let the user judge a last answer that a budget kept from it, so that no answer goes unscored."""
-        last = self.turns[-1] if self.turns else None
-        if self._user is None or last is None or last.message.tool_calls:
-            return
-        if not self._judged:
-            await self._judge()
+        """Show the user a last message that a budget or the loop kept from it, so that none goes unscored."""
+        if self._user is not None and self._user.began and self.turns and not self._shown:
+            await self._ask(self._user)
 
-    async def _judge(self) -> tuple[bool, str]:
-        if self._user is None:
-            raise ValueError("no user to ask")
+    def _check_going_on(self) -> None:
+        if self.ended is not None:
+            raise EpisodeEnd(self.ended)
+
+    def _last_turn(self) -> Turn:
+        self._check_going_on()
+        if not self.turns:
+            raise PluginError("the agent loop must generate first: nobody has spoken yet")
+        return self.turns[-1]
+
+    def _end(self, reason: StopReason) -> NoReturn:
+        self.ended = reason
+        raise EpisodeEnd(reason)
+
+    async def _ask(self, user: SimulatedUser) -> tuple[bool, str]:
+        self._shown = True  # before the answer: a user who hangs is not asked again
         start = time.perf_counter()
-        ended, text, score = await self._user.respond(self.messages)
-        self._judged = True
+        # Replies that were added after it but never answered are not part of what the user is asked about.
+        ended, text, score = await user.respond(self.messages[: self._said])
         self.turns[-1].user_score = score
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return ended, text
@@ -126,18 +160,8 @@ class Conversation:
             limits.append((room, StopReason.CONTEXT_FULL))
         limit, reason = min(limits, key=lambda entry: entry[0])
         if limit <= 0:
-            raise EpisodeEnd(reason)
+            self._end(reason)
         return limit, reason
-
-    def _reply_limit(self) -> tuple[int | None, StopReason]:
-        """Tokens replies may take and still leave one for the assistant."""
-        limits: list[tuple[int, StopReason]] = []
-        if self._rollout.max_tokens is not None:
-            limits.append((self._rollout.max_tokens - self._speaker.used() - 1, StopReason.TOKEN_BUDGET))
-        room = self._speaker.room()
-        if room is not None:
-            limits.append((room - 1, StopReason.CONTEXT_FULL))
-        return min(limits, key=lambda entry: entry[0]) if limits else (None, StopReason.CONTEXT_FULL)
 
     def _record(self, spoken: Spoken, seconds: float) -> Turn:
         return Turn(
@@ -151,3 +175,10 @@ class Conversation:
             start=spoken.start,
             generate_seconds=seconds,
         )
+
+
+def _cleaned(reply: Message) -> Message:
+    """A reply whose text every tokenizer can take; tools and users are cleaned already, a loop's own words are not."""
+    if not isinstance(reply.content, str) or (text := clean(reply.content)) == reply.content:
+        return reply
+    return dataclasses.replace(reply, content=text)

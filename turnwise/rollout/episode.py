@@ -1,20 +1,26 @@
 """One episode: a sample goes in, a finished trajectory comes out, and everything it opened is closed."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+from uuid import uuid4
 
 from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
 from turnwise.errors import EpisodeError
+from turnwise.rollout import strangers
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
 from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.speakers import Speaker
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.rollout.users import Interactions, SimulatedUser
 from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
+
+LAST_WORD_SECONDS = 10.0
+"""For the user to judge the last answer of an episode whose time is up."""
 
 AgentLoop = Callable[[Conversation], Awaitable[None]]
 
@@ -51,17 +57,14 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) 
     start = time.perf_counter()
     route = stage.plan.route(sample)
     cast = _cast(sample, sibling, step, route, stage)
-    reason, failure, score = StopReason.FAILED, None, None
+    reason, failures = StopReason.FAILED, []
     try:
-        try:
-            reason = await _play(cast, route.loop, stage.config.rollout.max_seconds)
-        finally:
-            problems = await asyncio.shield(asyncio.ensure_future(_close(cast)))
-        score = problems.score
-        if problems.errors:
-            raise EpisodeError("; ".join(problems.errors))
+        reason = await _play(cast, route.loop, stage.config.rollout.max_seconds)
     except EpisodeError as error:
-        reason, failure = StopReason.FAILED, str(error)
+        failures = [str(error)]
+    finally:
+        closed = await strangers.to_the_end(_close(cast, scored=reason is not StopReason.FAILED))
+    failures += closed.errors
     trajectory = Trajectory(
         sample=sample,
         sibling=sibling,
@@ -69,12 +72,12 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) 
         messages=cast.chat.messages,
         turns=cast.chat.turns,
         segments=cast.speaker.segments,
-        stop_reason=reason,
+        stop_reason=StopReason.FAILED if failures else reason,
         seconds=time.perf_counter() - start,
-        failure=failure,
+        failure="; ".join(failures) or None,
     )
-    if score is not None:
-        trajectory.artifacts["interaction_score"] = score
+    if closed.score is not None:
+        trajectory.artifacts["interaction_score"] = closed.score
     if cast.user is not None and cast.user.notes:
         trajectory.artifacts["interaction_notes"] = cast.user.notes
     if cast.chat.turns:
@@ -84,7 +87,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) 
 
 def _cast(sample: Sample, sibling: int, step: int, route: Route, stage: Stage) -> _Cast:
     config = stage.config
-    conversation = f"{step}/{sample.id}/{sibling}"
+    # Unique, though noise is not: a sampler and an interaction keep state under it, and a sample may be played twice.
+    conversation = f"{step}/{sample.id}/{sibling}/{uuid4().hex[:12]}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
     speaker = stage.make_speaker(conversation, noise, stage.toolbox.schemas(route.tools))
     tools = stage.toolbox.open(sample, route.tools)
@@ -105,31 +109,42 @@ async def _play(cast: _Cast, loop: AgentLoop, seconds: float | None) -> StopReas
                 await cast.user.start()
             try:
                 await loop(cast.chat)
-                reason = StopReason.ANSWERED
+                reason = cast.chat.ended or StopReason.ANSWERED
             except EpisodeEnd as end:
                 reason = end.reason
             await cast.chat.finish()
             return reason
     except TimeoutError:
-        if deadline.expired():
-            return StopReason.TIME_BUDGET
+        if not deadline.expired():
+            raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():  # nobody asked for it: taken as such, it would stop the run
+            raise EpisodeError("something the episode waited for was cancelled from elsewhere") from error
         raise
+    with contextlib.suppress(TimeoutError):  # the last answer is shown to the user, who may not take long now
+        async with asyncio.timeout(LAST_WORD_SECONDS):
+            await cast.chat.finish()
+    return StopReason.TIME_BUDGET
 
 
 @dataclass(slots=True)
 class _Closed:
-    score: float | None
-    errors: list[str]
+    score: float | None = None
+    errors: list[str] = field(default_factory=list)
 
 
-async def _close(cast: _Cast) -> _Closed:
-    """Close speaker, tools and user, each whatever became of the others."""
-    score, errors = None, []
+async def _close(cast: _Cast, *, scored: bool) -> _Closed:
+    """Close user, tools and speaker, each whatever became of the others."""
+    closed = _Closed()
     try:
         if cast.user is not None:
-            score = await cast.user.finish()
+            closed.score = await cast.user.finish(scored=scored)
     except EpisodeError as error:
-        errors.append(str(error))
-    errors += await cast.tools.close()
-    await cast.speaker.close()
-    return _Closed(score, errors)
+        closed.errors.append(str(error))
+    finally:
+        try:
+            closed.errors += await cast.tools.close()
+        finally:
+            await cast.speaker.close()
+    return closed

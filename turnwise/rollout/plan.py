@@ -1,12 +1,13 @@
 """The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
 
+import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, PluginError
+from turnwise.errors import ConfigError, PluginError, nearest
 from turnwise.plugins import builtin, load
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.users import Interactions
@@ -36,10 +37,9 @@ class Plan:
     def __init__(self, samples: Sequence[Sample], config: RolloutConfig, toolbox: Toolbox, users: Interactions) -> None:
         self._config, self._toolbox, self._users = config, toolbox, users
         self._loops: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
-        self.routes: Counter[Route] = Counter(self.route(sample) for sample in samples)
-        self.notices = _notices(self.routes, toolbox, config)
-        for name in {route.interaction for route in self.routes} - {None}:
-            users.get(str(name))
+        chosen = [self.route(sample) for sample in samples]
+        self.routes: Counter[Route] = Counter(chosen)
+        self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen)]
 
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
@@ -66,18 +66,47 @@ class Plan:
                     "remove agent_name from the row or name tool_agent"
                 )
             return Route(sample.data_source, agent, why, (), None, loop)
+        if spec is not None:
+            try:
+                self._users.get(spec.name)
+            except PluginError as error:
+                raise PluginError(f"sample {sample.id}: {error}") from error
         return Route(sample.data_source, agent, why, tools, spec.name if spec else None, loop)
 
     def _loop(self, agent: str, sample: Sample) -> "Callable[[Conversation], Awaitable[None]]":
         if agent not in self._loops:
             try:
                 if ":" in agent:
-                    self._loops[agent] = load(agent, "agent loop")
+                    self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
                     self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+
+def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
+    """A loop is `async def loop(chat)`; anything else would only be found out in the first episode."""
+    function = loop if inspect.isroutine(loop) else getattr(loop, "__call__", None)  # noqa: B004 (its kind matters)
+    if isinstance(loop, type) or not inspect.iscoroutinefunction(function):
+        raise PluginError(f"agent loop {spec!r} must be written as: async def {spec.rpartition(':')[2]}(chat)")
+    try:
+        inspect.signature(loop).bind(None)
+    except TypeError as error:
+        raise PluginError(f"agent loop {spec!r} must take the conversation and nothing else: {error}") from error
+    checked: Callable[[Conversation], Awaitable[None]] = loop
+    return checked
+
+
+def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route]) -> list[str]:
+    """tools_kwargs that no tool will read: a slip of the pen, or a tool that is not configured."""
+    idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for sample, route in zip(samples, routes, strict=True):
+        idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
+    return [
+        f"{count} samples have tools_kwargs for {name!r}, which they cannot call: {nearest(name, tools)}"
+        for (name, tools), count in idle.items()
+    ]
 
 
 def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:

@@ -18,11 +18,12 @@ from turnwise.types import (
     Origin,
     RenderCheck,
     Role,
+    StopReason,
     ToolCall,
 )
 
 if TYPE_CHECKING:
-    from turnwise.engines.endpoint import ChatEndpoint
+    from turnwise.engines.endpoint import ChatEndpoint, EndpointReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,14 @@ class Speaker(Protocol):
         """The next assistant turn."""
         ...
 
-    def hear(self, messages: Sequence[Message], replies: Sequence[Message], turn: int, limit: int | None) -> bool:
-        """Take replies to the last turn; False, and nothing taken, when they need more than `limit` tokens."""
+    def hear(
+        self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
+    ) -> StopReason | None:
+        """Take replies to the last turn.
+
+        When they need more than `budget` tokens, or leave the assistant no room in the context, nothing is taken and
+        the reason is returned.
+        """
         ...
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
@@ -74,7 +81,10 @@ class Speaker(Protocol):
 
 @dataclass(slots=True)
 class TokenSpeaker:
-    """Token in, token out: the ledger is what the sampler saw and wrote."""
+    """Token in, token out: the ledger is what the sampler saw and wrote.
+
+    Each segment is a conversation of its own to the sampler, named `<conversation>/<segment>`.
+    """
 
     renderer: Renderer
     sampler: Sampler
@@ -84,16 +94,17 @@ class TokenSpeaker:
     conversation: str
     segments: list[Ledger] = field(default_factory=list)
     _prompt: list[Message] = field(default_factory=list)
-    _prompt_tokens: int = 0
+    _used: int = 0
     _last: tuple[Message, Completion] | None = None
+    _spoken: tuple[int, int] = (0, 0)
+    """Segment and length of its ledger after the last turn."""
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._prompt = list(prompt)
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
-        self._prompt_tokens = len(self.segments[0])
 
     def used(self) -> int:
-        return sum(map(len, self.segments)) - self._prompt_tokens
+        return self._used
 
     def room(self) -> int | None:
         return self.sampler.context_length - len(self.segments[-1])
@@ -113,35 +124,65 @@ class TokenSpeaker:
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs)
         message = self.renderer.read(completion, turn)
         self._last = (message, completion)
+        self._spoken = (len(self.segments) - 1, len(ledger))
+        self._used += len(completion.token_ids)
         return Spoken(
             message,
             completion.finish_reason,
             completion.policy_version,
-            start,
-            len(completion.token_ids),
-            len(self.segments) - 1,
-            start,
+            prompt_tokens=start,
+            completion_tokens=len(completion.token_ids),
+            segment=len(self.segments) - 1,
+            start=start,
         )
 
-    def hear(self, messages: Sequence[Message], replies: Sequence[Message], turn: int, limit: int | None) -> bool:
+    def hear(
+        self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
+    ) -> StopReason | None:
         if self._last is None:
             raise ValueError("nobody has spoken yet")
         try:
             spans = self.renderer.extend(self._prompt, *self._last, replies, self.tools)
         except HistoryRewritten:
-            ids = self.renderer.open([*messages, *replies], self.tools)
-            if limit is not None and len(ids) - len(self.segments[-1]) > limit:
-                return False
+            return self._reopen(messages, replies, turn, budget)
+        added = sum(len(span.ids) for span in spans)
+        full = self._full(added, len(self.segments[-1]) + added, budget)
+        if full is None:
+            for span in spans:
+                self.segments[-1].append(span.ids, span.origin, turn)
+            self._used += added
+        return full
+
+    def _reopen(
+        self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
+    ) -> StopReason | None:
+        """A new segment that starts from the rewritten history. Only the replies in it count as newly used."""
+        ids = self.renderer.open([*messages, *replies], self.tools)
+        before = self.renderer.tokenizer.encode(self.renderer.render(messages, self.tools, reply=False)).ids
+        added = max(len(ids) - len(before), 0)
+        full = self._full(added, len(ids), budget)
+        if full is None:
             self._open_segment(ids, turn)
-            return True
-        if limit is not None and sum(len(span.ids) for span in spans) > limit:
-            return False
-        for span in spans:
-            self.segments[-1].append(span.ids, span.origin, turn)
-        return True
+            self._used += added
+        return full
+
+    def _full(self, added: int, length: int, budget: int | None) -> StopReason | None:
+        """Which limit replies break; the tighter one when they break both."""
+        over = [] if budget is None else [(added - budget, StopReason.TOKEN_BUDGET)]
+        over.append((length + 1 - self.sampler.context_length, StopReason.CONTEXT_FULL))  # one for the assistant
+        most, reason = max(over, key=lambda entry: entry[0])
+        return reason if most > 0 else None
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
-        return self.renderer.check(self.segments[-1], messages, self.tools)
+        """What was added after the last turn and never answered is left out on both sides."""
+        segment, length = self._spoken
+        ledger = self.segments[segment]
+        if length < len(ledger):
+            ledger = Ledger(
+                ledger.token_ids[:length], ledger.origins[:length], ledger.turns[:length], ledger.logprobs[:length]
+            )
+        last = max(index for index, message in enumerate(messages) if message.role is Role.ASSISTANT)
+        return self.renderer.check(ledger, messages[: last + 1], self.tools)
 
     async def close(self) -> None:
         for number in range(len(self.segments)):
@@ -167,6 +208,7 @@ class EndpointSpeaker:
     call_format: ModuleType
     segments: list[Ledger] = field(default_factory=list)
     _messages: list[Message] = field(default_factory=list)
+    _first_prompt: int = 0
     _used: int = 0
 
     def open(self, prompt: Sequence[Message]) -> None:
@@ -188,14 +230,19 @@ class EndpointSpeaker:
             stop=list(self.sampling.stop),
             seed=self.noise.bits() % 2**31,
         )
-        message = self._read(reply.text, reply.tool_calls, turn)
+        message = self._read(reply, turn)
         self._messages.append(message)
-        self._used += reply.completion_tokens
+        if not turn:
+            self._first_prompt = reply.prompt_tokens
+        # What tools and users said is known from the next prompt; a server that counts nothing reports 0.
+        self._used = max(self._used, reply.prompt_tokens - self._first_prompt) + reply.completion_tokens
         return Spoken(message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens, 0, 0)
 
-    def hear(self, messages: Sequence[Message], replies: Sequence[Message], turn: int, limit: int | None) -> bool:
+    def hear(
+        self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
+    ) -> StopReason | None:
         self._messages.extend(replies)
-        return True
+        return None
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
         return None
@@ -203,13 +250,14 @@ class EndpointSpeaker:
     async def close(self) -> None:
         return None
 
-    def _read(self, text: str, calls: Sequence[tuple[str, str, str]], turn: int) -> Message:
-        """The server's own tool calls, or those it left in the text."""
-        message: Message = self.call_format.parse(text, turn=turn, in_reasoning=False)
-        if not calls:
-            return message
-        parsed = tuple(_read_call(*call) for call in calls)
-        return Message(Role.ASSISTANT, text, parsed, reasoning=message.reasoning, answer=message.answer)
+    def _read(self, reply: "EndpointReply", turn: int) -> Message:
+        """The server's own tool calls and reasoning, or those it left in the text."""
+        message: Message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
+        calls = tuple(_read_call(*call) for call in reply.tool_calls)
+        reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
+        return Message(
+            Role.ASSISTANT, reply.text, calls or message.tool_calls, reasoning=reasoning, answer=message.answer
+        )
 
 
 def _read_call(call_id: str, name: str, arguments: str) -> ToolCall:

@@ -45,7 +45,7 @@ async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) ->
     except PluginError:
         work.close()
         raise
-    task = asyncio.ensure_future(_tamed(work))
+    task = asyncio.ensure_future(tamed(work))
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)
     except asyncio.CancelledError:
@@ -89,6 +89,18 @@ async def in_thread(work: Callable[[], T]) -> T:
             _left_behind.append(thread)
 
 
+async def tamed(work: Awaitable[T]) -> T:
+    """Await; what would bring the event loop down is raised as an ordinary error."""
+    try:
+        return await work
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise  # ours, the person's at the keyboard, the interpreter's
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _ordinary(error) from error
+
+
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """Finish, however often the caller is cancelled meanwhile; the cancellation is passed on afterwards."""
     task = asyncio.ensure_future(work)
@@ -107,17 +119,6 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 async def _awaited(value: Awaitable[T]) -> T:
     return await value
-
-
-async def _tamed(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-        raise  # ours, the person's at the keyboard, the interpreter's
-    except Exception:
-        raise
-    except BaseException as error:
-        raise _ordinary(error) from error
 
 
 def _ordinary(error: BaseException) -> Exception:

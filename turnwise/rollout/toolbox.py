@@ -3,8 +3,9 @@
 import asyncio
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jsonschema
 
@@ -165,9 +166,7 @@ class EpisodeTools:
         start = time.perf_counter()
         status, result = await self._run(number, call)
         text, truncated = _fit(result.text, self.config.max_tool_reply_chars, self.config.keep)
-        done[number] = CallRecord(
-            call, status, time.perf_counter() - start, truncated, result.score, result.info
-        )
+        done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
         return Message(Role.TOOL, clean(text), tool_call_id=call.id, name=clean(call.name) or None)
 
     async def _run(self, number: int, call: ToolCall) -> tuple[CallStatus, ToolResult]:
@@ -204,7 +203,10 @@ class EpisodeTools:
             arguments = copy.deepcopy(call.arguments)  # the call is on record; a tool may change what it is given
         except RecursionError as error:
             raise BadArguments(f"bad arguments for {call.name}: nested too deeply") from error
-        return as_result(await session.call(arguments))
+        result = as_result(await session.call(arguments))
+        if result.images:
+            raise PluginError(f"tool {call.name!r} returned an image; replies to the model are text only")
+        return result
 
     async def _session(self, chosen: Tool) -> ToolSession:
         opening = self.sessions.get(chosen.name)
@@ -213,12 +215,12 @@ class EpisodeTools:
                 self._own_sample = copy.deepcopy(self.sample)
             context = ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}))
             # A task, so that two calls of one turn share the session and `close` can wait for its opening.
-            opening = asyncio.ensure_future(strangers.in_task(chosen.open(context)))
+            opening = asyncio.ensure_future(strangers.tamed(chosen.open(context)))
             self.sessions[chosen.name] = opening
         return await asyncio.shield(opening)
 
 
-async def _together(answers: Sequence["asyncio._CoroutineLike[Message]"]) -> list[Message]:
+async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Message]:
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,17 +1,21 @@
 """Simulated users: the registry of interactions and one user's part in one episode."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
+from turnwise.rollout import strangers
+from turnwise.rollout.toolbox import CLOSE_SECONDS, clean
+from turnwise.rollout.tools.tool import as_json, as_number
 from turnwise.types import InteractionSpec, Message, Role, Sample
 
 _PACKAGE = "turnwise.rollout.interactions"
@@ -74,7 +78,7 @@ def read_registry(path: Path) -> dict[str, Callable[[dict[str, Any]], Interactio
         raise ConfigError(f"rollout.interactions_file: no file {path} (from {Path.cwd()})")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     entries = content.get("interaction") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
@@ -82,30 +86,51 @@ def read_registry(path: Path) -> dict[str, Callable[[dict[str, Any]], Interactio
     makers: dict[str, Callable[[dict[str, Any]], Interaction]] = {}
     for number, entry in enumerate(entries):
         where = f"{path}: interaction[{number}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
-            raise ConfigError(f"{where} needs a class_name such as package.module.Class")
-        for key in entry:
-            if key not in ("name", "class_name", "config"):
-                raise ConfigError(f"{where}: {unknown('key', str(key), ('name', 'class_name', 'config'))}")
-        kind = load(entry["class_name"], "interaction", near=path.resolve().parent)
-        name = entry.get("name") or kind.__name__.removesuffix("Interaction").lower()
+        name, kind, base = _read_entry(entry, where, path.resolve().parent)
         if name in makers:
             raise ConfigError(f"{where}: the name {name!r} is taken")
-        base = {**(entry.get("config") or {}), "name": name}
         makers[name] = functools.partial(_build_registered, kind, name, base)
     return makers
 
 
-def _build_registered(kind: Any, name: str, base: dict[str, Any], options: dict[str, Any]) -> Interaction:
+def _read_entry(entry: Any, where: str, folder: Path) -> tuple[str, type, dict[str, Any]]:
+    """(name, class, config) of one entry of the registry."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
+        raise ConfigError(f"{where} needs a class_name such as package.module.Class")
+    for key in entry:
+        if key not in ("name", "class_name", "config"):
+            raise ConfigError(f"{where}: {unknown('key', str(key), ('name', 'class_name', 'config'))}")
+    config = {} if entry.get("config") is None else entry["config"]
+    if not isinstance(config, dict):
+        raise ConfigError(f"{where}: config must be a mapping, not {config!r}")
+    kind = _checked_class(load(entry["class_name"], "interaction", near=folder), entry["class_name"])
+    name = entry.get("name")
+    if name is None:
+        name = kind.__name__.removesuffix("Interaction").lower()
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: name must be text, not {name!r}")
+    return name, kind, {**config, "name": name}
+
+
+def _build_registered(kind: type, name: str, base: dict[str, Any], options: dict[str, Any]) -> Interaction:
     return _build(kind, name, {**base, **options})
 
 
+def _checked_class(kind: Any, name: str) -> type:
+    if not isinstance(kind, type):
+        raise PluginError(f"interaction {name!r}: {kind!r} is not a class")
+    missing = [method for method in _METHODS if not callable(getattr(kind, method, None))]
+    if missing:
+        raise PluginError(f"interaction {name!r}: {kind.__name__} has no {', '.join(missing)}")
+    return kind
+
+
 def _build(kind: Any, name: str, config: dict[str, Any]) -> Interaction:
-    if not isinstance(kind, type) or not all(callable(getattr(kind, method, None)) for method in _METHODS):
-        raise PluginError(f"interaction {name!r}: {kind!r} is not a class with {', '.join(_METHODS)}")
     try:
-        made: Interaction = kind(config)
-    except (TypeError, ValueError, KeyError) as error:
+        made: Interaction = _checked_class(kind, name)(config)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
         raise PluginError(f"interaction {name!r}: {kind.__name__}(config) failed: {error!r}") from error
     return made
 
@@ -116,73 +141,112 @@ def _with_facts(kwargs: dict[str, Any], sample: Sample) -> dict[str, Any]:
     return {"query": query, "ground_truth": sample.ground_truth, **kwargs}
 
 
-@dataclass(slots=True)
 class SimulatedUser:
     """One interaction in one episode. Errors of its code become EpisodeErrors that name it."""
 
-    interaction: Interaction
-    spec: InteractionSpec
-    instance_id: str
-    started: bool = False
-    notes: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, interaction: Interaction, spec: InteractionSpec, instance_id: str) -> None:
+        self.instance_id = instance_id
+        self.notes: list[dict[str, Any]] = []
+        self.began = False
+        """Whether `start` came to its end, so that the user can be asked."""
+        self._interaction = interaction
+        self._name = spec.name
+        # The episode's own copy: what an interaction changes in it is not seen by siblings.
+        self._kwargs = {**copy.deepcopy(spec.kwargs), "name": spec.name}
+        self._open = False
 
     async def start(self) -> None:
         """Begin; from here on `finish` must be called."""
-        self.started = True
-        given = await self._call("start_interaction", self.instance_id, name=self.spec.name, **self.spec.kwargs)
-        if isinstance(given, str):
-            self.instance_id = given
+        self._open = True
+        given = await self._call("start_interaction", (self.instance_id,), self._kwargs)
+        if given is not None and (not isinstance(given, str) or not given):
+            raise self._wrong("start_interaction", given, "the instance id as text, or None to keep the one given")
+        self.instance_id = given or self.instance_id
+        self.began = True
 
     async def respond(self, messages: list[Message]) -> tuple[bool, str, float | None]:
         """(the user ends the episode, what is said, the score of the last answer)."""
-        said = [_as_dict(message) for message in messages]
-        value = await self._call("generate_response", self.instance_id, said, name=self.spec.name, **self.spec.kwargs)
+        said = [{"role": message.role.value, "content": message.text} for message in messages]
+        value = await self._call("generate_response", (self.instance_id, said), self._kwargs)
         match value:
-            case (bool() as end, str() as text, (int() | float() | None) as score, extra):
-                if isinstance(extra, dict) and extra:
-                    self.notes.append(extra)
-                return end, text, None if score is None else float(score)
+            case (bool() as end, str() as text, score, extra):
+                self._note(extra)
+                return end, clean(text), self._score("generate_response", score)
         shape = "(should_terminate: bool, text: str, score: float | None, extra: dict)"
-        raise EpisodeError(f"interaction {self.spec.name!r}: generate_response returned {value!r}, not {shape}")
+        raise self._wrong("generate_response", value, shape)
 
-    async def finish(self) -> float | None:
-        """The episode's score, after which the interaction forgets it; the latter happens on every path."""
-        if not self.started:
+    async def finish(self, *, scored: bool) -> float | None:
+        """The episode's score where it is wanted, after which the interaction forgets the episode."""
+        if not self._open:
             return None
-        self.started = False
+        self._open = False
+        score = None
         try:
-            score = await self._call("calculate_score", self.instance_id)
+            if scored and self.began:
+                value = await self._call("calculate_score", (self.instance_id,), seconds=CLOSE_SECONDS)
+                score = self._score("calculate_score", value)
         finally:
-            await self._call("finalize_interaction", self.instance_id)
-        return None if score is None else float(score)
+            await self._call("finalize_interaction", (self.instance_id,), seconds=CLOSE_SECONDS)
+        return score
 
-    async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        function = getattr(self.interaction, method)
+    def _note(self, extra: Any) -> None:
+        if extra is None or (isinstance(extra, dict) and not extra):
+            return
+        note = as_json(extra)
+        if not isinstance(note, dict):
+            raise self._wrong("generate_response", extra, "a dict of JSON values as its last part")
+        self.notes.append(note)
+
+    def _score(self, method: str, value: Any) -> float | None:
+        if value is None:
+            return None
+        score = as_number(value)
+        if score is None:
+            raise self._wrong(method, value, "a finite number or None as the score")
+        return score
+
+    def _wrong(self, method: str, value: Any, wanted: str) -> EpisodeError:
+        return EpisodeError(f"interaction {self._name!r}: {method} returned {repr(value)[:200]}, not {wanted}")
+
+    async def _call(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, seconds: float | None = None
+    ) -> Any:
+        function = getattr(self._interaction, method)
         try:
-            value = function(*_accepted(function, args), **_accepted_names(function, kwargs, len(args)))
-            return await value if inspect.isawaitable(value) else value
-        except EpisodeError:
+            takes = _takes(type(self._interaction), method)
+            work = strangers.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
+            return await (work if seconds is None else strangers.in_task(work, seconds))
+        except (EpisodeError, PluginError):
             raise
+        except strangers.TookTooLong as error:
+            raise EpisodeError(f"interaction {self._name!r}: {method} took longer than {seconds:g} s") from error
+        except strangers.StrangerError as error:
+            raise EpisodeError(f"interaction {self._name!r}: {method}: {error}") from error
         except Exception as error:  # a stranger's code: this episode fails, with its name
-            raise EpisodeError(f"interaction {self.spec.name!r}: {method}: {type(error).__name__}: {error}") from error
+            raise EpisodeError(f"interaction {self._name!r}: {method}: {type(error).__name__}: {error}") from error
 
 
-def _accepted(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """verl's own base class takes no instance id in two methods; give what the signature takes."""
-    kinds = [p.kind for p in inspect.signature(function).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return args
-    positional = [k for k in kinds if k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    return args[: len(positional)]
+@dataclass(frozen=True, slots=True)
+class _Takes:
+    """What a method can be given: verl's own base class takes no instance id in two methods."""
+
+    positional: int
+    names: frozenset[str] | None
+    """None: any."""
+
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return kwargs if self.names is None else {key: kwargs[key] for key in kwargs if key in self.names}
 
 
-def _accepted_names(function: Callable[..., Any], kwargs: dict[str, Any], taken: int) -> dict[str, Any]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return kwargs
-    named = {p.name for p in parameters[taken:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return {name: value for name, value in kwargs.items() if name in named}
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    return {"role": message.role.value, "content": message.text}
+@functools.lru_cache(maxsize=256)
+def _takes(kind: type, method: str) -> _Takes:
+    parameters = list(inspect.signature(getattr(kind, method)).parameters.values())
+    unbound = not isinstance(inspect.getattr_static(kind, method), staticmethod | classmethod)
+    if unbound and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        parameters = parameters[1:]  # self
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    spread = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    own = 2 if method == "generate_response" else 1  # instance id and messages are passed by position
+    named = {p.name for p in positional[own:]} | {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return _Takes(own if spread else min(own, len(positional)), None if any_name else frozenset(named))

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError, StorageError, nearest
-from turnwise.storage.atomic import cannot, replacing
+from turnwise.files import cannot, replacing
 
 if TYPE_CHECKING:
     import pyarrow

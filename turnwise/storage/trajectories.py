@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from turnwise.errors import StorageError
-from turnwise.storage.atomic import cannot, replacing
+from turnwise.files import cannot, replacing
 from turnwise.storage.trajectory_rows import SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 

@@ -130,13 +130,22 @@ def _checked(result: ToolResult) -> ToolResult:
     """A result that can be shown, counted and stored."""
     if not isinstance(result.text, str):
         raise ToolError(f"the tool returned {type(result.text).__name__}, not text")
-    score = result.score
-    if score is not None and not (isinstance(score, numbers.Real) and math.isfinite(score)):
-        raise ToolError(f"the tool returned {score!r} as its score; it must be a finite number")
+    score = as_number(result.score)
+    if score is None and result.score is not None:
+        raise ToolError(f"the tool returned {repr(result.score)[:80]} as its score; it must be a finite number")
     info = as_json(result.info)
     if not isinstance(info, dict):
         raise ToolError("the tool's info must be a dict of JSON values")
-    return ToolResult(result.text, tuple(result.images), None if score is None else float(score), info)
+    return ToolResult(result.text, tuple(result.images), score, info)
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number of any library as a float, else None."""
+    try:
+        number = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def as_json(value: Any) -> Any:
@@ -180,7 +189,7 @@ def tool(
     timeout: float = DEFAULT_TIMEOUT,
     concurrency: int = DEFAULT_CONCURRENCY,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a function: schema from signature and docstring, or given whole as `schema`, then kept as it is."""
+    """Make a tool of a function: schema from signature and docstring, or given whole and kept as it is."""
 
     def make(target: Callable[..., Any]) -> FunctionTool:
         tool_name = name or getattr(target, "__name__", None) or type(target).__name__

@@ -19,6 +19,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as file:
             yield file
             file.flush()

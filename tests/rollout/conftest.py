@@ -1,0 +1,211 @@
+"""A small theatre for rollout tests: a real tokenizer and renderer, a scripted sampler that keeps what it was given."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.chat.formats import hermes
+from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.config import Config
+from turnwise.engines.sampler import NoiseKey, SamplingParams
+from turnwise.engines.scripted import Script, ScriptedSampler, lines
+from turnwise.models.tiny.recipe import make_tokenizer
+from turnwise.rollout.episode import Stage, run_episode
+from turnwise.rollout.group import run_group
+from turnwise.rollout.plan import Plan
+from turnwise.rollout.speakers import TokenSpeaker
+from turnwise.rollout.toolbox import Toolbox, as_tool
+from turnwise.rollout.users import Interactions
+from turnwise.types import Completion, Group, Ledger, Message, Origin, Role, Sample, ToolCall, Trajectory
+
+
+@dataclass(frozen=True)
+class Request:
+    """One generate call: what the sampler was given and what it wrote."""
+
+    conversation: str
+    token_ids: list[int]
+    params: SamplingParams
+    noise: NoiseKey
+    completion: Completion
+
+
+class RecordingSampler(ScriptedSampler):
+    """Keeps every request; each token's logprob is its own, so that misplaced ones are found."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.requests: list[Request] = []
+        self.released: Counter[str] = Counter()
+        self.error: Exception | None = None
+        self.error_at = 0
+        self.hang_at: int | None = None
+        self.generating = asyncio.Event()
+
+    async def generate(
+        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
+    ) -> Completion:
+        turn = sum(request.conversation == conversation for request in self.requests)
+        if self.error is not None and turn >= self.error_at:
+            raise self.error
+        if self.hang_at is not None and turn >= self.hang_at:
+            self.generating.set()
+            await asyncio.Event().wait()
+        completion = await super().generate(conversation, token_ids, params, noise)
+        logprobs = tuple(-(len(token_ids) + i + 1) / 1000 for i in range(len(completion.token_ids)))
+        completion = replace(completion, logprobs=logprobs)
+        self.requests.append(Request(conversation, list(token_ids), params, noise, completion))
+        return completion
+
+    async def release(self, conversation: str) -> None:
+        self.released[conversation] += 1
+        await super().release(conversation)
+
+
+@dataclass
+class Show:
+    """A stage with its sampler and samples."""
+
+    stage: Stage
+    sampler: RecordingSampler
+    samples: list[Sample]
+
+    async def episode(self, number: int = 0, sibling: int = 0) -> Trajectory:
+        return await run_episode(self.samples[number], sibling=sibling, step=0, stage=self.stage)
+
+    async def group(self, size: int, number: int = 0) -> Group:
+        return await run_group(self.samples[number], size=size, step=0, stage=self.stage)
+
+    def play(self, number: int = 0) -> Trajectory:
+        return asyncio.run(self.episode(number))
+
+    def requests_of(self, trajectory: Trajectory) -> list[Request]:
+        noise = NoiseKey(self.stage.config.seed, trajectory.step, trajectory.sample.id, trajectory.sibling)
+        return [request for request in self.sampler.requests if request.noise == noise]
+
+    def check_tokens(self, trajectory: Trajectory) -> None:
+        """The ledgers are what the sampler was given and wrote, token by token."""
+        requests = self.requests_of(trajectory)
+        assert len(requests) == len(trajectory.turns)
+        covered: list[list[bool]] = [[False] * len(ledger) for ledger in trajectory.segments]
+        previous: dict[int, list[int]] = {}
+        for turn, request in zip(trajectory.turns, requests, strict=True):
+            ledger, written = trajectory.segments[turn.segment], request.completion
+            end = turn.start + len(written.token_ids)
+            assert ledger.token_ids[: turn.start] == request.token_ids
+            assert tuple(ledger.token_ids[turn.start : end]) == written.token_ids
+            assert tuple(ledger.logprobs[turn.start : end]) == written.logprobs
+            assert set(ledger.turns[turn.start : end]) <= {turn.index}
+            assert turn.completion_tokens == len(written.token_ids)
+            assert turn.prompt_tokens == len(request.token_ids)
+            assert turn.finish_reason is written.finish_reason
+            covered[turn.segment][turn.start : end] = [True] * len(written.token_ids)
+            if turn.segment in previous:
+                before = previous[turn.segment]
+                assert len(request.token_ids) > len(before) and request.token_ids[: len(before)] == before
+            previous[turn.segment] = [*request.token_ids, *written.token_ids]
+        for ledger, mask in zip(trajectory.segments, covered, strict=True):
+            assert ledger.loss_mask == mask
+            check_aligned(ledger)
+
+
+def check_aligned(ledger: Ledger) -> None:
+    assert len(ledger.token_ids) == len(ledger.origins) == len(ledger.turns) == len(ledger.logprobs)
+    assert ledger.turns == sorted(ledger.turns)
+    for origin, logprob in zip(ledger.origins, ledger.logprobs, strict=True):
+        assert (logprob != 0.0) == (origin is Origin.POLICY)
+
+
+@dataclass
+class Theatre:
+    """Makes shows."""
+
+    folder: Path
+    renderer: Renderer
+    shows: list[Show] = field(default_factory=list)
+
+    def show(
+        self,
+        script: Script | Sequence[str],
+        *,
+        tools: Sequence[object] = (),
+        samples: Sequence[Sample] | None = None,
+        renderer: Renderer | None = None,
+        context_length: int = 1 << 20,
+        max_tokens: int = 4096,
+        stop: Sequence[str] = (),
+        **rollout: Any,
+    ) -> Show:
+        """`rollout` are values of config.rollout."""
+        config = Config()
+        config.sampling.max_tokens, config.sampling.stop = max_tokens, list(stop)
+        for key, value in rollout.items():
+            assert hasattr(config.rollout, key), key
+            setattr(config.rollout, key, value)
+        toolbox = Toolbox([as_tool(entry) for entry in tools], config.rollout)
+        interactions = Interactions(config.rollout)
+        chosen = list(samples) if samples is not None else [make_sample()]
+        plan = Plan(chosen, config.rollout, toolbox, interactions)
+        voice = renderer or self.renderer
+        sampler = RecordingSampler(
+            voice.tokenizer,
+            script if callable(script) else lines(script),
+            end_id=min(voice.stop_ids),
+            context_length=context_length,
+        )
+
+        def make_speaker(conversation: str, noise: NoiseKey, schemas: list[Any]) -> TokenSpeaker:
+            return TokenSpeaker(voice, sampler, config.sampling, schemas, noise, conversation)
+
+        show = Show(Stage(config, plan, toolbox, interactions, make_speaker), sampler, chosen)
+        self.shows.append(show)
+        return show
+
+    def renderer_with(self, template: str, history: History) -> Renderer:
+        path = self.folder / f"template_{len(list(self.folder.glob('template_*')))}.jinja"
+        path.write_text(template)
+        return Renderer(Tokenizer(self.folder, str(path)), hermes, history=history)
+
+
+def make_sample(identity: str = "test:0", question: str = "What is 6 times 7?", **fields: Any) -> Sample:
+    prompt = (Message(Role.SYSTEM, "Solve the problem with the tools."), Message(Role.USER, question))
+    return Sample(identity, prompt, **{"data_source": "test", "ground_truth": "42", **fields})
+
+
+def make_call(name: str, /, **arguments: Any) -> str:
+    return hermes.render_call(ToolCall("", name, arguments))
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer_folder: Path) -> Renderer:
+    return Renderer(Tokenizer(tokenizer_folder), hermes)
+
+
+@pytest.fixture
+def theatre(tokenizer_folder: Path, renderer: Renderer) -> Theatre:
+    return Theatre(tokenizer_folder, renderer)
+
+
+@pytest.fixture
+def sample() -> Callable[..., Sample]:
+    """Makes samples: `sample("test:3", "What is 1 + 1?", ground_truth="2")`."""
+    return make_sample
+
+
+@pytest.fixture
+def call() -> Callable[..., str]:
+    """What a model writes to call a tool: `call("calculate", expression="6*7")`."""
+    return make_call

@@ -1,0 +1,318 @@
+"""Every way an episode can end is reached, recorded, and leaves a last answer that can be scored."""
+
+import asyncio
+
+import pytest
+
+from turnwise.config import ExcessCalls
+from turnwise.errors import EpisodeError
+from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
+from turnwise.rollout.tools.calculate import calculate
+from turnwise.rollout.tools.tool import tool
+from turnwise.types import CallStatus, FinishReason, Message, Role, StopReason
+
+ME = __name__
+
+
+class Watcher(BaseInteraction):
+    """Asks until it has said `times` things, and keeps what it saw."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = []
+        self.scored = []
+        self.live = {}
+
+    async def start_interaction(self, instance_id=None, **kwargs):
+        self.live[instance_id] = 0
+        return instance_id
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        assert messages[-1]["role"] == "assistant"
+        self.seen.append(last_assistant_text(messages))
+        self.live[instance_id] += 1
+        ends = self.live[instance_id] > self.config.get("times", 10**9)
+        return ends, "Are you sure?", 0.5, {}
+
+    async def calculate_score(self, instance_id, **kwargs):
+        self.scored.append(instance_id)
+        return 0.25
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        del self.live[instance_id]
+
+
+class Patience(Watcher):
+    """Never answers."""
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        self.seen.append(last_assistant_text(messages))
+        await asyncio.Event().wait()
+
+
+@tool
+async def hang() -> str:
+    """Never come back."""
+    await asyncio.Event().wait()
+    return ""
+
+
+@tool
+async def shout(times: int) -> str:
+    """A long reply."""
+    return "x " * times
+
+
+@tool
+async def breaks() -> str:
+    """The machine under the tool is gone."""
+    raise EpisodeError("the sandbox is gone")
+
+
+def watched(theatre, said, *, tools=(calculate,), times=10**9, user="Watcher", **settings):
+    kwargs = {"times": times}
+    return theatre.show(said, tools=tools, interaction=f"{ME}:{user}", interaction_kwargs=kwargs, **settings)
+
+
+def check(show, reason, *, last, turns, user="Watcher"):
+    """The reason stands, the ledger is exact, the last answer is there and the user has seen it, once."""
+    trajectory = show.play()
+    watcher = show.stage.interactions.get(f"{ME}:{user}")
+    show.check_tokens(trajectory)
+    assert trajectory.stop_reason is reason
+    assert trajectory.failure is None
+    assert len(trajectory.turns) == turns
+    assert trajectory.answers[-1].text == last
+    assert watcher.seen[-1] == last
+    assert watcher.live == {}
+    assert trajectory.artifacts["interaction_score"] == 0.25
+    assert len(watcher.scored) == 1
+    assert sum(show.sampler.released.values()) == len(trajectory.segments)
+    return trajectory, watcher
+
+
+def test_answered_when_nobody_asks_for_more(theatre, call):
+    show = theatre.show([call("calculate", expression="6*7"), "#### 42"], tools=[calculate])
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.answers[-1].text == "#### 42"
+    assert trajectory.turns[-1].user_score is None
+
+
+def test_user_ended(theatre):
+    trajectory, watcher = check(watched(theatre, ["a", "b"], times=1), StopReason.USER_ENDED, last="b", turns=2)
+    assert watcher.seen == ["a", "b"]
+    assert [turn.user_score for turn in trajectory.turns] == [0.5, 0.5]
+    assert trajectory.messages[-1].text == "b"
+
+
+def test_token_budget_inside_an_answer(theatre, renderer):
+    said = "one two three four five six seven"
+    show = watched(theatre, [said], **{"max_tokens": 4096})
+    show.stage.config.rollout.max_tokens = 5
+    trajectory, _ = check(
+        show, StopReason.TOKEN_BUDGET, last=renderer.tokenizer.decode(renderer.tokenizer.encode(said).ids[:5]), turns=1
+    )
+    assert trajectory.turns[0].completion_tokens == 5
+    assert trajectory.turns[0].finish_reason is FinishReason.LENGTH
+
+
+def test_token_budget_by_replies_and_exact_fit(theatre, call):
+    """A reply that leaves just one token for the assistant is taken; one that leaves none ends the episode."""
+    said = [call("shout", times=20), "#### 42"]
+    free = theatre.show(said, tools=[shout]).play()
+    used = free.turns[1].start - free.turns[0].start
+    for budget, turns, reason in ((used + 1, 2, StopReason.TOKEN_BUDGET), (used, 1, StopReason.TOKEN_BUDGET)):
+        show = watched(theatre, said, tools=[shout])
+        show.stage.config.rollout.max_tokens = budget
+        trajectory, _ = check(
+            show, reason, last=free.answers[0].text if turns == 1 else trajectory_text(theatre, free, 1), turns=turns
+        )
+        assert sum(len(ledger) for ledger in trajectory.segments) - trajectory.turns[0].start <= budget
+        assert trajectory.turns[0].calls[0].status is CallStatus.OK
+        assert trajectory.turns[0].replies[0].role is Role.TOOL
+        assert (trajectory.turns[0].replies[0] in trajectory.messages) == (turns == 2)
+
+
+def trajectory_text(theatre, trajectory, tokens):
+    """The first tokens of the last answer."""
+    start = trajectory.turns[-1].start
+    return theatre.renderer.tokenizer.decode(trajectory.segments[0].token_ids[start : start + tokens])
+
+
+def test_turn_truncated(theatre, renderer):
+    said = "one two three four five six seven"
+    cut = renderer.tokenizer.decode(renderer.tokenizer.encode(said).ids[:4])
+    trajectory, _ = check(watched(theatre, [said], max_tokens=4), StopReason.TURN_TRUNCATED, last=cut, turns=1)
+    assert trajectory.turns[0].finish_reason is FinishReason.LENGTH
+    assert trajectory.render_check.exact
+
+
+def test_turn_truncated_inside_a_tool_call_runs_nothing(theatre, call):
+    text = call("calculate", expression="6*7")
+    show = watched(theatre, [text], max_tokens=6)
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.TURN_TRUNCATED
+    assert trajectory.calls == []
+    assert show.stage.interactions.get(f"{ME}:Watcher").seen == [trajectory.answers[0].text]
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_context_full_by_replies(theatre, call, spare):
+    said = [call("shout", times=20), "#### 42"]
+    free = theatre.show(said, tools=[shout]).play()
+    show = watched(theatre, said, tools=[shout], context_length=free.turns[1].start + spare)
+    last = free.answers[0].text if spare == 0 else trajectory_text(theatre, free, 1)
+    trajectory, _ = check(show, StopReason.CONTEXT_FULL, last=last, turns=1 + spare)
+    assert len(trajectory.segments[0]) <= free.turns[1].start + spare
+
+
+def test_context_full_before_the_first_word(theatre):
+    show = watched(theatre, ["a"], context_length=3)
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.CONTEXT_FULL
+    assert trajectory.turns == [] and trajectory.answers == []
+    assert trajectory.render_check is None
+    assert show.stage.interactions.get(f"{ME}:Watcher").live == {}
+
+
+def test_the_tighter_of_two_limits_is_the_reason(theatre):
+    show = watched(theatre, ["one two three four five six"], max_tokens=3)
+    show.stage.config.rollout.max_tokens = 2
+    assert show.play().stop_reason is StopReason.TOKEN_BUDGET
+
+
+def test_assistant_turn_budget_by_the_user(theatre):
+    show = watched(theatre, ["a", "b", "c", "d"], max_assistant_turns=3)
+    trajectory, watcher = check(show, StopReason.ASSISTANT_TURN_BUDGET, last="c", turns=3)
+    assert watcher.seen == ["a", "b", "c"]
+    assert trajectory.messages[-1].role is Role.ASSISTANT
+    assert [m.text for m in trajectory.turns[-1].replies] == ["Are you sure?"], "said, recorded, not shown"
+
+
+def test_assistant_turn_budget_by_tools(theatre, call):
+    text = call("calculate", expression="6*7")
+    show = watched(theatre, [text], max_assistant_turns=2)
+    trajectory, watcher = check(show, StopReason.ASSISTANT_TURN_BUDGET, last=text, turns=2)
+    assert watcher.seen == [text], "only the last message is shown: the first was answered by a tool"
+    assert trajectory.turns[-1].replies[0].text == "42"
+    assert trajectory.messages[-1].role is Role.ASSISTANT
+
+
+def test_user_turn_budget(theatre):
+    show = watched(theatre, ["a", "b", "c", "d"], max_user_turns=2)
+    trajectory, watcher = check(show, StopReason.USER_TURN_BUDGET, last="c", turns=3)
+    assert watcher.seen == ["a", "b", "c"]
+    assert [turn.user_score for turn in trajectory.turns] == [0.5] * 3
+
+
+def test_tool_replies_do_not_count_as_user_turns(theatre, call):
+    said = [call("calculate", expression="1"), call("calculate", expression="2"), "a", "b"]
+    check(watched(theatre, said, max_user_turns=1), StopReason.USER_TURN_BUDGET, last="b", turns=4)
+
+
+def test_parallel_call_budget(theatre, call):
+    text = call("calculate", expression="1") + call("calculate", expression="2") + call("calculate", expression="3")
+    show = watched(theatre, [text], max_parallel_calls=2, excess_calls=ExcessCalls.stop)
+    trajectory, _ = check(show, StopReason.PARALLEL_CALL_BUDGET, last=text, turns=1)
+    assert trajectory.calls == [], "nothing was run"
+
+
+def test_excess_calls_are_answered_not_dropped(theatre, call):
+    text = "".join(call("calculate", expression=str(n)) for n in range(4))
+    show = theatre.show([text, "#### 1"], tools=[calculate], max_parallel_calls=2)
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert [record.status for record in trajectory.calls] == [CallStatus.OK] * 2 + [CallStatus.REFUSED] * 2
+    replies = trajectory.turns[0].replies
+    assert [reply.text for reply in replies[:2]] == ["0", "1"]
+    assert all("at most 2 calls" in reply.text for reply in replies[2:])
+    assert [reply.tool_call_id for reply in replies] == [c.id for c in trajectory.answers[0].tool_calls]
+
+
+def test_malformed_call_budget(theatre):
+    text = "<tool_call>\nnot json\n</tool_call>"
+    show = watched(theatre, [text], max_malformed_calls=3)
+    trajectory, _ = check(show, StopReason.MALFORMED_CALL_BUDGET, last=text, turns=3)
+    assert [record.status for record in trajectory.calls] == [CallStatus.MALFORMED] * 3
+    assert all(turn.replies[0].text.startswith("Error: the call is not valid JSON") for turn in trajectory.turns)
+    assert [m.role for m in trajectory.messages].count(Role.TOOL) == 2
+
+
+def test_a_good_call_between_malformed_ones_starts_the_count_anew(theatre, call):
+    bad, good = "<tool_call>\n{\n</tool_call>", call("calculate", expression="1")
+    said = [bad, good, bad + good, bad, "#### 1"]
+    show = theatre.show(said, tools=[calculate], max_malformed_calls=2)
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert sum(record.status is CallStatus.MALFORMED for record in trajectory.calls) == 3
+
+
+def test_time_budget_in_a_tool(theatre, call):
+    text = call("calculate", expression="6*7") + call("hang")
+    show = watched(theatre, [text], tools=[hang, calculate], max_seconds=0.2)
+    trajectory, watcher = check(show, StopReason.TIME_BUDGET, last=text, turns=1)
+    assert [record.status for record in trajectory.calls] == [CallStatus.OK, CallStatus.TIMEOUT]
+    assert watcher.seen == [text]
+    assert trajectory.render_check.exact
+
+
+def test_time_budget_while_the_model_writes(theatre, call):
+    text = call("calculate", expression="6*7")
+    show = watched(theatre, [text, "#### 42"], max_seconds=0.2)
+    show.sampler.hang_at = 1
+    trajectory, watcher = check(show, StopReason.TIME_BUDGET, last=text, turns=1)
+    assert watcher.seen == [text]
+    assert trajectory.messages[-1].role is Role.TOOL, "the reply was heard, the answer to it was not"
+    assert trajectory.render_check.exact
+
+
+def test_time_budget_with_a_user_who_hangs_asks_once(theatre):
+    show = watched(theatre, ["a"], user="Patience", max_seconds=0.2)
+    trajectory, watcher = check(show, StopReason.TIME_BUDGET, last="a", turns=1, user="Patience")
+    assert watcher.seen == ["a"]
+    assert trajectory.turns[0].user_score is None
+
+
+@pytest.mark.parametrize("kind", ["sampler", "tool"])
+def test_failed(theatre, call, kind):
+    said = ["a", call("breaks"), "c"]
+    show = watched(theatre, said, tools=[breaks])
+    if kind == "sampler":
+        show.sampler.error, show.sampler.error_at = EpisodeError("the engine lost the request"), 1
+    trajectory = show.play()
+    watcher = show.stage.interactions.get(f"{ME}:Watcher")
+    assert trajectory.stop_reason is StopReason.FAILED
+    assert trajectory.failure == ("the engine lost the request" if kind == "sampler" else "the sandbox is gone")
+    assert trajectory.answers[0].text == "a" == watcher.seen[0]
+    assert watcher.live == {} and watcher.scored == []
+    assert "interaction_score" not in trajectory.artifacts
+    assert trajectory.turns[0].user_score == 0.5
+    if kind == "tool":
+        assert [record.status for record in trajectory.calls] == [CallStatus.ERROR]
+    assert sum(show.sampler.released.values()) == 1
+
+
+async def stubborn(chat):
+    """Swallows the end of the episode and goes on."""
+    for _ in range(5):
+        try:
+            await chat.generate()
+            chat.add([Message(Role.USER, "go on")])
+        except Exception:
+            continue
+
+
+def test_a_loop_cannot_go_on_after_the_end(theatre):
+    show = watched(theatre, ["a", "b", "c"], agent=None, max_assistant_turns=2)
+    show = theatre.show(["a", "b", "c"], agent=f"{ME}:stubborn", max_assistant_turns=2)
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.ASSISTANT_TURN_BUDGET
+    assert len(trajectory.turns) == 2 == len(show.sampler.requests)
+
+
+def test_every_reason_has_a_test_here():
+    text = open(__file__).read()
+    assert [reason for reason in StopReason if f"StopReason.{reason.name}" not in text] == []

@@ -1,0 +1,101 @@
+"""What tools and users wrote, inside a rendered text: kept from forging control tokens, and found again."""
+
+import string
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from turnwise.chat.tokenizer import occurrences
+from turnwise.errors import EpisodeError
+from turnwise.types import Image, Message, Role, Text
+
+
+class Disguise:
+    """Stand-ins for the control tokens that a text merely spells, so that the template's own can be told apart.
+
+    `<|im_end|>` becomes `Zaaaaaaaaa`: plain letters, which no template trims or escapes, and as many of them, so that
+    every position stays what it was.
+    """
+
+    def __init__(self, control: Sequence[str], texts: Iterable[str]) -> None:
+        self._control = control
+        self._stand_ins: dict[str, str] = {}
+        texts = list(texts)
+        for spelled in sorted(control, key=len, reverse=True):  # the longer first: one may begin with another
+            if any(spelled in text for text in texts):
+                self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
+
+    def put(self, message: Message) -> Message:
+        """A message of a tool or user in disguise; the system and the assistant may write control tokens."""
+        if not self._stand_ins or message.role not in (Role.TOOL, Role.USER):
+            return message
+        images = () if isinstance(message.content, str) else (p for p in message.content if isinstance(p, Image))
+        content = (Text(self._put(message.text)), *images)
+        return replace(message, content=content, name=message.name and self._put(message.name))
+
+    def lift(self, text: str) -> tuple[str, list[int]]:
+        """The text as it was written, and the cuts through every control token it merely spells."""
+        if not self._stand_ins:
+            return text, []
+        hidden = occurrences(tuple(self._stand_ins.values()), text)
+        for spelled, stand_in in self._stand_ins.items():
+            text = text.replace(stand_in, spelled)
+        cuts = set()
+        for start, end in occurrences(self._control, text):
+            before_end = bisect_left(hidden, (end,))
+            if before_end and hidden[before_end - 1][1] > start:
+                cuts.add(start + 1)
+        return text, sorted(cuts)
+
+    def _put(self, text: str) -> str:
+        for spelled, stand_in in self._stand_ins.items():
+            text = text.replace(spelled, stand_in)
+        return text
+
+
+def _stand_in(length: int, texts: Sequence[str]) -> str:
+    """A word that stands nowhere in the texts. Its first letter does not come again, so two of them never overlap."""
+    lower = string.ascii_lowercase
+    plain = ("Z" + (first + second + "a" * length)[: length - 1] for first in lower for second in lower)
+    private = (chr(code) + "\uf8ff" * (length - 1) for code in range(0xE000, 0xF8FF))
+    for word in chain(plain, private):
+        if not any(word in text for text in texts):
+            return word
+    raise EpisodeError("a reply spells control tokens and holds every character that could stand in for them")
+
+
+def fresh_mark(texts: Iterable[str]) -> str:
+    """A word that stands nowhere in the texts. Letters and digits only: no template trims, escapes or splits it."""
+    texts, number = list(texts), 0
+    while any(f"turnwiseXmark{number}X" in text for text in texts):
+        number += 1
+    return f"turnwiseXmark{number}X"
+
+
+def place(tail: str, skeleton: str, marks: Sequence[str], texts: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Where each reply stands in the tail, found by the same tail with marks in place of the replies.
+
+    None when what stands around a mark differs from what stands around the reply, so that it cannot be told.
+    """
+    glue, cursor = [], 0
+    for mark in marks:
+        start = skeleton.index(mark, cursor)
+        glue.append(skeleton[cursor:start])
+        cursor = start + len(mark)
+    glue.append(skeleton[cursor:])
+    places: list[tuple[int, int]] = []
+    end = 0
+    for number, text in enumerate(texts):
+        start, following = end + len(glue[number]), glue[number + 1]
+        if not tail.startswith(glue[number], end):
+            return None
+        if number == len(texts) - 1:
+            end = len(tail) - len(following)
+        else:  # as it was written, trimmed, or otherwise rewritten by the template
+            guesses = (start + len(guess) for guess in (text, text.strip()) if tail.startswith(guess + following, start))
+            end = next(guesses, tail.find(following, start))
+        if end < start:
+            return None
+        places.append((start, end))
+    return places if tail.endswith(glue[-1]) else None

@@ -1,0 +1,220 @@
+"""Messages to text: one chat template, and what trying it out tells about it."""
+
+import contextlib
+import enum
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import jinja2
+
+from turnwise.chat.replies import fresh_mark
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.errors import EpisodeError, TemplateError
+from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
+
+THINK, UNTHINK = "<think>", "</think>"
+_MARK = fresh_mark(())
+_HELLO = Message(Role.USER, "hello")
+_CALL = ToolCall("t000c0000", "probe", {"x": 1})
+_RESULT = Message(Role.TOOL, "1", tool_call_id=_CALL.id, name=_CALL.name)
+
+
+class CallForm(enum.StrEnum):
+    """How an assistant message with tool calls is put to the template."""
+
+    RAW = "raw"
+    """As the text the policy wrote."""
+    STRUCTURED = "structured"
+    """As `tool_calls`, for templates that refuse a tool message after plain text."""
+
+
+class ChatTemplate:
+    """The tokenizer's template, fed with our messages."""
+
+    def __init__(self, tokenizer: Tokenizer, call_format: ModuleType, kwargs: dict[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._call_format = call_format
+        self._kwargs = kwargs
+        self.call_form = CallForm.RAW
+        self.call_form = self._choose_call_form()
+        self.closing = self._following([], reply=False)
+        """What closes an assistant message that nothing follows."""
+        self.follow = self._followers()
+        """What stands after an assistant message when a user or a tool replies, by role."""
+        self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
+        """What stands between a user's words and the assistant's."""
+        self._local = self._local_roles()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
+        """The template's text; `reply` adds the header of an assistant message."""
+        entries = [_as_dict(message, self.call_form) for message in messages]
+        try:
+            return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
+
+    @property
+    def thought(self) -> str:
+        """The end of the assistant's header from an open <think> on; empty when it opens none."""
+        start = self.opening.rfind(THINK)
+        return self.opening[start:] if start > self.opening.rfind(UNTHINK) else ""
+
+    def needed(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message]:
+        """As much of the history as the suffix depends on: the first prompt, or all of it."""
+        roles = [message.role for message in history]
+        first = roles.index(Role.ASSISTANT) if Role.ASSISTANT in roles else len(roles)
+        local = Role.USER in roles[:first] and all(reply.role in self._local for reply in replies)
+        return history[:first] if local else history
+
+    def locate(
+        self,
+        context: Sequence[Message],
+        assistant: Message,
+        end: str,
+        replies: Sequence[Message],
+        tools: Sequence[JsonSchema],
+    ) -> tuple[str, int | None]:
+        """The text with the replies, and where the assistant's words end in it; None when the template changed them.
+
+        `end` is the end token the policy wrote, if any. White space is not held against a template: many trim.
+        """
+        try:
+            after = self.render([*context, assistant, *replies], tools, reply=True)
+        except TemplateError as error:
+            harmless = replace(assistant, content="x", answer="x", tool_calls=assistant.tool_calls[:1])
+            self.render([*context, harmless, *replies], tools, reply=True)  # fails too: the words were not to blame
+            raise EpisodeError(f"the chat template refuses what the policy wrote: {error}") from error
+        header, said = self.render(context, tools, reply=True), assistant.text
+        if not self._is_structured(assistant) and after.startswith(header + said):
+            start = len(header) + len(said)
+        else:
+            before, opened = self.render([*context, assistant], tools, reply=False), header.rstrip()
+            start = self._closing_start(before)
+            kept = self._is_structured(assistant) or _squash(before[len(opened) : start]) == _squash(said)
+            if not (kept and before.startswith(opened) and after.startswith(before[:start])):
+                return after, None
+        closings = (self.closing, self.follow.get(replies[0].role, "") if replies else "")
+        expected = end and any(closing.lstrip().startswith(end) for closing in closings)
+        return after, None if expected and not after[start:].lstrip().startswith(end) else start
+
+    def marked_tail(
+        self,
+        context: Sequence[Message],
+        assistant: Message,
+        replies: Sequence[Message],
+        tools: Sequence[JsonSchema],
+    ) -> tuple[Message, str, int]:
+        """(a message in the assistant's place, the text with it, where its words end), whatever the template changed."""
+        mark = fresh_mark(message.text for message in (*context, *replies))
+        calls = tuple(replace(call, arguments={"x": mark}) for call in assistant.tool_calls)
+        marked = replace(assistant, content=mark, answer=mark, reasoning=None, tool_calls=calls)
+        text = self.render([*context, marked, *replies], tools, reply=True)
+        start = text.rfind(mark) + len(mark)
+        if mark not in text or (text.count(mark) > 1 and not self._is_structured(marked)):
+            raise TemplateError("the chat template drops or repeats an assistant message that a reply follows")
+        if self._is_structured(marked):  # the mark stands inside the last call, whose brackets close after it
+            ends = [text.find(stop, start) for stop in self.stop_texts if stop in text[start:]]
+            if not ends:
+                raise TemplateError("the chat template closes a message with tool calls by no end token")
+            start = min(ends)
+        return marked, text, start
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """The added tokens that close an assistant message: when it is the last, before a user, before a tool."""
+        closings = [text.lstrip() for text in (self.closing, *self.follow.values())]
+        return [text for text in self._tokenizer.added_ids if any(closing.startswith(text) for closing in closings)]
+
+    # --- trying the template out ------------------------------------------------------------------------------
+
+    def _is_structured(self, message: Message) -> bool:
+        return bool(message.tool_calls) and self.call_form is CallForm.STRUCTURED
+
+    def _closing_start(self, before: str) -> int:
+        """Where the last assistant message of a text is closed."""
+        if before.endswith(self.closing):
+            return len(before) - len(self.closing)
+        return max((before.rfind(stop) for stop in self.stop_texts if stop in before), default=len(before))
+
+    def _choose_call_form(self) -> CallForm:
+        """The first form in which the template shows a tool's reply."""
+        asked = self._said(self._call_format.render_call(_CALL))
+        for form in CallForm:
+            self.call_form = form
+            with contextlib.suppress(TemplateError):
+                if _MARK in self.render([_HELLO, asked, replace(_RESULT, content=_MARK)], (), reply=True):
+                    return form
+        return CallForm.RAW  # conversations without tools still work; a tool's reply is refused when it comes
+
+    def _following(self, replies: Sequence[Message], *, reply: bool) -> str:
+        """What stands after an assistant's words."""
+        text = self.render([_HELLO, Message(Role.ASSISTANT, _MARK), *replies], (), reply=reply)
+        if text.count(_MARK) != 1:
+            raise TemplateError("the chat template does not show an assistant message exactly once")
+        return text.partition(_MARK)[2]
+
+    def _followers(self) -> dict[Role, str]:
+        found = {}
+        for message in (_HELLO, _RESULT):
+            with contextlib.suppress(TemplateError):  # no tools, or none after plain text
+                found[message.role] = self._following([message], reply=True)
+        return found
+
+    def _local_roles(self) -> frozenset[Role]:
+        """Whose replies get the same suffix late in a conversation as right after the first prompt.
+
+        A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
+        """
+        call = self._call_format.render_call(_CALL)
+        plain, thought = self._said("yes"), self._said(f"{THINK}\nhm\n{UNTHINK}\n\nyes")
+        ask, pondered = self._said(call), self._said(f"{THINK}\nhm\n{UNTHINK}\n\n{call}")
+        with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
+        users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
+        local = {Role.TOOL, Role.USER}
+        exchanges = ((plain, [_HELLO]), (thought, [_HELLO]), (ask, [_RESULT]), (pondered, [_RESULT, _RESULT]))
+        for assistant, replies in exchanges:
+            short = self._suffix([_HELLO], assistant, replies)
+            histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
+            if any(self._suffix(history, assistant, replies) != short for history in histories):
+                local.discard(replies[0].role)
+        return frozenset(local)
+
+    def _suffix(self, history: Sequence[Message], assistant: Message, replies: Sequence[Message]) -> str | None:
+        try:
+            after, start = self.locate(history, assistant, "", replies, ())
+        except (TemplateError, EpisodeError) as error:
+            return type(error).__name__
+        return None if start is None else after[start:]
+
+    def _said(self, text: str) -> Message:
+        message: Message = self._call_format.parse(text, turn=0, in_reasoning=False)
+        return message
+
+
+def _as_dict(message: Message, form: CallForm) -> dict[str, Any]:
+    """A message as templates expect it."""
+    if not isinstance(message.content, str) and any(isinstance(part, Image) for part in message.content):
+        raise TemplateError(f"a {message.role} message holds an image; this renderer shows text only")
+    entry: dict[str, Any] = {"role": message.role.value, "content": message.text}
+    written = message.answer is not None  # by the policy, whose text spells the calls
+    if message.tool_calls and (form is CallForm.STRUCTURED or not written):
+        entry["content"] = message.visible
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name or "unreadable", "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+        if message.reasoning is not None:
+            entry["reasoning_content"] = message.reasoning
+    named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
+    return entry | {key: value for key, value in named.items() if value is not None}
+
+
+def _squash(text: str) -> str:
+    return "".join(text.split())
