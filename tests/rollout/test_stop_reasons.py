@@ -109,7 +109,7 @@ def test_user_ended(theatre):
 
 def test_token_budget_inside_an_answer(theatre, renderer):
     said = "one two three four five six seven"
-    show = watched(theatre, [said], **{"max_tokens": 4096})
+    show = watched(theatre, [said])
     show.stage.config.rollout.max_tokens = 5
     trajectory, _ = check(
         show, StopReason.TOKEN_BUDGET, last=renderer.tokenizer.decode(renderer.tokenizer.encode(said).ids[:5]), turns=1
@@ -306,7 +306,6 @@ async def stubborn(chat):
 
 
 def test_a_loop_cannot_go_on_after_the_end(theatre):
-    show = watched(theatre, ["a", "b", "c"], agent=None, max_assistant_turns=2)
     show = theatre.show(["a", "b", "c"], agent=f"{ME}:stubborn", max_assistant_turns=2)
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.ASSISTANT_TURN_BUDGET

@@ -1,13 +1,12 @@
 """Messages to tokens: the first prompt is rendered once, then only extended by the suffix the template adds."""
 
 import enum
-import os.path
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from turnwise.chat.replies import Disguise, fresh_mark, place
+from turnwise.chat.replies import Disguise, fresh_mark, place, shared
 from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.tokenizer import Tokenizer
@@ -132,9 +131,9 @@ class Renderer:
         except TemplateError:
             return RenderCheck(exact=False, same_text=False)
         recorded = ledger.token_ids
-        common = len(os.path.commonprefix([expected, recorded]))
+        common = shared(expected, recorded)
         rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
-        unended = self.tokenizer.decode(recorded[:-1]) if recorded[-1] in self.stop_ids else written
+        unended = self.tokenizer.decode(recorded[:-1]) if set(recorded[-1:]) & self.stop_ids else written
         # What closes the last message may be missing: it was cut short, or the template closes it later.
         closed = rendered.startswith(written) and self.template.closing.endswith(rendered[len(written) :])
         same_text = closed or rendered == unended
@@ -156,9 +155,7 @@ class Renderer:
         ids = completion.token_ids
         return self.tokenizer.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
 
-    def _spans(
-        self, tail: str, skeleton: str, replies: dict[str, Message], disguise: Disguise, end: str
-    ) -> list[Span]:
+    def _spans(self, tail: str, skeleton: str, replies: dict[str, Message], disguise: Disguise, end: str) -> list[Span]:
         """Tokens of the tail: what a tool or user wrote keeps its origin, the rest is the template's."""
         pieces = list(_pieces(tail, skeleton, replies))
         bare = tail.lstrip()
@@ -182,8 +179,8 @@ def _pieces(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterator[t
     messages = list(replies.values())
     places = place(tail, skeleton, list(replies), [message.text for message in messages])
     if places is None:  # the template writes something else around these replies: all that differs counts as theirs
-        start = len(os.path.commonprefix([tail, skeleton]))
-        end = len(tail) - len(os.path.commonprefix([tail[start:][::-1], skeleton[start:][::-1]]))
+        start = shared(tail, skeleton)
+        end = len(tail) - shared(tail[start:][::-1], skeleton[start:][::-1])
         places, messages = [(start, end)], messages[:1]
     for (start, end), message in zip(places, messages, strict=True):
         if start < end:
@@ -191,7 +188,7 @@ def _pieces(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterator[t
 
 
 def _rewrite_message(before: str, after: str) -> str:
-    at = len(os.path.commonprefix([before, after]))
+    at = shared(before, after)
     return (
         "the chat template rewrites history: once a reply follows, earlier text changes from "
         f"{before[at : at + 40]!r} to {after[at : at + 40]!r}. Tokens that were sampled would no longer be what is "

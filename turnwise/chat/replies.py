@@ -93,9 +93,14 @@ def place(tail: str, skeleton: str, marks: Sequence[str], texts: Sequence[str]) 
         if number == len(texts) - 1:
             end = len(tail) - len(following)
         else:  # as it was written, trimmed, or otherwise rewritten by the template
-            guesses = (start + len(guess) for guess in (text, text.strip()) if tail.startswith(guess + following, start))
-            end = next(guesses, tail.find(following, start))
+            guess = next((g for g in (text, text.strip()) if tail.startswith(g + following, start)), None)
+            end = tail.find(following, start) if guess is None else start + len(guess)
         if end < start:
             return None
         places.append((start, end))
     return places if tail.endswith(glue[-1]) else None
+
+
+def shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences share at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

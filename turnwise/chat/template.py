@@ -18,6 +18,7 @@ THINK, UNTHINK = "<think>", "</think>"
 _MARK = fresh_mark(())
 _HELLO = Message(Role.USER, "hello")
 _CALL = ToolCall("t000c0000", "probe", {"x": 1})
+_REFUSED = "\0refused"
 _RESULT = Message(Role.TOOL, "1", tool_call_id=_CALL.id, name=_CALL.name)
 
 
@@ -107,7 +108,7 @@ class ChatTemplate:
         replies: Sequence[Message],
         tools: Sequence[JsonSchema],
     ) -> tuple[Message, str, int]:
-        """(a message in the assistant's place, the text with it, where its words end), whatever the template changed."""
+        """(a message in the assistant's place, the text with it, where its words end), whatever was rewritten."""
         mark = fresh_mark(message.text for message in (*context, *replies))
         calls = tuple(replace(call, arguments={"x": mark}) for call in assistant.tool_calls)
         marked = replace(assistant, content=mark, answer=mark, reasoning=None, tool_calls=calls)
@@ -173,20 +174,21 @@ class ChatTemplate:
         ask, pondered = self._said(call), self._said(f"{THINK}\nhm\n{UNTHINK}\n\n{call}")
         with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
         users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
+        histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
+        possible = [history for history in histories if self._suffix(history, plain, []) != _REFUSED]
         local = {Role.TOOL, Role.USER}
         exchanges = ((plain, [_HELLO]), (thought, [_HELLO]), (ask, [_RESULT]), (pondered, [_RESULT, _RESULT]))
         for assistant, replies in exchanges:
             short = self._suffix([_HELLO], assistant, replies)
-            histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
-            if any(self._suffix(history, assistant, replies) != short for history in histories):
+            if any(self._suffix(history, assistant, replies) != short for history in possible):
                 local.discard(replies[0].role)
         return frozenset(local)
 
     def _suffix(self, history: Sequence[Message], assistant: Message, replies: Sequence[Message]) -> str | None:
         try:
             after, start = self.locate(history, assistant, "", replies, ())
-        except (TemplateError, EpisodeError) as error:
-            return type(error).__name__
+        except (TemplateError, EpisodeError):
+            return _REFUSED
         return None if start is None else after[start:]
 
     def _said(self, text: str) -> Message:

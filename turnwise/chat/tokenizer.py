@@ -37,8 +37,9 @@ class Tokenizer:
         self._backend.post_processor = None  # adds tokens of its own and hides white space from the offsets
         added = self._hf.added_tokens_decoder
         self.special_ids = frozenset(self._hf.all_special_ids) | {i for i, token in added.items() if token.special}
-        self.added_ids: dict[str, int] = {token.content: index for index, token in added.items()}
-        self.special_texts = tuple(text for text, i in self.added_ids.items() if i in self.special_ids and len(text) > 1)
+        # A token of one character could not be cut in two, and is hardly there to control anything.
+        self.added_ids = {token.content: i for i, token in added.items() if len(token.content) > 1}
+        self.special_texts = tuple(text for text, i in self.added_ids.items() if i in self.special_ids)
         self.end_ids = frozenset({self._hf.eos_token_id} - {None})
         self.vocab_size = len(self._hf)
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.

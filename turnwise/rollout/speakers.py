@@ -63,7 +63,7 @@ class Speaker(Protocol):
     def hear(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
-        """Take replies to the last turn.
+        """Take replies to the last turn; `messages` are those before them, the last turn's at the end.
 
         When they need more than `budget` tokens, or leave the assistant no room in the context, nothing is taken and
         the reason is returned.
@@ -93,14 +93,12 @@ class TokenSpeaker:
     noise: NoiseKey
     conversation: str
     segments: list[Ledger] = field(default_factory=list)
-    _prompt: list[Message] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
     _spoken: tuple[int, int] = (0, 0)
     """Segment and length of its ledger after the last turn."""
 
     def open(self, prompt: Sequence[Message]) -> None:
-        self._prompt = list(prompt)
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
 
     def used(self) -> int:
@@ -122,7 +120,7 @@ class TokenSpeaker:
         start = len(ledger)
         completion = await self.sampler.generate(self._name(), list(ledger.token_ids), params, self.noise)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs)
-        message = self.renderer.read(completion, turn)
+        message = self.renderer.read(completion, turn, ledger.token_ids[:start])
         self._last = (message, completion)
         self._spoken = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
@@ -142,7 +140,7 @@ class TokenSpeaker:
         if self._last is None:
             raise ValueError("nobody has spoken yet")
         try:
-            spans = self.renderer.extend(self._prompt, *self._last, replies, self.tools)
+            spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools)
         except HistoryRewritten:
             return self._reopen(messages, replies, turn, budget)
         added = sum(len(span.ids) for span in spans)

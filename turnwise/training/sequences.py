@@ -1,32 +1,130 @@
 """Trajectories to flat training sequences: the recorded tokens with a mask over exactly the policy's."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
-from turnwise.types import Trajectory
+from turnwise.errors import DataError
+from turnwise.types import Group, Trajectory
+
+LEFT_OUT = -1
+"""The group of a sequence that belongs to no baseline: its trajectory failed, or came without a group."""
+OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "kl_penalties", "advantages", "returns", "weights")
+"""The arrays that are written later; None before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrainSequence:
-    """One flat sequence: `TrainSequence((5, 6, 9), (False, False, True), (0.0, 0.0, -0.3))`."""
+    """One ledger segment on its way to the gradient. Every list is as long as `token_ids`, zero off the mask.
 
-    token_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]
-    logprobs: tuple[float, ...]
+    `TrainSequence([5, 6, 9], [False, False, True], [0.0, 0.0, -0.3], [0, 0, 0], 0, trajectory=0, group=0, reward=1.0)`.
+    A field that starts None names its single writer; write with `scatter`, which raises on the wrong length.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    """True exactly at the policy's tokens."""
+    logprobs: list[float]
+    """The sampler's."""
+    turns: list[int]
+    policy_version: int
+    """The oldest version that wrote any of its policy tokens; -1 when no turn tells."""
+    trajectory: int
+    """Index into the step's trajectories; the segments of one trajectory share it and keep their order."""
+    group: int
+    """Index of the group; LEFT_OUT when the trajectory has no part in a baseline and is not trained by reward."""
+    reward: float
+    """The trajectory's; nan when nothing scored it."""
+    old_logprobs: list[float] | None = None
+    """Written by optimise: the learner's before the first update of this step."""
+    ref_logprobs: list[float] | None = None
+    """Written by optimise when a reference is used."""
+    values: list[float] | None = None
+    """Written by optimise when a critic is used."""
+    kl_penalties: list[float] | None = None
+    """Written by kl.penalise when KL is part of the reward: subtracted from it, token by token."""
+    advantages: list[float] | None = None
+    """Written by advantages.assign."""
+    returns: list[float] | None = None
+    """Written by advantages.assign where the estimator has token-level returns."""
+    weights: list[float] | None = None
+    """Written by importance.correct: multiplies the policy loss, 0 rejects a token."""
 
     def __post_init__(self) -> None:
-        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
-            raise ValueError("token ids, loss mask and logprobs differ in length")
+        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.turns):
+            raise ValueError("token ids, loss mask, logprobs and turns differ in length")
+        self.check()
+
+    def check(self) -> None:
+        """Raise when an array written later does not fit the tokens."""
+        for name in OPTIONAL:
+            values: list[float] | None = getattr(self, name)
+            if values is not None and len(values) != len(self.token_ids):
+                raise ValueError(
+                    f"{name} of trajectory {self.trajectory} has {len(values)} entries for {len(self.token_ids)} tokens"
+                )
+
+    @property
+    def policy_tokens(self) -> int:
+        """How many tokens the policy wrote."""
+        return sum(self.loss_mask)
+
+    def gather(self, name: str) -> list[float]:
+        """The entries of one array at the policy's tokens; an array nobody has written raises."""
+        values: list[float] | None = getattr(self, name)
+        if values is None:
+            raise ValueError(f"trajectory {self.trajectory} has no {name}")
+        if len(values) != len(self.token_ids):
+            self.check()
+        return list(compress(values, self.loss_mask))
+
+    def scatter(self, values: Sequence[float]) -> list[float]:
+        """One value per policy token laid out over all tokens, zero elsewhere: the way to write an array."""
+        if len(values) != self.policy_tokens:
+            raise ValueError(f"{len(values)} values for {self.policy_tokens} policy tokens")
+        following = iter(values)
+        return [float(next(following)) if flag else 0.0 for flag in self.loss_mask]
 
 
-def to_sequences(trajectories: Iterable[Trajectory]) -> list[TrainSequence]:
-    """One sequence per ledger segment that holds policy tokens; tokens are taken as recorded, never rebuilt."""
+def to_sequences(source: Iterable[Trajectory] | Iterable[Group]) -> list[TrainSequence]:
+    """One sequence per ledger segment that holds policy tokens; tokens are taken as recorded, never rebuilt.
+
+    From groups, every trajectory without a failure belongs to its group and must have a reward. Failures, and
+    trajectories given without a group, are LEFT_OUT.
+    """
     return [
-        TrainSequence(tuple(ledger.token_ids), tuple(ledger.loss_mask), tuple(ledger.logprobs))
-        for trajectory in trajectories
-        for ledger in trajectory.segments
+        TrainSequence(
+            token_ids=list(ledger.token_ids),
+            loss_mask=ledger.loss_mask,
+            logprobs=list(ledger.logprobs),
+            turns=list(ledger.turns),
+            policy_version=min((t.policy_version for t in trajectory.turns if t.segment == segment), default=-1),
+            trajectory=number,
+            group=group,
+            reward=math.nan if trajectory.reward is None else trajectory.reward,
+        )
+        for number, (group, trajectory) in enumerate(_numbered(source))
+        for segment, ledger in enumerate(trajectory.segments)
         if any(ledger.loss_mask)
     ]
+
+
+def _numbered(source: Iterable[Trajectory] | Iterable[Group]) -> Iterator[tuple[int, Trajectory]]:
+    """Every trajectory with the group it counts for."""
+    for number, entry in enumerate(source):
+        if isinstance(entry, Trajectory):
+            yield LEFT_OUT, entry
+            continue
+        for trajectory in entry.trajectories:
+            if trajectory.failure is None and trajectory.reward is None:
+                raise DataError(f"sample {trajectory.sample.id}, sibling {trajectory.sibling} has not been scored")
+            yield (number if trajectory.failure is None else LEFT_OUT), trajectory
+
+
+def trainable(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:
+    """Without those left out: a failure of the infrastructure teaches nothing."""
+    return [sequence for sequence in sequences if sequence.group != LEFT_OUT]
 
 
 def batches(sequences: list[TrainSequence], order: Iterable[int], token_budget: int) -> Iterable[list[TrainSequence]]:

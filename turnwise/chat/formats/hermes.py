@@ -2,35 +2,126 @@
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from turnwise.types import Message, Role, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, UNTHINK = "<think>", "</think>"
-_TAG = re.compile(r"<think>|</think>|<tool_call>")
-_STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\\]|</?(?:tool_call|think)>', re.DOTALL)
+_TAG = re.compile(r"</?think>|<tool_call>")
 _BLOCK_END = re.compile(r"</tool_call>|(?=<tool_call>|</?think>)|\Z")
+_STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\\]|</?(?:tool_call|think)>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What stands between the tags of a call."""
+
+    body: str
+    closed: bool
 
 
 def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
     """The assistant message in a completion's text.
 
-    Reasoning is set apart while calls are looked for, so a call the model only considers is never run, and a tag
-    inside a call's JSON strings is only text. `in_reasoning` says that the prompt already opened the <think> block.
+    Reasoning is set apart first, so a call the model only considers is never run. `in_reasoning` says that the prompt
+    already opened the <think> block.
     """
+    thoughts, rest = _scan(text, in_reasoning)
+    blocks = [piece for piece in rest if isinstance(piece, _Block)]
+    # Nine letters and digits: some templates accept no other form of id.
+    calls = tuple(_read_call(block, f"t{turn % 1000:03d}c{n % 10000:04d}") for n, block in enumerate(blocks))
+    answer = "".join(piece for piece in rest if isinstance(piece, str)).strip()
+    reasoning = "\n".join(thoughts) if thoughts else None
+    return Message(Role.ASSISTANT, text, calls, reasoning=reasoning, answer=answer)
+
+
+def render_call(call: ToolCall) -> str:
+    """The text a model writes to make this call."""
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+def _scan(text: str, in_reasoning: bool) -> tuple[list[str], list[str | _Block]]:
+    """(thoughts, everything else in order). A thought that is never closed goes on to the end."""
     thoughts: list[str] = []
-    said: list[str] = []
-    calls: list[ToolCall] = []
-    position = section = 0  # `section`: where the words since the last thought begin
+    rest: list[str | _Block] = []
+    position = spoken = kept = 0  # `spoken` and `kept`: where the words since the last thought begin in text and rest
     thinking = in_reasoning and not text.lstrip().startswith(THINK)
-    while position < len(text) or thinking:
+    while thinking or position < len(text):
         if thinking:
             end = text.find(UNTHINK, position)
             thoughts.append(text[position : end if end >= 0 else None].strip())
-            position = section = end + len(UNTHINK) if end >= 0 else len(text)
-            thinking = False
-            spoken, called = len(said), len(calls)
+            position = spoken = end + len(UNTHINK) if end >= 0 else len(text)
+            kept, thinking = len(rest), False
             continue
-        ...
-    return Message(Role.ASSISTANT, text, tuple(calls), reasoning=None, answer="")
+        tag = _TAG.search(text, position)
+        rest.append(text[position : tag.start() if tag else None])
+        if tag is None:
+            break
+        position = tag.end()
+        if tag.group() == OPEN:
+            block, position = _read_block(text, position)
+            rest.append(block)
+        elif tag.group() == UNTHINK:  # closed without being opened: all since the last thought was thought
+            thoughts.append(text[spoken : tag.start()].strip())
+            del rest[kept:]
+            spoken = position
+        else:
+            thinking = True
+    return thoughts, rest
+
+
+def _read_block(text: str, start: int) -> tuple[_Block, int]:
+    """The block that begins here, and where it ends. Tags inside the strings of valid JSON are only text."""
+    for match in _STRING_OR_TAG.finditer(text, start):
+        if match.group() == CLOSE and _is_json(text[start : match.start()]):
+            return _Block(text[start : match.start()], closed=True), match.end()
+        if not (match.group().startswith('"') and len(match.group()) > 1):
+            break
+    end = _BLOCK_END.search(text, start)
+    assert end is not None  # \Z matches at the latest
+    return _Block(text[start : end.start()], closed=end.group() == CLOSE), end.end()
+
+
+def _read_call(block: _Block, call_id: str) -> ToolCall:
+    if not block.closed:
+        return ToolCall(call_id, "", {}, f"the call has no {CLOSE}")
+    try:
+        value = _load(block.body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall(call_id, "", {}, f"the call is not valid JSON: {error}")
+    if not isinstance(value, dict):
+        return ToolCall(call_id, "", {}, 'the call must be an object like {"name": ..., "arguments": {...}}')
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not name:
+        return ToolCall(call_id, "", {}, 'the call has no "name"')
+    if isinstance(arguments, str):  # some models write the arguments as JSON in a string
+        try:
+            arguments = _load(arguments)
+        except (ValueError, RecursionError) as error:
+            return ToolCall(call_id, name, {}, f'"arguments" is not valid JSON: {error}')
+    if not isinstance(arguments, dict):
+        return ToolCall(call_id, name, {}, '"arguments" must be an object')
+    return ToolCall(call_id, name, arguments)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _load(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _load(text: str) -> Any:
+    """Strict JSON: no NaN, and no half characters, which could be neither stored nor sent to a tool."""
+    value = json.loads(text, parse_constant=_refuse)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises a UnicodeEncodeError, a ValueError
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,347 @@
+"""Whatever happens to an episode, its user and every tool session are closed exactly once, and its sampler released."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from turnwise.errors import EngineError, EpisodeError, PluginError
+from turnwise.rollout import strangers
+from turnwise.rollout.interactions.base import BaseInteraction
+from turnwise.rollout.tools.tool import ToolContext
+from turnwise.types import CallStatus, StopReason, ToolResult
+
+ME = __name__
+
+
+class Scene:
+    """What the tool and the user of a test do, and what was done to them."""
+
+    def __init__(self):
+        self.tool = "ok"
+        self.opening = "ok"
+        self.closing = "ok"
+        self.user = "ok"
+        self.starting = "ok"
+        self.finishing = "ok"
+        self.scoring = "ok"
+        self.reached = asyncio.Event()
+        self.done = Counter()
+        self.live = set()
+
+
+SCENE = Scene()
+
+
+async def act(what):
+    match what:
+        case "hang":
+            SCENE.reached.set()
+            await asyncio.Event().wait()
+        case "raise":
+            raise RuntimeError("broken")
+        case "exit":
+            raise SystemExit(3)
+        case "stubborn":  # ignores the first cancellation, ends soon after
+            SCENE.reached.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+
+
+class Session:
+    def __init__(self):
+        SCENE.done["opened"] += 1
+        self.closed = False
+
+    async def call(self, arguments):
+        assert not self.closed
+        await act(SCENE.tool)
+        return ToolResult("fine")
+
+    async def close(self):
+        assert not self.closed
+        self.closed = True
+        SCENE.done["closed"] += 1
+        await act(SCENE.closing)
+
+
+class StatefulTool:
+    name = "stateful"
+    timeout = 60.0
+    concurrency = 4
+    schema = {"type": "function", "function": {"name": "stateful", "description": "Has sessions."}}
+
+    async def open(self, context: ToolContext):
+        await act(SCENE.opening)
+        return Session()
+
+
+class Visitor(BaseInteraction):
+    async def start_interaction(self, instance_id=None, **kwargs):
+        assert instance_id not in SCENE.live
+        SCENE.live.add(instance_id)
+        SCENE.done["started"] += 1
+        await act(SCENE.starting)
+        return instance_id
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        await act(SCENE.user)
+        return True, "bye", 1.0, {}
+
+    async def calculate_score(self, instance_id, **kwargs):
+        await act(SCENE.scoring)
+        return 1.0
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        SCENE.live.remove(instance_id)
+        SCENE.done["finalised"] += 1
+        await act(SCENE.finishing)
+
+
+@pytest.fixture(autouse=True)
+def scene(monkeypatch):
+    monkeypatch.setattr(strangers, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("turnwise.rollout.toolbox.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.rollout.users.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.rollout.episode.LAST_WORD_SECONDS", 0.1)
+    SCENE.__init__()
+    return SCENE
+
+
+@pytest.fixture
+def show(theatre, call):
+    return theatre.show([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+
+
+def check_closed(show, *, opened=1):
+    assert SCENE.done["started"] == SCENE.done["finalised"] == 1
+    assert SCENE.live == set()
+    assert SCENE.done["opened"] == SCENE.done["closed"] == opened
+    assert set(show.sampler.released.values()) <= {1}
+    assert show.sampler._turns == {}
+
+
+async def alone_afterwards(work):
+    """Run to the end and show that no task is left running."""
+    try:
+        return await work
+    finally:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others, others
+
+
+def play(show):
+    return asyncio.run(alone_afterwards(show.episode()))
+
+
+def test_success(show):
+    trajectory = play(show)
+    assert trajectory.stop_reason is StopReason.USER_ENDED
+    check_closed(show)
+
+
+def test_a_tool_that_is_never_called_is_never_opened(theatre):
+    show = theatre.show(["#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    play(show)
+    check_closed(show, opened=0)
+
+
+@pytest.mark.parametrize("what", ["raise", "exit"])
+def test_tool_error(show, what):
+    SCENE.tool = what
+    trajectory = play(show)
+    assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.failure is None
+    assert [record.status for record in trajectory.calls] == [CallStatus.ERROR]
+    check_closed(show)
+
+
+def test_tool_timeout(show):
+    SCENE.tool = "hang"
+    show.stage.config.rollout.tool_timeout = 0.05
+    trajectory = play(show)
+    assert [record.status for record in trajectory.calls] == [CallStatus.TIMEOUT]
+    check_closed(show)
+
+
+@pytest.mark.parametrize("what", ["raise", "exit"])
+def test_a_session_that_does_not_open_is_told_and_tried_again(theatre, call, what):
+    SCENE.opening = what
+    show = theatre.show([call("stateful"), call("stateful"), "#### 42"], tools=[StatefulTool()])
+
+    def script(request):
+        if request.turn == 1:
+            SCENE.opening = "ok"
+        return [call("stateful"), call("stateful"), "#### 42"][request.turn]
+
+    show = theatre.show(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    trajectory = play(show)
+    assert [record.status for record in trajectory.calls] == [CallStatus.ERROR, CallStatus.OK]
+    assert ("broken" if what == "raise" else "SystemExit: 3") in trajectory.turns[0].replies[0].text
+    check_closed(show)
+
+
+@pytest.mark.parametrize("where", ["user", "starting"])
+@pytest.mark.parametrize("what", ["raise", "exit"])
+def test_interaction_error(show, where, what):
+    setattr(SCENE, where, what)
+    trajectory = play(show)
+    assert trajectory.stop_reason is StopReason.FAILED
+    assert trajectory.failure.startswith(f"interaction '{ME}:Visitor': ")
+    assert ("RuntimeError: broken" if what == "raise" else "SystemExit: 3") in trajectory.failure
+    check_closed(show, opened=1 if where == "user" else 0)
+
+
+@pytest.mark.parametrize("where", ["finishing", "scoring", "closing"])
+@pytest.mark.parametrize("what", ["raise", "exit", "hang"])
+def test_errors_while_closing_are_on_the_trajectory_and_the_rest_is_closed(show, where, what):
+    setattr(SCENE, where, what)
+    trajectory = play(show)
+    assert trajectory.stop_reason is StopReason.FAILED
+    text = {"raise": "RuntimeError: broken", "exit": "SystemExit: 3", "hang": "0.3 s"}[what]
+    assert text in trajectory.failure
+    assert len(trajectory.turns) == 2
+    check_closed(show)
+
+
+@pytest.mark.parametrize("where", ["tool", "opening", "user", "starting"])
+def test_time_budget(show, where):
+    setattr(SCENE, where, "hang")
+    show.stage.config.rollout.max_seconds = 0.1
+    trajectory = play(show)
+    assert trajectory.stop_reason is StopReason.TIME_BUDGET and trajectory.failure is None
+    check_closed(show, opened={"tool": 1, "opening": 0, "user": 1, "starting": 0}[where])
+
+
+def test_time_budget_with_a_session_that_opens_after_all_is_closed(show):
+    SCENE.opening = "stubborn"
+    show.stage.config.rollout.max_seconds = 0.1
+    assert play(show).stop_reason is StopReason.TIME_BUDGET
+    check_closed(show, opened=1)
+
+
+async def cancelled(show, times=1):
+    task = asyncio.ensure_future(show.episode())
+    hanging = asyncio.ensure_future(show.sampler.generating.wait())
+    reached = asyncio.ensure_future(SCENE.reached.wait())
+    await asyncio.wait((hanging, reached), return_when=asyncio.FIRST_COMPLETED)
+    hanging.cancel(), reached.cancel()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return task
+
+
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("where", ["generate", "tool", "opening", "user", "starting", "scoring", "closing"])
+@pytest.mark.parametrize("what", ["hang", "stubborn"])
+def test_cancellation(show, where, what, times):
+    opened = {"generate": 1, "tool": 1, "opening": int(what == "stubborn"), "starting": 0}.get(where, 1)
+    if where == "generate":
+        show.sampler.hang_at = 1
+    else:
+        setattr(SCENE, where, what)
+    task = asyncio.run(alone_afterwards(cancelled(show, times)))
+    assert task.cancelled()
+    check_closed(show, opened=opened)
+
+
+def test_a_cancelled_group_closes_every_sibling(theatre, call):
+    SCENE.tool = "hang"
+    show = theatre.show([call("stateful"), "#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+
+    async def work():
+        task = asyncio.ensure_future(show.group(3))
+        while SCENE.done["opened"] < 3:
+            await asyncio.sleep(0)
+        await SCENE.reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(alone_afterwards(work()))
+    assert SCENE.done["started"] == SCENE.done["finalised"] == SCENE.done["opened"] == SCENE.done["closed"] == 3
+    assert len(show.sampler.released) == 3
+
+
+def test_ctrl_c_closes_everything_before_the_loop_ends(show):
+    """What asyncio.run does on an interrupt: the main task is cancelled, and all others after it has ended."""
+    SCENE.tool = "hang"
+
+    async def main():
+        main_task = asyncio.current_task()
+        episode = asyncio.ensure_future(show.group(2))
+        await SCENE.reached.wait()
+        asyncio.get_running_loop().call_soon(main_task.cancel)
+        await episode
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert SCENE.done["opened"] == SCENE.done["closed"] > 0
+    assert SCENE.done["started"] == SCENE.done["finalised"] == 2
+
+
+@pytest.mark.parametrize("error", [EngineError("no such model"), PluginError("wrong"), ZeroDivisionError()])
+def test_a_fatal_error_stops_the_run_and_closes(show, error):
+    show.sampler.error, show.sampler.error_at = error, 1
+    with pytest.raises(type(error)):
+        play(show)
+    check_closed(show)
+
+
+def test_a_fatal_error_in_one_sibling_closes_the_others(theatre, call):
+    SCENE.tool = "hang"
+
+    def script(request):
+        if request.noise.sibling == 1:
+            raise ZeroDivisionError("a bug")
+        return call("stateful")
+
+    show = theatre.show(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        asyncio.run(alone_afterwards(show.group(3)))
+    assert SCENE.done["started"] == SCENE.done["finalised"] == 3
+    assert SCENE.done["opened"] == SCENE.done["closed"]
+
+
+def test_sampler_error_of_one_episode(show):
+    show.sampler.error, show.sampler.error_at = EpisodeError("lost"), 1
+    trajectory = play(show)
+    assert (trajectory.stop_reason, trajectory.failure) == (StopReason.FAILED, "lost")
+    check_closed(show)
+
+
+def test_a_failing_episode_with_failing_closers_reports_all(show):
+    show.sampler.error, show.sampler.error_at = EpisodeError("lost"), 1
+    SCENE.finishing = SCENE.closing = "raise"
+    trajectory = play(show)
+    assert trajectory.failure.startswith("lost; interaction")
+    assert "closing tool stateful" in trajectory.failure
+    check_closed(show)
+
+
+async def cancels_itself(chat):
+    await chat.generate()
+    raise asyncio.CancelledError
+
+
+def test_a_cancellation_nobody_asked_for_is_a_failure_not_the_end_of_the_run(theatre):
+    show = theatre.show(["a"], agent=f"{ME}:cancels_itself")
+    trajectory = asyncio.run(show.group(2)).trajectories[1]
+    assert trajectory.stop_reason is StopReason.FAILED
+    assert "cancelled from elsewhere" in trajectory.failure
+
+
+def test_two_episodes_of_the_same_sample_and_sibling_do_not_share_state(show):
+    """Noise is the same, names are not."""
+
+    async def both():
+        return await asyncio.gather(show.episode(), show.episode())
+
+    first, second = asyncio.run(both())
+    assert first.segments == second.segments
+    assert len(show.sampler.released) == 2
+    assert SCENE.done["finalised"] == 2

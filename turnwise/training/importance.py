@@ -1,0 +1,200 @@
+"""The gap between the sampler that wrote the tokens and the learner that trains on them: measured, and corrected.
+
+ratio = learner probability / sampler probability of the token that was written, before the step's first update.
+"""
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from turnwise.errors import ConfigError
+from turnwise.training.sequences import TrainSequence
+
+Floats = npt.NDArray[np.float64]
+LOG_RATIO_LIMIT = 20.0
+"""exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
+
+
+class Level(enum.Enum):
+    """What one importance ratio is taken over."""
+
+    token = "token"
+    """Each token's own ratio: biased, low variance."""
+    sequence = "sequence"
+    """The product over a sequence's policy tokens, given to each of them: unbiased, high variance."""
+    geometric = "geometric"
+    """The geometric mean over a sequence's policy tokens: a bound that does not tighten with length."""
+
+
+class Excess(enum.Enum):
+    """What happens to ratios outside the thresholds."""
+
+    truncate = "truncate"
+    """The weight is the ratio, at most the upper threshold."""
+    reject = "reject"
+    """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The choices of `correct`."""
+
+    level: Level = Level.token
+    excess: Excess = Excess.truncate
+    upper: float = 2.0
+    lower: float | None = None
+    """Only `reject` has a lower threshold; None is 1 / upper."""
+
+    def __post_init__(self) -> None:
+        if self.upper < 1:
+            raise ConfigError(f"the upper threshold of importance weights must be at least 1, not {self.upper}")
+        if self.lower is not None and self.excess is Excess.truncate:
+            raise ConfigError("a lower threshold of importance weights is for reject; truncate bounds from above only")
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"the lower threshold of importance weights must lie between 0 and 1, not {self.floor}")
+
+    @property
+    def floor(self) -> float:
+        """The lower threshold in force."""
+        return 1.0 / self.upper if self.lower is None else self.lower
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The logprobs of learner and sampler at all policy tokens, with turn and sequence of each."""
+
+    learner: Floats
+    sampler: Floats
+    turns: npt.NDArray[np.int64]
+    sequence: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    """Policy tokens of each sequence."""
+
+    @property
+    def log_ratio(self) -> Floats:
+        """log of learner / sampler per token."""
+        return self.learner - self.sampler
+
+    def sums(self, values: Floats) -> Floats:
+        """The sum over each sequence."""
+        return np.bincount(self.sequence, weights=values, minlength=len(self.counts)).astype(np.float64)
+
+    def means(self, values: Floats) -> Floats:
+        """The mean over each sequence."""
+        means: Floats = self.sums(values) / self.counts
+        return means
+
+
+def gap(sequences: Sequence[TrainSequence]) -> Gap:
+    """Collect what learner and sampler say about the policy's tokens."""
+    counts = np.array([sequence.policy_tokens for sequence in sequences], dtype=np.int64)
+    if not len(counts) or not counts.all():
+        raise ValueError("the sampler and the learner can only be compared on sequences with policy tokens")
+
+    def flat(name: str) -> Floats:
+        return np.array([value for sequence in sequences for value in sequence.gather(name)], dtype=np.float64)
+
+    turns = np.array([turn for s in sequences for turn, flag in zip(s.turns, s.loss_mask, strict=True) if flag])
+    return Gap(flat("old_logprobs"), flat("logprobs"), turns, np.repeat(np.arange(len(counts)), counts), counts)
+
+
+def ratios(found: Gap, level: Level) -> Floats:
+    """The importance ratio of every policy token at this level, its logarithm bounded."""
+    match level:
+        case Level.token:
+            logs = found.log_ratio
+        case Level.sequence:
+            logs = found.sums(found.log_ratio)[found.sequence]
+        case Level.geometric:
+            logs = found.means(found.log_ratio)[found.sequence]
+    return np.exp(np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def weigh(ratio: Floats, correction: Correction) -> Floats:
+    """Ratios to weights."""
+    match correction.excess:
+        case Excess.truncate:
+            return np.minimum(ratio, correction.upper)
+        case Excess.reject:
+            inside = (ratio >= correction.floor) & (ratio <= correction.upper)
+            return np.where(inside, ratio, 0.0)
+
+
+def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[str, float]:
+    """Write `weights` into the sequences; returns metrics of the weights (those of the gap: `mismatch`)."""
+    found = gap(sequences)
+    ratio = ratios(found, correction.level)
+    weights = weigh(ratio, correction)
+    ends = np.cumsum(found.counts)
+    for sequence, end in zip(sequences, ends.tolist(), strict=True):
+        sequence.weights = sequence.scatter(weights[end - sequence.policy_tokens : end].tolist())
+    bounded = np.clip(ratio, correction.floor, correction.upper)
+    metrics = {
+        "rollout_is_mean": ratio.mean(),
+        "rollout_is_max": ratio.max(),
+        "rollout_is_min": ratio.min(),
+        "rollout_is_std": bounded.std(),
+        "rollout_is_eff_sample_size": bounded.mean() ** 2 / (bounded**2).mean(),
+        "rollout_is_ratio_fraction_high": (ratio > correction.upper).mean(),
+        "rollout_is_ratio_fraction_low": (ratio < correction.floor).mean(),
+    }
+    if correction.excess is Excess.reject:
+        rejected = (weights == 0.0).astype(np.float64)
+        metrics["rollout_rs_masked_fraction"] = rejected.mean()
+        metrics["rollout_rs_seq_masked_fraction"] = (found.sums(rejected) > 0).mean()
+    return {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
+
+
+def mismatch(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """How far learner and sampler are apart, over all policy tokens and by turn.
+
+    verl's names where the meaning is the same; `abs_diff` is |learner logprob - sampler logprob|, and
+    `turn_2/abs_diff_max` the largest in the third assistant turn of any trajectory.
+    """
+    found = gap(sequences)
+    logs = found.log_ratio
+    bounded = np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    learner, sampler = found.means(found.learner), found.means(found.sampler)
+    summed = np.clip(found.sums(logs), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    distance = np.abs(logs)
+    metrics = {
+        "kl": -logs.mean(),
+        "k3_kl": (np.expm1(bounded) - bounded).mean(),
+        "training_ppl": np.exp(-learner).mean(),
+        "training_log_ppl": -learner.mean(),
+        "rollout_ppl": np.exp(-sampler).mean(),
+        "rollout_log_ppl": -sampler.mean(),
+        "log_ppl_diff": (sampler - learner).mean(),
+        "log_ppl_abs_diff": np.abs(sampler - learner).mean(),
+        "ppl_ratio": np.exp(sampler - learner).mean(),
+        "chi2_token": np.exp(2 * bounded).mean() - 1,
+        "chi2_seq": np.exp(2 * summed).mean() - 1,
+        "abs_diff_mean": distance.mean(),
+        "abs_diff_max": distance.max(),
+    }
+    for turn in np.unique(found.turns).tolist():
+        here = distance[found.turns == turn]
+        metrics[f"turn_{turn}/abs_diff_mean"] = here.mean()
+        metrics[f"turn_{turn}/abs_diff_max"] = here.max()
+    named = {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
+    return named | _probabilities(found)
+
+
+def _probabilities(found: Gap) -> dict[str, float]:
+    """verl's `training/rollout_*`: probabilities, not logprobs; no correlation where one side does not vary."""
+    learner, sampler = np.exp(found.learner), np.exp(found.sampler)
+    difference = np.abs(learner - sampler)
+    metrics = {
+        "training/rollout_probs_diff_mean": float(difference.mean()),
+        "training/rollout_probs_diff_max": float(difference.max()),
+        "training/rollout_probs_diff_std": float(difference.std(ddof=1)) if len(difference) > 1 else 0.0,
+    }
+    spread = math.sqrt(float(learner.var() * sampler.var()))
+    if spread > 0:
+        covariance = float(((learner - learner.mean()) * (sampler - sampler.mean())).mean())
+        metrics["training/rollout_actor_probs_pearson_corr"] = covariance / spread
+    return metrics

@@ -1,0 +1,167 @@
+"""How far the policy is from its reference: estimators per token, a penalty in the reward, and its coefficient.
+
+The gradients by the policy's logprob lp, with ref the reference's: k1 1, k2 lp - ref, k3 1 - exp(ref - lp). Averaged
+over the policy's own samples k1's is zero, so k1 belongs in a reward and k2 or k3 in a loss.
+"""
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from turnwise.errors import ConfigError
+from turnwise.training.sequences import TrainSequence
+
+LOG_RATIO_LIMIT = 20.0
+"""exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
+
+
+class KLEstimator(enum.Enum):
+    """How KL(policy, reference) is estimated at one sampled token; d = logprob - reference logprob."""
+
+    k1 = "k1"
+    """d: unbiased, noisy, may be negative."""
+    k2 = "k2"
+    """d^2 / 2: biased, low variance; its gradient is that of the true KL."""
+    k3 = "k3"
+    """exp(-d) + d - 1: unbiased, never negative."""
+
+
+class KLControl(enum.Enum):
+    """How the coefficient of the KL in the reward moves."""
+
+    fixed = "fixed"
+    """It stays what it is."""
+    adaptive = "adaptive"
+    """It grows while the measured KL is above the target and shrinks below."""
+
+
+def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+    """The estimate at every token, with gradient."""
+    if logprobs.shape != reference.shape:
+        raise ValueError(f"{tuple(logprobs.shape)} logprobs with {tuple(reference.shape)} of the reference")
+    difference = logprobs - reference
+    match estimator:
+        case KLEstimator.k1:
+            return difference
+        case KLEstimator.k2:
+            return 0.5 * difference.square()
+        case KLEstimator.k3:
+            bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            # expm1 keeps the digits that exp(x) - 1 loses when the two policies nearly agree.
+            return torch.expm1(-bounded) + bounded
+
+
+@dataclass(frozen=True, slots=True)
+class KLMeasure:
+    """What `penalise` found: the KL a controller is updated with, and how many sequences it was measured on."""
+
+    kl: float
+    """Mean over sequences of the mean over a sequence's policy tokens."""
+    sequences: int
+    coefficient: float
+
+    def metrics(self) -> dict[str, float]:
+        """verl's names."""
+        return {"actor/reward_kl_penalty": self.kl, "actor/reward_kl_penalty_coeff": self.coefficient}
+
+
+def penalise(sequences: Sequence[TrainSequence], estimator: KLEstimator, coefficient: float) -> KLMeasure:
+    """Write coefficient * KL into `kl_penalties` at every policy token, measured before the step's first update."""
+    if not sequences:
+        raise ValueError("no sequence to measure KL on")
+    means: list[float] = []
+    for sequence in sequences:
+        if sequence.ref_logprobs is None:
+            raise ConfigError("KL in the reward needs a reference policy: the sequences have no ref_logprobs")
+        old = torch.tensor(sequence.gather("old_logprobs"), dtype=torch.float64)
+        kl = estimate(old, torch.tensor(sequence.gather("ref_logprobs"), dtype=torch.float64), estimator)
+        sequence.kl_penalties = sequence.scatter((coefficient * kl).tolist())
+        means.append(kl.mean().item())
+    return KLMeasure(sum(means) / len(means), len(means), coefficient)
+
+
+class KLController(Protocol):
+    """Holds the coefficient of the KL in the reward; its state is part of a checkpoint."""
+
+    value: float
+
+    def update(self, kl: float, n: int) -> None:
+        """Take in the KL measured on n sequences."""
+
+    def state(self) -> dict[str, str | float]:
+        """What a checkpoint keeps."""
+
+    def load(self, state: Mapping[str, str | float]) -> None:
+        """Go on from a checkpoint."""
+
+
+class FixedKL:
+    """A coefficient that stays what it is."""
+
+    def __init__(self, value: float) -> None:
+        self.value = _coefficient(value)
+
+    def update(self, kl: float, n: int) -> None:
+        """Nothing moves."""
+
+    def state(self) -> dict[str, str | float]:
+        """Kind and value."""
+        return {"kind": KLControl.fixed.value, "value": self.value}
+
+    def load(self, state: Mapping[str, str | float]) -> None:
+        """Take over the saved value."""
+        self.value = _saved(state, KLControl.fixed)
+
+
+class AdaptiveKL:
+    """A proportional controller: `value *= 1 + clip(kl / target - 1, +-0.2) * n / horizon`."""
+
+    def __init__(self, value: float, target: float, horizon: float) -> None:
+        if target <= 0 or horizon <= 0:
+            raise ConfigError(f"an adaptive KL needs a positive target and horizon, not {target} and {horizon}")
+        self.value = _coefficient(value)
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, n: int) -> None:
+        """One proportional step; n is the number of sequences the KL was measured on."""
+        if not math.isfinite(kl):
+            raise ValueError(f"the measured KL is {kl}")
+        factor = 1.0 + min(0.2, max(-0.2, kl / self.target - 1.0)) * n / self.horizon
+        if factor <= 0:
+            raise ConfigError(f"a KL horizon of {self.horizon} is too short for {n} sequences a step")
+        self.value *= factor
+
+    def state(self) -> dict[str, str | float]:
+        """Kind and value; target and horizon belong to the config."""
+        return {"kind": KLControl.adaptive.value, "value": self.value}
+
+    def load(self, state: Mapping[str, str | float]) -> None:
+        """Take over the saved value."""
+        self.value = _saved(state, KLControl.adaptive)
+
+
+def controller(kind: KLControl, value: float, *, target: float, horizon: float) -> KLController:
+    """The controller of this kind; target and horizon are the adaptive one's."""
+    match kind:
+        case KLControl.fixed:
+            return FixedKL(value)
+        case KLControl.adaptive:
+            return AdaptiveKL(value, target, horizon)
+
+
+def _coefficient(value: float) -> float:
+    if value < 0:
+        raise ConfigError(f"a KL coefficient cannot be negative: {value}")
+    return float(value)
+
+
+def _saved(state: Mapping[str, str | float], kind: KLControl) -> float:
+    if state.get("kind") != kind.value:
+        raise ConfigError(f"the checkpoint holds a {state.get('kind')} KL controller, the config asks for {kind.value}")
+    return float(state["value"])

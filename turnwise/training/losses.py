@@ -1,0 +1,260 @@
+"""Advantages to gradients: policy losses, their aggregation, the entropy bonus, the KL loss and the value loss.
+
+Everything here is a function of the N policy tokens of a packed batch, so no other token can have a gradient. Sums are
+divided by the counts of the whole minibatch: scalars, gradients and metrics of its micro-batches are shares that are to
+be *added* to give the minibatch's.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.errors import ConfigError
+from turnwise.training import kl
+from turnwise.training.kl import KLEstimator
+from turnwise.training.packing import Batch
+
+
+class PolicyLoss(enum.Enum):
+    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
+
+    ppo_clip = "ppo_clip"
+    """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
+    gspo = "gspo"
+    """The same with one ratio per sequence, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
+    cispo = "cispo"
+    """-stop_gradient(clip(r)) A logprob: the weight is clipped, no token loses its gradient."""
+    reinforce = "reinforce"
+    """-A logprob, no ratio: for one update per step."""
+
+
+class Aggregation(enum.Enum):
+    """How losses of tokens become one number; every choice divides by counts of the whole minibatch."""
+
+    token_mean = "token_mean"
+    """Mean over policy tokens: long sequences weigh more."""
+    sequence_mean_token_sum = "sequence_mean_token_sum"
+    """Sum over a sequence's tokens, mean over sequences."""
+    sequence_mean_token_mean = "sequence_mean_token_mean"
+    """Mean over a sequence's tokens, mean over sequences: every sequence weighs the same."""
+    sequence_sum_norm = "sequence_sum_norm"
+    """Sum over a sequence's tokens divided by the constant `norm_length`, mean over sequences (Dr. GRPO)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """The choices of `policy_objective`."""
+
+    loss: PolicyLoss = PolicyLoss.ppo_clip
+    aggregation: Aggregation = Aggregation.token_mean
+    norm_length: int | None = None
+    """The constant length of sequence_sum_norm, such as the most tokens a trajectory may have."""
+    clip_low: float = 0.2
+    """Ratios are clipped below at 1 - clip_low."""
+    clip_high: float = 0.2
+    """Ratios are clipped above at 1 + clip_high."""
+    dual_clip: float | None = 3.0
+    """With a negative advantage the loss is at most -A times this; None sets no bound. ppo_clip only."""
+    entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    kl_estimator: KLEstimator = KLEstimator.k3
+
+    def __post_init__(self) -> None:
+        _check_norm(self.aggregation, self.norm_length)
+        if self.clip_low < 0 or self.clip_high < 0:
+            raise ConfigError(f"clip_low and clip_high cannot be negative: {self.clip_low}, {self.clip_high}")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip must be greater than 1, not {self.dual_clip}")
+        if self.kl_coefficient < 0:
+            raise ConfigError(f"kl_coefficient cannot be negative: {self.kl_coefficient}")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSettings:
+    """The choices of `value_objective`."""
+
+    clip: float | None = 0.5
+    """A new value further than this from the old one is pulled back before it is compared; None never."""
+    aggregation: Aggregation = Aggregation.token_mean
+    norm_length: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_norm(self.aggregation, self.norm_length)
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"the value clip must be positive, not {self.clip}")
+
+
+def _check_norm(aggregation: Aggregation, norm_length: int | None) -> None:
+    if aggregation is Aggregation.sequence_sum_norm and (norm_length is None or norm_length < 1):
+        raise ConfigError(f"sequence_sum_norm needs a positive norm_length, not {norm_length}")
+
+
+def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_length: int | None = None) -> Tensor:
+    """This batch's share of its minibatch's aggregated loss."""
+    match aggregation:
+        case Aggregation.token_mean:
+            return losses.sum() / batch.minibatch_tokens
+        case Aggregation.sequence_mean_token_sum:
+            return losses.sum() / batch.minibatch_sequences
+        case Aggregation.sequence_mean_token_mean:
+            return (batch.sequence_sums(losses) / batch.sequence_tokens()).sum() / batch.minibatch_sequences
+        case Aggregation.sequence_sum_norm:
+            _check_norm(aggregation, norm_length)
+            assert norm_length is not None
+            return losses.sum() / norm_length / batch.minibatch_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A policy loss per token, with 1.0 where a bound decided it."""
+
+    loss: Tensor
+    clipped: Tensor
+    clipped_lower: Tensor
+
+
+def ppo_clip(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLoss:
+    """PPO's pessimistic surrogate with separate bounds, and dual clip for negative advantages."""
+    return _surrogate(_log_ratio(logprobs, old).exp(), advantages, clip_low, clip_high, dual_clip)
+
+
+def gspo(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, batch: Batch, clip_low: float, clip_high: float
+) -> TokenLoss:
+    """PPO's surrogate with the geometric mean of a sequence's ratios in place of each.
+
+    Every token carries its sequence's ratio as value and its own logprob as gradient: the sequence's gradient is the
+    same as that of the geometric mean, and advantages or weights may still differ by token.
+    """
+    log_ratio = (logprobs - old).detach()
+    mean = (batch.sequence_sums(log_ratio) / batch.sequence_tokens())[batch.sequence]
+    mean = mean.clamp(-kl.LOG_RATIO_LIMIT, kl.LOG_RATIO_LIMIT)
+    # The difference comes first: it is exactly zero, so the value is the mean to the last digit.
+    return _surrogate(((logprobs - logprobs.detach()) + mean).exp(), advantages, clip_low, clip_high, None)
+
+
+def cispo(logprobs: Tensor, old: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
+    """A policy gradient whose importance weight is clipped and has no gradient of its own."""
+    ratio = _log_ratio(logprobs, old).exp().detach()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLoss(-weight * advantages * logprobs, (ratio != weight).float(), torch.zeros_like(ratio))
+
+
+def reinforce(logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+    """The plain policy gradient."""
+    none = torch.zeros_like(advantages)
+    return TokenLoss(-advantages * logprobs, none, none)
+
+
+def _log_ratio(logprobs: Tensor, old: Tensor) -> Tensor:
+    return (logprobs - old).clamp(-kl.LOG_RATIO_LIMIT, kl.LOG_RATIO_LIMIT)
+
+
+def _surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLoss:
+    plain = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = torch.maximum(plain, bounded)
+    lower = torch.zeros_like(loss, dtype=torch.bool)
+    if dual_clip is not None:
+        most = -advantages * dual_clip
+        lower = (advantages < 0) & (loss > most)
+        loss = torch.where(advantages < 0, torch.minimum(loss, most), loss)
+    return TokenLoss(loss, (bounded > plain).float().detach(), lower.float())
+
+
+def policy_objective(
+    logprobs: Tensor, entropy: Tensor, batch: Batch, settings: PolicySettings
+) -> tuple[Tensor, dict[str, float]]:
+    """The scalar to differentiate, and this batch's shares of the minibatch's metrics.
+
+    `logprobs` and `entropy` are the learner's at the N policy tokens. Importance weights multiply the policy loss only;
+    a rejected token still counts in the denominators, so that rejecting makes a step smaller and never louder.
+    """
+    _check_aligned(batch, logprobs=logprobs, entropy=entropy)
+    found = _token_loss(logprobs, batch, settings)
+    weighted = found.loss if batch.weights is None else found.loss * batch.weights
+
+    def share(losses: Tensor) -> Tensor:
+        return aggregate(losses, batch, settings.aggregation, settings.norm_length)
+
+    pg_loss = share(weighted)
+    objective = pg_loss
+    metrics = {
+        "actor/pg_loss": pg_loss,
+        "actor/pg_clipfrac": _mean(found.clipped, batch),
+        "actor/pg_clipfrac_lower": _mean(found.clipped_lower, batch),
+        "actor/entropy": _mean(entropy, batch),
+    }
+    if batch.old_logprobs is not None:
+        metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
+    if settings.entropy_coefficient:
+        objective = objective - settings.entropy_coefficient * share(entropy)
+    if settings.kl_coefficient:
+        if batch.ref_logprobs is None:
+            raise ConfigError("a KL loss needs a reference policy: the batch has no ref_logprobs")
+        kl_loss = share(kl.estimate(logprobs, batch.ref_logprobs, settings.kl_estimator))
+        objective = objective + settings.kl_coefficient * kl_loss
+        metrics["actor/kl_loss"] = kl_loss
+    return objective, _numbers(metrics)
+
+
+def _token_loss(logprobs: Tensor, batch: Batch, settings: PolicySettings) -> TokenLoss:
+    if batch.advantages is None:
+        raise ValueError("the batch has no advantages: advantages.assign writes them")
+    if settings.loss is PolicyLoss.reinforce:
+        return reinforce(logprobs, batch.advantages)
+    if batch.old_logprobs is None:
+        raise ValueError(f"{settings.loss.value} needs old_logprobs, the learner's from before the step's first update")
+    old, advantages, low, high = batch.old_logprobs, batch.advantages, settings.clip_low, settings.clip_high
+    match settings.loss:
+        case PolicyLoss.ppo_clip:
+            return ppo_clip(logprobs, old, advantages, low, high, settings.dual_clip)
+        case PolicyLoss.gspo:
+            return gspo(logprobs, old, advantages, batch, low, high)
+        case PolicyLoss.cispo:
+            return cispo(logprobs, old, advantages, low, high)
+
+
+def value_objective(values: Tensor, batch: Batch, settings: ValueSettings) -> tuple[Tensor, dict[str, float]]:
+    """Half the squared error to the returns, the worse of clipped and unclipped; metrics are shares to be added."""
+    _check_aligned(batch, values=values)
+    if batch.returns is None:
+        raise ConfigError("a critic learns from token-level returns: use gae, the batch has none")
+    error = (values - batch.returns).square()
+    clipped = torch.zeros_like(error)
+    if settings.clip is not None:
+        if batch.values is None:
+            raise ValueError("value clipping needs the values from before the step's first update")
+        pulled = values.clamp(batch.values - settings.clip, batch.values + settings.clip)
+        pulled_error = (pulled - batch.returns).square()
+        clipped = (pulled_error > error).float().detach()
+        error = torch.maximum(error, pulled_error)
+    loss = 0.5 * aggregate(error, batch, settings.aggregation, settings.norm_length)
+    metrics = {
+        "critic/vf_loss": loss,
+        "critic/vf_clipfrac": _mean(clipped, batch),
+        "critic/vpred_mean": _mean(values, batch),
+    }
+    return loss, _numbers(metrics)
+
+
+def _check_aligned(batch: Batch, **found: Tensor) -> None:
+    for name, values in found.items():
+        if values.shape != batch.index.shape:
+            raise ValueError(f"{tuple(values.shape)} {name} for {len(batch.index)} policy tokens")
+
+
+def _mean(values: Tensor, batch: Batch) -> Tensor:
+    """This batch's share of the mean over the minibatch's policy tokens."""
+    return values.detach().sum() / batch.minibatch_tokens
+
+
+def _numbers(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """One transfer from the device for all of them."""
+    return dict(zip(metrics, torch.stack([value.detach().float() for value in metrics.values()]).tolist(), strict=True))

@@ -1,0 +1,171 @@
+"""Sequences to minibatches to packed micro-batches, in an order that depends on the seed and on nothing else.
+
+Legend: T tokens of a packed batch, N policy tokens among them, S sequences.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.errors import ConfigError, DataError
+from turnwise.training.sequences import LEFT_OUT, OPTIONAL, TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch: its sequences end to end, and what they hold at the policy's tokens.
+
+    `minibatch_tokens` and `minibatch_sequences` count the whole minibatch, so that the gradients of its micro-batches
+    add up to the gradient of one big batch. An array is None when its sequences have none.
+    """
+
+    tokens: Tensor
+    """[T] token ids."""
+    lengths: tuple[int, ...]
+    """[S] tokens of each sequence."""
+    index: Tensor
+    """[N] position of each policy token among the T."""
+    sequence: Tensor
+    """[N] which of the S sequences a policy token belongs to."""
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor | None
+    ref_logprobs: Tensor | None
+    values: Tensor | None
+    advantages: Tensor | None
+    returns: Tensor | None
+    weights: Tensor | None
+    minibatch_tokens: int
+    """Policy tokens of the whole minibatch."""
+    minibatch_sequences: int
+
+    def sequence_sums(self, values: Tensor) -> Tensor:
+        """[S] the sum over each sequence's policy tokens of a value per policy token, with gradient."""
+        return values.new_zeros(len(self.lengths)).index_add(0, self.sequence, values)
+
+    def sequence_tokens(self) -> Tensor:
+        """[S] policy tokens of each sequence."""
+        return torch.bincount(self.sequence, minlength=len(self.lengths))
+
+
+def minibatches(sequences: Sequence[TrainSequence], count: int, *, seed: int, epoch: int) -> list[list[TrainSequence]]:
+    """The step's sequences in `count` nearly equal parts, shuffled anew each epoch.
+
+    Whole trajectories are dealt out, so that segments of one trajectory share an update. `seed` should name the step
+    too; the same seed and epoch give the same parts.
+    """
+    trajectories: dict[int, list[TrainSequence]] = {}
+    for sequence in sequences:
+        trajectories.setdefault(sequence.trajectory, []).append(sequence)
+    if not 1 <= count <= len(trajectories):
+        raise ConfigError(f"{len(trajectories)} trajectories cannot be dealt out over {count} minibatches")
+    order = list(trajectories)
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    cuts = [len(order) * part // count for part in range(count + 1)]
+    return [
+        [sequence for number in order[start:end] for sequence in trajectories[number]]
+        for start, end in zip(cuts, cuts[1:], strict=False)
+    ]
+
+
+def fill(sequences: Sequence[TrainSequence], token_budget: int) -> list[list[TrainSequence]]:
+    """As few parts of at most `token_budget` tokens as first-fit by falling length finds.
+
+    A sequence longer than the budget gets a part to itself. The result is a function of the order and lengths alone.
+    """
+    if token_budget < 1:
+        raise ConfigError(f"a token budget of {token_budget} holds nothing")
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for at in sorted(range(len(sequences)), key=lambda at: -len(sequences[at].token_ids)):
+        length = len(sequences[at].token_ids)
+        fitting = next((number for number, left in enumerate(room) if length <= left), None)
+        if fitting is None:
+            parts.append([at])
+            room.append(token_budget - length)
+        else:
+            parts[fitting].append(at)
+            room[fitting] -= length
+    return [[sequences[at] for at in sorted(part)] for part in parts]
+
+
+def micro_batches(
+    sequences: Sequence[TrainSequence], token_budget: int, device: torch.device | str = "cpu"
+) -> list[Batch]:
+    """One minibatch as packed batches within the budget, each knowing the size of the whole."""
+    if not sequences:
+        raise DataError("an empty minibatch cannot be packed")
+    tokens = sum(sequence.policy_tokens for sequence in sequences)
+    return [pack(part, tokens, len(sequences), device) for part in fill(sequences, token_budget)]
+
+
+def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None:
+    """Lay what the learner computed for the N policy tokens of packed sequences back into them."""
+    if name not in OPTIONAL:
+        raise ValueError(f"{name!r} is not an array that is written later")
+    counts = [sequence.policy_tokens for sequence in sequences]
+    if tuple(values.shape) != (sum(counts),):
+        raise ValueError(f"{tuple(values.shape)} {name} for {sum(counts)} policy tokens")
+    for sequence, row in zip(sequences, values.detach().cpu().split(counts), strict=True):
+        setattr(sequence, name, sequence.scatter(row.tolist()))
+
+
+def pack(
+    sequences: Sequence[TrainSequence],
+    minibatch_tokens: int,
+    minibatch_sequences: int,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """Put sequences end to end; an array is taken when all have it and refused when only some do."""
+    index: list[int] = []
+    owner: list[int] = []
+    start = 0
+    for number, sequence in enumerate(sequences):
+        _check(sequence)
+        found = [start + at for at, flag in enumerate(sequence.loss_mask) if flag]
+        index += found
+        owner += [number] * len(found)
+        start += len(sequence.token_ids)
+
+    def gathered(name: str) -> Tensor | None:
+        missing = [sequence.trajectory for sequence in sequences if getattr(sequence, name) is None]
+        if len(missing) == len(sequences):
+            return None
+        if missing:
+            raise ValueError(f"some sequences have {name}, that of trajectory {missing[0]} has not")
+        row = [value for sequence in sequences for value in sequence.gather(name)]
+        return torch.tensor(row, dtype=torch.float32, device=device)
+
+    sampler_logprobs = gathered("logprobs")
+    assert sampler_logprobs is not None
+    return Batch(
+        tokens=torch.tensor([token for s in sequences for token in s.token_ids], device=device),
+        lengths=tuple(len(sequence.token_ids) for sequence in sequences),
+        index=torch.tensor(index, device=device),
+        sequence=torch.tensor(owner, device=device),
+        sampler_logprobs=sampler_logprobs,
+        old_logprobs=gathered("old_logprobs"),
+        ref_logprobs=gathered("ref_logprobs"),
+        values=gathered("values"),
+        advantages=gathered("advantages"),
+        returns=gathered("returns"),
+        weights=gathered("weights"),
+        minibatch_tokens=minibatch_tokens,
+        minibatch_sequences=minibatch_sequences,
+    )
+
+
+def _check(sequence: TrainSequence) -> None:
+    sequence.check()
+    if not any(sequence.loss_mask):
+        raise DataError(f"a sequence of trajectory {sequence.trajectory} holds no policy token")
+    if sequence.loss_mask[0]:
+        raise DataError(
+            f"a sequence of trajectory {sequence.trajectory} starts with a policy token: nothing to predict it from"
+        )
+    if sequence.group == LEFT_OUT and sequence.advantages is not None:
+        raise ValueError(
+            f"trajectory {sequence.trajectory} is left out of the baselines; drop it with `trainable` before packing"
+        )

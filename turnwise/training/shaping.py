@@ -1,0 +1,133 @@
+"""What happens between scoring and baselines: the over-long penalty, dynamic sampling and the count of failures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.training.sequences import LEFT_OUT, TrainSequence
+from turnwise.types import Group, Trajectory
+
+
+def overlong_penalty(tokens: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
+    """0 up to `limit - buffer` tokens, falling linearly to -factor at the limit and no further."""
+    if not 0 < buffer <= limit:
+        raise ConfigError(f"the over-long buffer must lie between 1 and the limit of {limit} tokens, not {buffer}")
+    if factor < 0:
+        raise ConfigError(f"the over-long factor cannot be negative: {factor}")
+    excess = min(max(tokens - (limit - buffer), 0), buffer)
+    return -factor * excess / buffer if excess else 0.0
+
+
+def shape_overlong(
+    sequences: Sequence[TrainSequence], *, limit: int, buffer: int, factor: float = 1.0
+) -> dict[str, float]:
+    """Lower the reward of trajectories close to the limit; returns metrics.
+
+    Length counts what the policy wrote in all of a trajectory's sequences: a long tool reply is not its doing. The
+    recorded trajectory keeps the scorer's reward; only the sequences change, so call it once, before `assign`.
+    """
+    lengths: dict[int, int] = {}
+    for sequence in sequences:
+        if sequence.group != LEFT_OUT:
+            lengths[sequence.trajectory] = lengths.get(sequence.trajectory, 0) + sequence.policy_tokens
+    penalties = {
+        number: overlong_penalty(length, limit=limit, buffer=buffer, factor=factor)
+        for number, length in lengths.items()
+    }
+    for sequence in sequences:
+        sequence.reward += penalties.get(sequence.trajectory, 0.0)
+    count = max(1, len(penalties))
+    return {
+        "overlong/penalty_mean": sum(penalties.values()) / count,
+        "overlong/fraction": sum(penalty < 0 for penalty in penalties.values()) / count,
+    }
+
+
+def usable(group: Group) -> list[Trajectory]:
+    """The siblings a baseline may count: not failed, and scored."""
+    found = [trajectory for trajectory in group.trajectories if trajectory.failure is None]
+    for trajectory in found:
+        if trajectory.reward is None:
+            raise DataError(f"sample {group.sample.id}, sibling {trajectory.sibling} has not been scored")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBook:
+    """What became of a step's groups: `GroupBook(groups=8, trajectories=32, failed=1, all_failed=0, ...)`."""
+
+    groups: int
+    trajectories: int
+    failed: int
+    """Trajectories left out because of a failure."""
+    all_failed: int
+    """Groups without a usable trajectory."""
+    single: int
+    """Groups with one usable trajectory: nothing to compare it with."""
+    flat: int
+    """Groups whose usable trajectories, two or more, all have the same reward."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of the step."""
+        return {
+            "groups/total": float(self.groups),
+            "groups/all_failed": float(self.all_failed),
+            "groups/single": float(self.single),
+            "groups/flat": float(self.flat),
+            "trajectories/total": float(self.trajectories),
+            "trajectories/failed": float(self.failed),
+        }
+
+    def stop_if_failing(self, limit: float) -> None:
+        """Stop the run when more than this share of the groups failed altogether."""
+        if not 0.0 <= limit <= 1.0:
+            raise ConfigError(f"the tolerated share of failed groups must lie between 0 and 1, not {limit}")
+        if self.all_failed > limit * self.groups:
+            raise TurnwiseError(
+                f"{self.all_failed} of {self.groups} groups failed altogether and at most {limit:.0%} may: "
+                "the trajectories' failures say why"
+            )
+
+
+def count(groups: Sequence[Group]) -> GroupBook:
+    """Count failures and groups that teach a group baseline nothing."""
+    rewards = [[trajectory.reward for trajectory in usable(group)] for group in groups]
+    total = sum(len(group.trajectories) for group in groups)
+    return GroupBook(
+        groups=len(groups),
+        trajectories=total,
+        failed=total - sum(len(found) for found in rewards),
+        all_failed=sum(not found for found in rewards),
+        single=sum(len(found) == 1 for found in rewards),
+        flat=sum(len(found) > 1 and len(set(found)) == 1 for found in rewards),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Groups that can teach a group baseline something, and those that cannot."""
+
+    kept: list[Group]
+    dropped: list[Group]
+
+
+def keep_varied(groups: Sequence[Group], part: str | None = None) -> Filtered:
+    """Dynamic sampling: keep groups whose usable trajectories differ in reward, in their order.
+
+    `part` compares that part of the reward instead, such as accuracy when a length penalty makes all rewards differ.
+    """
+    kept: list[Group] = []
+    dropped: list[Group] = []
+    for group in groups:
+        values = {_compared(trajectory, part) for trajectory in usable(group)}
+        (kept if len(values) > 1 else dropped).append(group)
+    return Filtered(kept, dropped)
+
+
+def _compared(trajectory: Trajectory, part: str | None) -> float | None:
+    if part is None:
+        return trajectory.reward
+    if part not in trajectory.parts:
+        known = ", ".join(sorted(trajectory.parts)) or "none"
+        raise DataError(f"sample {trajectory.sample.id} has no reward part {part!r}; it has: {known}")
+    return trajectory.parts[part]
