@@ -76,11 +76,11 @@ def configure(*overrides: str, config_file: Path | None = None) -> Config:
 
 
 def unread(composed: Composed) -> list[str]:
-    """Keys somebody set that this run will not read, each with the reason."""
-    values = composed.values()
+    """Keys somebody set, to something else than the default, that this run will not read; each with the reason."""
+    values, defaults = composed.values(), dict(_flatten_config(Config()))
     found = []
     for key, knob in _knobs(Config):
-        if knob.only is None or composed.origins[key] == DEFAULT:
+        if knob.only is None or composed.origins[key] == DEFAULT or values[key] == defaults[key]:
             continue
         other, wanted = knob.only
         value = values[other]

@@ -16,9 +16,9 @@ from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
 THINK, UNTHINK = "<think>", "</think>"
 _MARK = fresh_mark(())
+_REFUSED = "\0refused"
 _HELLO = Message(Role.USER, "hello")
 _CALL = ToolCall("t000c0000", "probe", {"x": 1})
-_REFUSED = "\0refused"
 _RESULT = Message(Role.TOOL, "1", tool_call_id=_CALL.id, name=_CALL.name)
 
 
@@ -31,6 +31,17 @@ class CallForm(enum.StrEnum):
     """As `tool_calls`, for templates that refuse a tool message after plain text."""
 
 
+class ThoughtForm(enum.StrEnum):
+    """How an assistant message with reasoning is put to the template."""
+
+    WRITTEN = "written"
+    """As the text the policy wrote."""
+    OPENED = "opened"
+    """With the <think> that the header had opened, for templates that look for both tags."""
+    APART = "apart"
+    """As `reasoning_content`, for templates that look for no tags."""
+
+
 class ChatTemplate:
     """The tokenizer's template, fed with our messages."""
 
@@ -38,30 +49,28 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._call_format = call_format
         self._kwargs = kwargs
-        self.call_form = CallForm.RAW
+        self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
+        self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
+        """What stands between a user's words and the assistant's."""
+        start = self.opening.rfind(THINK)
+        self.thought = self.opening[start:] if start > self.opening.rfind(UNTHINK) else ""
+        """The end of the opening from an open <think> on; empty when there is none."""
         self.call_form = self._choose_call_form()
         self.closing = self._following([], reply=False)
         """What closes an assistant message that nothing follows."""
         self.follow = self._followers()
         """What stands after an assistant message when a user or a tool replies, by role."""
-        self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
-        """What stands between a user's words and the assistant's."""
+        self._thought_form = self._choose_thought_form()
         self._local = self._local_roles()
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
         """The template's text; `reply` adds the header of an assistant message."""
-        entries = [_as_dict(message, self.call_form) for message in messages]
+        entries = [self._entry(message) for message in messages]
         try:
             return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
-
-    @property
-    def thought(self) -> str:
-        """The end of the assistant's header from an open <think> on; empty when it opens none."""
-        start = self.opening.rfind(THINK)
-        return self.opening[start:] if start > self.opening.rfind(UNTHINK) else ""
 
     def needed(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message]:
         """As much of the history as the suffix depends on: the first prompt, or all of it."""
@@ -82,12 +91,7 @@ class ChatTemplate:
 
         `end` is the end token the policy wrote, if any. White space is not held against a template: many trim.
         """
-        try:
-            after = self.render([*context, assistant, *replies], tools, reply=True)
-        except TemplateError as error:
-            harmless = replace(assistant, content="x", answer="x", tool_calls=assistant.tool_calls[:1])
-            self.render([*context, harmless, *replies], tools, reply=True)  # fails too: the words were not to blame
-            raise EpisodeError(f"the chat template refuses what the policy wrote: {error}") from error
+        after = self.render([*context, assistant, *replies], tools, reply=True)
         header, said = self.render(context, tools, reply=True), assistant.text
         if not self._is_structured(assistant) and after.startswith(header + said):
             start = len(header) + len(said)
@@ -113,21 +117,56 @@ class ChatTemplate:
         calls = tuple(replace(call, arguments={"x": mark}) for call in assistant.tool_calls)
         marked = replace(assistant, content=mark, answer=mark, reasoning=None, tool_calls=calls)
         text = self.render([*context, marked, *replies], tools, reply=True)
-        start = text.rfind(mark) + len(mark)
-        if mark not in text or (text.count(mark) > 1 and not self._is_structured(marked)):
+        head, found, tail = text.rpartition(mark)
+        start = len(head) + len(mark)
+        if not found or (mark in head and not self._is_structured(marked)):
             raise TemplateError("the chat template drops or repeats an assistant message that a reply follows")
         if self._is_structured(marked):  # the mark stands inside the last call, whose brackets close after it
-            ends = [text.find(stop, start) for stop in self.stop_texts if stop in text[start:]]
-            if not ends:
-                raise TemplateError("the chat template closes a message with tool calls by no end token")
-            start = min(ends)
+            rest = self.render([*context, marked], tools, reply=False).rpartition(mark)[2]
+            brackets = rest[: self._closing_start(rest)]
+            if not tail.startswith(brackets):
+                raise TemplateError("the chat template writes a tool call otherwise once a reply follows")
+            start += len(brackets)
         return marked, text, start
+
+    def typical(self, assistant: Message) -> Message:
+        """A message of the same kind that says nothing unusual: whether words or template are to blame for a fault."""
+        opened = "" if self.thought else f"{THINK}\n"
+        thought = "" if assistant.reasoning is None else f"{opened}hm\n{UNTHINK}\n\n"
+        return self._said(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
 
     @property
     def stop_texts(self) -> list[str]:
         """The added tokens that close an assistant message: when it is the last, before a user, before a tool."""
         closings = [text.lstrip() for text in (self.closing, *self.follow.values())]
         return [text for text in self._tokenizer.added_ids if any(closing.startswith(text) for closing in closings)]
+
+    def _entry(self, message: Message) -> dict[str, Any]:
+        """A message as templates expect it."""
+        if not isinstance(message.content, str) and any(isinstance(part, Image) for part in message.content):
+            raise TemplateError(f"a {message.role} message holds an image; this renderer shows text only")
+        text = message.text
+        entry: dict[str, Any] = {"role": message.role.value, "content": text}
+        written = message.answer is not None  # by the policy, whose text spells reasoning and calls
+        if message.tool_calls and (self.call_form is CallForm.STRUCTURED or not written):
+            entry["content"] = message.visible
+            entry["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name or "unreadable", "arguments": call.arguments},
+                }
+                for call in message.tool_calls
+            ]
+            if message.reasoning is not None:
+                entry["reasoning_content"] = message.reasoning
+        elif written and message.reasoning is not None:
+            if self._thought_form is ThoughtForm.APART:
+                entry |= {"reasoning_content": message.reasoning, "content": text.rpartition(UNTHINK)[2]}
+            elif self._thought_form is ThoughtForm.OPENED and THINK not in text.partition(UNTHINK)[0]:
+                entry["content"] = self.thought + text
+        named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
+        return entry | {key: value for key, value in named.items() if value is not None}
 
     # --- trying the template out ------------------------------------------------------------------------------
 
@@ -150,6 +189,16 @@ class ChatTemplate:
                     return form
         return CallForm.RAW  # conversations without tools still work; a tool's reply is refused when it comes
 
+    def _choose_thought_form(self) -> ThoughtForm:
+        """The first form in which reasoning stands in the text as it was written, once a tool or a user replies."""
+        answer, ask = (self.typical(replace(_ANSWER, tool_calls=calls)) for calls in ((), (_CALL,)))
+        for form in ThoughtForm:
+            self._thought_form = form
+            for assistant, reply in ((ask, _RESULT), (answer, _HELLO)):
+                if self._suffix([_HELLO], assistant, [reply]) not in (None, _REFUSED):
+                    return form
+        return ThoughtForm.WRITTEN
+
     def _following(self, replies: Sequence[Message], *, reply: bool) -> str:
         """What stands after an assistant's words."""
         text = self.render([_HELLO, Message(Role.ASSISTANT, _MARK), *replies], (), reply=reply)
@@ -169,9 +218,9 @@ class ChatTemplate:
 
         A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
         """
-        call = self._call_format.render_call(_CALL)
-        plain, thought = self._said("yes"), self._said(f"{THINK}\nhm\n{UNTHINK}\n\nyes")
-        ask, pondered = self._said(call), self._said(f"{THINK}\nhm\n{UNTHINK}\n\n{call}")
+        plain, thought = self._said("yes"), self.typical(_ANSWER)
+        ask = self._said(self._call_format.render_call(_CALL))
+        pondered = self.typical(replace(_ANSWER, tool_calls=(_CALL,)))
         with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
         users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
         histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
@@ -187,35 +236,13 @@ class ChatTemplate:
     def _suffix(self, history: Sequence[Message], assistant: Message, replies: Sequence[Message]) -> str | None:
         try:
             after, start = self.locate(history, assistant, "", replies, ())
-        except (TemplateError, EpisodeError):
+        except TemplateError:
             return _REFUSED
         return None if start is None else after[start:]
 
     def _said(self, text: str) -> Message:
-        message: Message = self._call_format.parse(text, turn=0, in_reasoning=False)
+        message: Message = self._call_format.parse(text, turn=0, in_reasoning=bool(self.thought) and UNTHINK in text)
         return message
-
-
-def _as_dict(message: Message, form: CallForm) -> dict[str, Any]:
-    """A message as templates expect it."""
-    if not isinstance(message.content, str) and any(isinstance(part, Image) for part in message.content):
-        raise TemplateError(f"a {message.role} message holds an image; this renderer shows text only")
-    entry: dict[str, Any] = {"role": message.role.value, "content": message.text}
-    written = message.answer is not None  # by the policy, whose text spells the calls
-    if message.tool_calls and (form is CallForm.STRUCTURED or not written):
-        entry["content"] = message.visible
-        entry["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name or "unreadable", "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-        if message.reasoning is not None:
-            entry["reasoning_content"] = message.reasoning
-    named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
-    return entry | {key: value for key, value in named.items() if value is not None}
 
 
 def _squash(text: str) -> str:

@@ -101,7 +101,7 @@ def _compared(advantage: Advantage, scores: Floats) -> Floats:
     centred: Floats = scores - scores.mean()
     match advantage:
         case Advantage.grpo:
-            return centred / (scores.std(ddof=1) + EPSILON)
+            return np.divide(centred, scores.std(ddof=1) + EPSILON)
         case Advantage.dr_grpo:
             return centred
         case Advantage.rloo:  # r - (sum - r) / (n - 1)

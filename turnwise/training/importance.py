@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from turnwise.errors import ConfigError
+from turnwise.training.kl import LOG_RATIO_LIMIT
 from turnwise.training.sequences import TrainSequence
 
 Floats = npt.NDArray[np.float64]
-LOG_RATIO_LIMIT = 20.0
-"""exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
 
 
 class Level(enum.Enum):

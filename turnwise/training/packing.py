@@ -3,6 +3,7 @@
 Legend: T tokens of a packed batch, N policy tokens among them, S sequences.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def minibatches(sequences: Sequence[TrainSequence], count: int, *, seed: int, ep
     cuts = [len(order) * part // count for part in range(count + 1)]
     return [
         [sequence for number in order[start:end] for sequence in trajectories[number]]
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in itertools.pairwise(cuts)
     ]
 
 
@@ -108,8 +109,9 @@ def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None
     counts = [sequence.policy_tokens for sequence in sequences]
     if tuple(values.shape) != (sum(counts),):
         raise ValueError(f"{tuple(values.shape)} {name} for {sum(counts)} policy tokens")
-    for sequence, row in zip(sequences, values.detach().cpu().split(counts), strict=True):
-        setattr(sequence, name, sequence.scatter(row.tolist()))
+    rows = iter(values.detach().tolist())
+    for sequence, count in zip(sequences, counts, strict=True):
+        setattr(sequence, name, sequence.scatter(list(itertools.islice(rows, count))))
 
 
 def pack(

@@ -87,7 +87,7 @@ class TrainSequence:
         return [float(next(following)) if flag else 0.0 for flag in self.loss_mask]
 
 
-def to_sequences(source: Iterable[Trajectory] | Iterable[Group]) -> list[TrainSequence]:
+def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
     """One sequence per ledger segment that holds policy tokens; tokens are taken as recorded, never rebuilt.
 
     From groups, every trajectory without a failure belongs to its group and must have a reward. Failures, and
@@ -110,7 +110,7 @@ def to_sequences(source: Iterable[Trajectory] | Iterable[Group]) -> list[TrainSe
     ]
 
 
-def _numbered(source: Iterable[Trajectory] | Iterable[Group]) -> Iterator[tuple[int, Trajectory]]:
+def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Trajectory]]:
     """Every trajectory with the group it counts for."""
     for number, entry in enumerate(source):
         if isinstance(entry, Trajectory):

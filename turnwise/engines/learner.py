@@ -1,0 +1,250 @@
+"""The torch learner of one process: gradients of any loss on the policy's tokens, steps, and a state without pickle."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.config import Precision
+from turnwise.engines.critic import Critic
+from turnwise.engines.decoder import Decoder
+from turnwise.engines.forward_pass import ForwardPass, Packed
+from turnwise.engines.lora import LoraDecoder
+from turnwise.engines.optimizer import Optimizer, OptimizerSettings
+from turnwise.engines.reference import Reference
+from turnwise.errors import EngineError, TurnwiseError
+
+FORMAT = 1
+"""Of the state; raised when its names change."""
+
+
+class NotFinite(TurnwiseError):
+    """A loss or a gradient is NaN or infinite; no weight has changed and the gradients so far are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """What the learner computed for the N policy tokens of a packed batch, on the learner's device."""
+
+    logprobs: Tensor
+    """[N] with gradient, at the sampling temperature."""
+    entropy: Tensor
+    """[N] with gradient; backward pays for it only when the loss uses it."""
+    values: Tensor | None
+    """[N] with gradient when there is a critic, of the state before each token."""
+    index: Tensor
+    """[N] position of each in the packed batch."""
+
+
+Loss = Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]
+"""A scalar to differentiate, and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """How to train: `LearnerSettings(OptimizerSettings(lr=1e-6), critic=OptimizerSettings(lr=1e-5))`."""
+
+    policy: OptimizerSettings
+    critic: OptimizerSettings | None = None
+    """Needed exactly when there is a critic."""
+    device: str = "cpu"
+    precision: Precision | None = None
+    """Of matrix products; None takes bfloat16 on CUDA and float32 elsewhere. Trained weights are float32 always."""
+    chunk_tokens: int = 1024
+    """Logits are made for this many tokens at once."""
+    recompute_layers: bool = False
+    """Gradient checkpointing: less memory for a second forward pass."""
+
+
+class TorchLearner:
+    """Trains a decoder, which becomes its own: give it one that nobody else reads.
+
+    A `LoraDecoder` has its factors trained and nothing else. Gradients add up over calls of `forward_backward` until
+    `optim_step` uses them. Packed batches are `tokens[T]`, the `lengths` of their sequences, and `index[N]`, the places
+    of the policy's tokens.
+    """
+
+    def __init__(
+        self, decoder: Decoder, settings: LearnerSettings, *, temperature: float, critic: Critic | None = None
+    ) -> None:
+        if (critic is None) != (settings.critic is None):
+            raise EngineError("a critic and its optimizer settings come together")
+        self.device = torch.device(settings.device)
+        self.forward = ForwardPass(
+            self.device, temperature, settings.precision, settings.chunk_tokens, settings.recompute_layers
+        )
+        self.decoder = decoder.to(self.device)
+        self.critic = None if critic is None else critic.to(self.device)
+        _refuse_narrow(self.decoder, self.forward)
+        self._models: dict[str, nn.Module] = {"policy": self.decoder}
+        self._optimizers = {"policy": Optimizer(self.decoder.named_parameters(), settings.policy)}
+        if self.critic is not None and settings.critic is not None:
+            self._models["critic"] = self.critic
+            self._optimizers["critic"] = Optimizer(self.critic.named_parameters(), settings.critic)
+        self.step = 0
+        """How many times the weights have changed."""
+
+    def forward_backward(
+        self, tokens: Tensor, lengths: Sequence[int], index: Tensor, loss: Loss
+    ) -> dict[str, float]:
+        """Add the gradient of one micro-batch; returns the loss's own metrics and `loss`."""
+        packed = self.forward.pack(tokens, lengths, index)
+        with self.forward.autocast():
+            hidden = self.forward.hidden(self.decoder, packed)
+            logprobs, entropy = self.forward.scores(self.decoder, packed, hidden)
+            values = None if self.critic is None else self._values(self.critic, packed, hidden)
+        total, metrics = loss(PolicyTokens(logprobs, entropy, values, packed.index))
+        amount = total.item()
+        if not math.isfinite(amount):
+            self._forget()
+            raise NotFinite(f"the loss is {amount} after {self.step} steps")
+        total.backward()  # type: ignore[no-untyped-call]
+        return {**metrics, "loss": amount}
+
+    def optim_step(self) -> dict[str, float]:
+        """Change the weights by the gradients so far; returns `grad_norm` and `lr`, and both of the critic.
+
+        Policy and critic are clipped apart: a wild value loss must not shrink the policy's step.
+        """
+        norms = {name: optimizer.gradient_norm() for name, optimizer in self._optimizers.items()}
+        for name, norm in norms.items():
+            if not math.isfinite(norm):
+                places = self._optimizers[name].broken()
+                where = ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+                self._forget()
+                raise NotFinite(f"the {name}'s gradient has norm {norm} after {self.step} steps; not finite: {where}")
+        metrics: dict[str, float] = {}
+        for name, optimizer in self._optimizers.items():
+            prefix = "" if name == "policy" else f"{name}_"
+            metrics[prefix + "grad_norm"] = norms[name]
+            metrics[prefix + "lr"] = optimizer.update(self.step, norms[name])
+        self.step += 1
+        return metrics
+
+    def logprobs(self, tokens: Tensor, lengths: Sequence[int], index: Tensor, *, exact: bool = False) -> Tensor:
+        """Log-probs [N] on the CPU, without gradient.
+
+        `exact` takes the sampler's own arithmetic over the weights as published, which gives its recorded log-probs
+        bit by bit where `threads.prove_row_invariance` holds.
+        """
+        packed = self.forward.pack(tokens, lengths, index)
+        if not exact:
+            return self.forward.logprobs(self.decoder, packed)
+        merged = isinstance(self.decoder, LoraDecoder)
+        decoder = Decoder(self.decoder.config, self.published()) if merged else self.decoder
+        return self.forward.exact_logprobs(decoder, packed)
+
+    @torch.no_grad()
+    def values(self, tokens: Tensor, lengths: Sequence[int], index: Tensor) -> Tensor:
+        """The critic's values [N] of the states before the tokens, on the CPU, without gradient."""
+        if self.critic is None:
+            raise EngineError("this learner has no critic")
+        packed = self.forward.pack(tokens, lengths, index)
+        with self.forward.autocast():
+            shared = self.forward.hidden(self.decoder, packed) if self.critic.trunk is None else None
+            return self._values(self.critic, packed, shared).cpu()
+
+    def _values(self, critic: Critic, packed: Packed, hidden: Tensor | None) -> Tensor:
+        if critic.trunk is not None:
+            hidden = self.forward.hidden(critic.trunk, packed)
+        values: Tensor = critic(hidden)
+        return values
+
+    def reference(self) -> Reference:
+        """The policy as it is now, frozen; with LoRA its base, at no cost. Ask before a state is loaded."""
+        return Reference.of(self.decoder, self.forward)
+
+    def published(self) -> dict[str, Tensor]:
+        """The policy's weights by our names, LoRA merged; live ones, so a sampler copies them before the next step."""
+        return self.decoder.tensors()
+
+    def save_policy(self, folder: Path) -> None:
+        """A plain Hugging Face folder, LoRA merged."""
+        self.decoder.save(folder)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything to go on from here: live tensors by flat names, and what JSON holds.
+
+        Under LoRA the base is not among them; its fingerprint is.
+        """
+        if any(p.grad is not None for optimizer in self._optimizers.values() for p in optimizer.parameters.values()):
+            raise EngineError("gradients wait for a step: a state saved now would lose them")
+        tensors: dict[str, Tensor] = {}
+        for model, optimizer in self._optimizers.items():
+            tensors.update({f"{model}.{name}": p.detach() for name, p in optimizer.parameters.items()})
+            tensors.update({f"optimizer.{model}.{name}": tensor for name, tensor in optimizer.state().items()})
+        return tensors, {"step": self.step, **self._identity()}
+
+    def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        """Go on from a saved state; one of another model is refused by name before anything changes."""
+        mine = json.loads(json.dumps(self._identity()))  # tuples become lists, as in the file
+        differing = [key for key in mine if info.get(key) != mine[key]]
+        if differing:
+            told = "; ".join(f"{key} was {info.get(key)!r} and is {mine[key]!r}" for key in differing)
+            raise EngineError(f"the saved state is of another model: {told}")
+        places = {f"{model}.{n}": p for model, o in self._optimizers.items() for n, p in o.parameters.items()}
+        self._check_names(tensors, places)
+        with torch.no_grad():
+            for name, parameter in places.items():
+                parameter.copy_(tensors[name])
+        for model, optimizer in self._optimizers.items():
+            prefix = f"optimizer.{model}."
+            optimizer.load({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        self.step = int(info["step"])
+
+    def _check_names(self, tensors: Mapping[str, Tensor], places: Mapping[str, nn.Parameter]) -> None:
+        missing = sorted(places.keys() - tensors.keys())
+        if missing:
+            raise EngineError(f"the saved state lacks {', '.join(missing[:5])}")
+        for name, tensor in tensors.items():
+            if name in places:
+                shape: torch.Size | None = places[name].shape
+            else:
+                _, _, rest = name.partition("optimizer.")
+                model, _, moment = rest.partition(".")
+                shape = self._optimizers[model].expected(moment) if model in self._optimizers else None
+            if shape is None:
+                raise EngineError(f"the saved state holds {name}, which this learner has no place for")
+            if tensor.shape != shape or (name in places and tensor.dtype != places[name].dtype):
+                raise EngineError(f"{name} is {tuple(tensor.shape)} {tensor.dtype} in the saved state, not {tuple(shape)}")
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for a state to fit."""
+        lora = self.decoder if isinstance(self.decoder, LoraDecoder) else None
+        return {
+            "format": FORMAT,
+            "decoder": dataclasses.asdict(self.decoder.config),
+            "lora": None if lora is None else dataclasses.asdict(lora.settings),
+            "base": None if lora is None else fingerprint(lora.base()),
+            "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
+        }
+
+    def _forget(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.forget()
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A short digest of weights. Their bits are summed as integers, which no order of summation changes."""
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(tensors.items()):
+        total = int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
+        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
+    return digest.hexdigest()
+
+
+def _refuse_narrow(decoder: Decoder, forward: ForwardPass) -> None:
+    """Small steps vanish in bfloat16, so what is trained must be wide; a frozen base may be narrow under autocast."""
+    narrow = [name for name, p in decoder.named_parameters() if p.requires_grad and p.dtype.itemsize < 4]
+    if narrow:
+        raise EngineError(f"{narrow[0]} is {decoder.get_parameter(narrow[0]).dtype}; load what is trained as float32")
+    if decoder.dtype.itemsize < 4 and not forward.narrow:
+        raise EngineError(f"a base in {decoder.dtype} needs learner precision bfloat16")
