@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
+    {"choices"},
     {"types", "errors", "config", "metrics"},
     {"plugins", "files"},
     {"chat", "data", "sandbox", "storage", "compose"},

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.config import Config, EngineName
+from turnwise.choices import EngineName
+from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import Row
@@ -185,13 +186,18 @@ async def open_stage(
     renderer = prepared.renderer or make_renderer(config)
     sampler = open_sampler(config, renderer, script, say or (lambda text: None))
     try:
-
-        def speak_tokens(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
-            return TokenSpeaker(renderer, sampler, config.sampling, tools, noise, conversation)
-
-        yield _stage(prepared, speak_tokens)
+        yield token_stage(prepared, renderer, sampler, config.sampling)
     finally:
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
+
+
+def token_stage(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> Stage:
+    """A stage whose episodes are written token by token by this sampler."""
+
+    def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
+        return TokenSpeaker(renderer, sampler, sampling, tools, noise, conversation)
+
+    return _stage(prepared, speak)
 
 
 def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:

@@ -17,6 +17,8 @@ EPILOG = """\
 examples:
   turnwise eval                                    the embedded model on the embedded task
   turnwise eval sampling.temperature=0 --json      greedy; the last line is one JSON object
+  turnwise train training.steps=20 run=first       reinforcement learning with checkpoints
+  turnwise train run=first resume=auto             go on with it
   turnwise check data.eval_files=test.parquet      try everything that can go wrong, load no model
   turnwise prepare gsm8k --source DIR              GSM8K as train.parquet and test.parquet under data/gsm8k
   turnwise show runs/NAME --sample 3               one transcript, coloured by who wrote what
@@ -73,6 +75,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     command("eval", _eval, "roll out and score the evaluation samples")
     commands["eval"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     commands["eval"].add_argument("--no-transcript", action="store_true", help="leave out the example transcript")
+    command("train", _train, "train with reinforcement learning, then evaluate")
+    commands["train"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("check", _check, "try everything that can go wrong without loading a model")
     commands["check"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("sft", _sft, "fine-tune a model on scripted or recorded trajectories")
@@ -129,6 +133,24 @@ def _eval(args: argparse.Namespace) -> int:
         out.print(transcript(report.trajectories[0], None))
     out.print(report.table())
     out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
+    if args.json:
+        sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    return 0
+
+
+def _train(args: argparse.Namespace) -> int:
+    composed = _compose(args)
+    _refuse_unread(composed)
+    from rich.console import Console
+
+    from turnwise.train import train
+
+    report = train(composed.config)
+    out = Console()
+    out.print(report.table())
+    out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
+    if not report.after:
+        out.print(f"go on with: turnwise train run={report.run.name} resume=auto", soft_wrap=True, highlight=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

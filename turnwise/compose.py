@@ -93,6 +93,12 @@ def unread(composed: Composed) -> list[str]:
     return found
 
 
+def differences(config_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose value in a recorded config is another than now: {key: (then, now)}."""
+    then, now = dict(_flatten_config(compose([], config_file).config)), dict(_flatten_config(config))
+    return {key: (then[key], now[key]) for key in now if then[key] != now[key]}
+
+
 def to_yaml(config: Config) -> str:
     """The whole tree as YAML that `--config` reads back."""
 

@@ -1,8 +1,26 @@
 """Every knob, once: the config tree as dataclasses. `turnwise.compose` fills it, `turnwise check` shows it."""
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
+
+from turnwise.choices import (
+    Advantage,
+    Aggregation,
+    Correction,
+    Decay,
+    EngineName,
+    Excess,
+    ExcessCalls,
+    HistoryPolicy,
+    Keep,
+    KLControl,
+    KLEstimator,
+    OldLogprobs,
+    Overlong,
+    PolicyLoss,
+    Precision,
+    Resume,
+)
 
 
 def only(key: str, *values: str) -> dict[str, Any]:
@@ -12,51 +30,6 @@ def only(key: str, *values: str) -> dict[str, Any]:
 
 RENDERING = ("torch", "scripted")
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
-
-
-class Overlong(enum.Enum):
-    """What happens to prompts longer than `data.max_prompt_tokens`."""
-
-    filter = "filter"
-    error = "error"
-
-
-class HistoryPolicy(enum.Enum):
-    """What happens when the chat template would rewrite earlier messages; see chat/renderer.py."""
-
-    refuse = "refuse"
-    verbatim = "verbatim"
-    segment = "segment"
-
-
-class ExcessCalls(enum.Enum):
-    """What happens to tool calls beyond `rollout.max_parallel_calls`."""
-
-    refuse = "refuse"
-    stop = "stop"
-
-
-class Keep(enum.Enum):
-    """Which part of an over-long tool reply is kept."""
-
-    head = "head"
-    tail = "tail"
-    both = "both"
-
-
-class Precision(enum.Enum):
-    """Number format of weights and activations."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class EngineName(enum.Enum):
-    """Which sampler writes the completions."""
-
-    torch = "torch"
-    openai = "openai"
-    scripted = "scripted"
 
 
 @dataclass
@@ -210,6 +183,108 @@ class SftConfig:
 
 
 @dataclass
+class TrainingConfig:
+    """The training loop: how much, how often, when to stop."""
+
+    steps: int = 40
+    groups: int = 12
+    """Samples per step."""
+    group_size: int = 8
+    """Episodes per sample; the others of its group are an episode's baseline."""
+    epochs: int = 1
+    """Passes over a step's episodes."""
+    minibatches: int = 1
+    """Weight updates per pass."""
+    max_lag: int = 0
+    """Steps by which collection may run ahead of the weights; 0 is on-policy."""
+    samples: int | None = 4096
+    """Samples to train on, from the start of the files or the generator; null takes all."""
+    shuffle: bool = True
+    """Shuffle them anew each epoch, from `seed`."""
+    eval_every: int = 10
+    """Steps between evaluations; 0 evaluates before and after only."""
+    save_every: int = 10
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep: int = 2
+    """Checkpoints kept."""
+    target: float | None = None
+    """Evaluation accuracy at which the run ends early."""
+    max_minutes: float | None = None
+    """Wall time after which the run ends cleanly."""
+    max_tokens: int | None = None
+    """Policy tokens after which the run ends cleanly."""
+    drop_constant_groups: bool = False
+    """Draw on until the step has enough groups whose rewards differ (dynamic sampling)."""
+    max_draws: int = field(default=3, metadata=only("training.drop_constant_groups", "True"))
+    """At most this many times `groups` samples a step."""
+    parity: float = 1e-3
+    """Largest difference between the sampler's and the learner's log-probs accepted before the first update."""
+    drift: float = field(default=0.05, metadata=only("algorithm.old_logprobs", "learner"))
+    """Mean difference between them above which a step warns."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """From rewards to the gradient."""
+
+    advantage: Advantage = Advantage.grpo
+    loss: PolicyLoss = PolicyLoss.ppo_clip
+    aggregation: Aggregation = Aggregation.token_mean
+    aggregation_length: int = field(default=1024, metadata=only("algorithm.aggregation", "sequence_sum_norm"))
+    """The constant that sums are divided by."""
+    clip_low: float = field(default=0.2, metadata=only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
+    clip_high: float = field(default=0.2, metadata=only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
+    clip_dual: float = field(default=3.0, metadata=only("algorithm.loss", "ppo_clip"))
+    gamma: float = field(default=1.0, metadata=only("algorithm.advantage", "gae", "reinforce_pp"))
+    lam: float = field(default=1.0, metadata=only("algorithm.advantage", "gae"))
+    entropy: float = 0.0
+    """Coefficient of the entropy bonus."""
+    kl_loss: float = 0.0
+    """Coefficient of a KL loss against the reference policy; 0 needs no reference."""
+    kl_loss_estimator: KLEstimator = field(default=KLEstimator.k3, metadata=only("algorithm.kl_loss", "*"))
+    kl_reward: float = 0.0
+    """Coefficient of a KL penalty in the reward."""
+    kl_reward_estimator: KLEstimator = field(default=KLEstimator.k1, metadata=only("algorithm.kl_reward", "*"))
+    kl_control: KLControl = field(default=KLControl.fixed, metadata=only("algorithm.kl_reward", "*"))
+    kl_target: float = field(default=0.1, metadata=only("algorithm.kl_control", "adaptive"))
+    kl_horizon: int = field(default=10000, metadata=only("algorithm.kl_control", "adaptive"))
+    value_loss: float = field(default=1.0, metadata=only("algorithm.advantage", "gae"))
+    value_clip: float = field(default=0.5, metadata=only("algorithm.advantage", "gae"))
+    old_logprobs: OldLogprobs = OldLogprobs.sampler
+    correction: Correction = field(default=Correction.none, metadata=only("algorithm.old_logprobs", "learner"))
+    correction_mode: Excess = field(
+        default=Excess.truncate, metadata=only("algorithm.correction", "token", "sequence", "geometric")
+    )
+    correction_threshold: float = field(
+        default=2.0, metadata=only("algorithm.correction", "token", "sequence", "geometric")
+    )
+    overlong_tokens: int = 0
+    """Length of the zone before `rollout.max_tokens` in which the reward falls; 0 switches it off."""
+    overlong_penalty: float = field(default=1.0, metadata=only("algorithm.overlong_tokens", "*"))
+
+
+@dataclass
+class LearnerConfig:
+    """How weights change."""
+
+    lr: float = 1e-3
+    critic_lr: float = field(default=2e-3, metadata=only("algorithm.advantage", "gae"))
+    shared_critic: bool = field(default=False, metadata=only("algorithm.advantage", "gae"))
+    """Put the value head on the policy's own trunk instead of a copy."""
+    weight_decay: float = 0.0
+    warmup: int = 0
+    """Updates of linear warm-up."""
+    decay: Decay = Decay.constant
+    grad_clip: float = 1.0
+    token_budget: int = 8192
+    """Tokens of one forward pass; a batch is worked off in as many as it needs."""
+    gradient_checkpointing: bool = False
+    lora_rank: int = 0
+    """0 trains all weights."""
+    lora_alpha: float = field(default=32.0, metadata=only("learner.lora_rank", "*"))
+
+
+@dataclass
 class Config:
     """The whole tree."""
 
@@ -218,6 +293,10 @@ class Config:
     run: str | None = None
     """Name of the run directory; null makes one from the command and the time."""
     runs_dir: str = "runs"
+    resume: Resume = Resume.never
+    """For `turnwise train run=NAME`: go on with an existing run."""
+    train: bool = True
+    """`turnwise train train=false` only evaluates."""
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
@@ -228,3 +307,6 @@ class Config:
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)

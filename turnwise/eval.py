@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import time
 from collections import Counter, defaultdict
@@ -13,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from turnwise.assemble import Prepared, open_stage, prepare
 from turnwise.compose import to_yaml
-from turnwise.config import Config
+from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
-from turnwise.report import EvalReport, Judged, is_right, judge, summarise
+from turnwise.report import EvalReport, Judged, SourceReport, is_right, judge, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
@@ -58,7 +59,7 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     try:
         async with open_stage(prepared, say=lambda text: _note(run, console, text)) as stage:
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
-                await _collect(prepared, stage, trajectories, seen)
+                await play_all(prepared, stage, trajectories, seen)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
             write_trajectories(run.eval_path(0), trajectories)
@@ -77,14 +78,41 @@ def _note(run: RunDir, console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
-async def _collect(
-    prepared: Prepared, stage: Stage, trajectories: list[Trajectory], seen: Callable[[Trajectory], None]
+async def measure(
+    prepared: Prepared, make_stage: Callable[[Prepared, SamplingConfig], Stage], run: RunDir, step: int, *, greedy: bool
+) -> dict[str, float]:
+    """Accuracy in the middle of a training run, as sampled and, when asked for, greedily; recorded under eval/."""
+    found: dict[str, float] = {}
+    sampling = prepared.config.sampling
+    ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
+    for name, chosen in ways.items():
+        trajectories: list[Trajectory] = []
+        # Negative rounds: evaluation must not draw the noise of a training round.
+        await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
+        judged = [await judge(t, prepared.scorers[t.sample.data_source]) for t in trajectories]
+        write_trajectories(run.file(f"eval/{name}step_{step:06d}.parquet"), trajectories)
+        for source in _sources(judged):
+            found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
+            found[f"{name}first_accuracy/{source.data_source}"] = source.first_accuracy or 0.0
+        right = [float(entry.right) for entry in judged if entry.right is not None]
+        found[f"{name}accuracy"] = sum(right) / max(1, len(right))
+    run.write_json(f"eval/step_{step:06d}.json", found)
+    return found
+
+
+async def play_all(
+    prepared: Prepared,
+    stage: Stage,
+    trajectories: list[Trajectory],
+    seen: Callable[[Trajectory], None],
+    *,
+    step: int = 0,
 ) -> None:
-    """Play and score every sample; groups are kept in the order of the samples."""
+    """Play and score every sample; trajectories are added in the order of the samples."""
     config = prepared.config
 
     async def run(sample: Sample) -> Group:
-        group = await run_group(sample, size=config.eval.group_size, step=0, stage=stage)
+        group = await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
         for trajectory in group.trajectories:
             await apply(prepared.scorers[sample.data_source], trajectory)
             seen(trajectory)
@@ -109,12 +137,16 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
 
 
 def _report(run: RunDir, seconds: float, judged: list[Judged]) -> EvalReport:
+    sources = _sources(judged)
+    tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
+    return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
+
+
+def _sources(judged: list[Judged]) -> list[SourceReport]:
     by_source: dict[str, list[Judged]] = defaultdict(list)
     for entry in judged:
         by_source[entry.trajectory.sample.data_source].append(entry)
-    sources = [summarise(source, entries) for source, entries in sorted(by_source.items())]
-    tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
-    return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
+    return [summarise(source, entries) for source, entries in sorted(by_source.items())]
 
 
 @contextlib.contextmanager

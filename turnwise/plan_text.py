@@ -1,7 +1,8 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.assemble import Prepared
-from turnwise.config import Config, EngineName
+from turnwise.choices import EngineName
+from turnwise.config import Config
 from turnwise.scoring.scorer import spec_for
 
 

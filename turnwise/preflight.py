@@ -12,7 +12,8 @@ from typing import Any
 from turnwise.assemble import Prepared, model_folder, open_stage, prepare
 from turnwise.chat.renderer import History, Renderer
 from turnwise.compose import Composed, unread
-from turnwise.config import Config, EngineName
+from turnwise.choices import EngineName
+from turnwise.config import Config
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.scripted import ScriptRequest
 from turnwise.errors import TemplateError, TurnwiseError

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from turnwise.metrics import Metric, Reduction, reduce
 from turnwise.scoring.scorer import Score, Scorer, is_failed, score_answer, turns_before_feedback
-from turnwise.types import CallStatus, Role, Trajectory
+from turnwise.types import CallStatus, Role, StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +168,55 @@ def _cells(source: SourceReport) -> dict[str, str]:
         "policy tokens": f"{source.policy_tokens:,}",
         "ledger equals full render": share(source.render_exact),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """A training run: what ended it, and accuracy on held-out samples before and after."""
+
+    run: Path
+    reason: str
+    steps: int
+    seconds: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"run": str(self.run), "seconds": round(self.seconds, 3)}
+
+    def table(self) -> Table:
+        """Before and after, one row per measurement."""
+        table = Table(title=f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}")
+        for column in ("held-out samples", "before", "after"):
+            table.add_column(column, justify="left" if column[0] == "h" else "right")
+        for name in self.before:
+            after = self.after.get(name)
+            table.add_row(name, f"{self.before[name]:.1%}", "-" if after is None else f"{after:.1%}")
+        return table
+
+
+def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """A training step's episodes in verl's names: lengths, turns, tool use, stop reasons, accuracy by source."""
+    metrics: list[Metric] = []
+    for trajectory in trajectories:
+        source = trajectory.sample.data_source
+        written = sum(turn.completion_tokens for turn in trajectory.turns)
+        for name, value in (
+            ("response_length", written),
+            ("num_turns", len(trajectory.turns)),
+            ("tool_call_counts", len(trajectory.calls)),
+            ("prompt_length", trajectory.turns[0].prompt_tokens if trajectory.turns else 0),
+            ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.turns)),
+            ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.turns)),
+        ):
+            metrics += [Metric(f"{name}/{how.value}", value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]
+        cut = trajectory.stop_reason in (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
+        metrics.append(Metric("response_length/clip_ratio", float(cut)))
+        metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))
+        metrics += [Metric(f"tool_calls/{call.status.value}", 1, Reduction.SUM) for call in trajectory.calls]
+        if trajectory.reward is not None:
+            right = is_right(Score(trajectory.reward, trajectory.parts))
+            metrics.append(Metric(f"train/accuracy/{source}", float(right)))
+            metrics += [Metric(f"reward_parts/{source}/{part}", value) for part, value in trajectory.parts.items()]
+    return reduce(metrics)

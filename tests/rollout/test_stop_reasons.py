@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from turnwise.config import ExcessCalls
+from turnwise.choices import ExcessCalls
 from turnwise.errors import EpisodeError
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
 from turnwise.rollout.tools.calculate import calculate

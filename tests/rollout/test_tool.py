@@ -5,11 +5,12 @@ import datetime
 import enum
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Literal, Optional
 
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from turnwise.errors import PluginError, ToolError
 from turnwise.rollout.tools.calculate import calculate
@@ -247,7 +248,7 @@ def test_a_raw_schema_that_does_not_fit_its_function_is_refused(function, words)
         ({"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}, "not a JSON schema"),
         (
             {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/$defs/A"}}}}},
-            "refers to '#/\\$defs/A', which it does not have",
+            "refers to '#/\\$defs/A', which it lacks",
         ),
         (
             {"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://example.org/s.json"}}},

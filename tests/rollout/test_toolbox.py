@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from turnwise.config import Keep, RolloutConfig
+from turnwise.choices import Keep
+from turnwise.config import RolloutConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError
 from turnwise.rollout import strangers
 from turnwise.rollout.toolbox import Toolbox, _fit, as_tool, builtin_tools, clean, load_tool
@@ -178,7 +179,7 @@ class Odd(BaseException):
         (ToolError("try 6*7"), "Error: try 6*7"),
         (ValueError("bad \ud800"), "Error: ValueError: bad \N{REPLACEMENT CHARACTER}"),
         (TimeoutError("of its own"), "Error: TimeoutError: of its own"),
-        (StopIteration(3), "StopIteration: 3"),
+        (StopIteration(3), "StopIteration"),
         (SystemExit(3), "Error: SystemExit: 3"),
         (Odd("odd"), "Error: Odd: odd"),
         (asyncio.CancelledError("me"), "CancelledError"),

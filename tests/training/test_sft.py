@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from turnwise.engines.checkpoint_format import config_from_hf
 from turnwise.engines.decoder import Decoder
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
-from turnwise.training.sequences import TrainSequence, batches, to_sequences
+from turnwise.training.sequences import TrainSequence
 from turnwise.training.sft import loss_on, train_sft
-from turnwise.types import Ledger, Message, Origin, Role, Sample, StopReason, Trajectory
 
 
 def decoder() -> Decoder:
@@ -24,7 +22,8 @@ def decoder() -> Decoder:
 
 
 def sequence(ids: tuple[int, ...], policy: tuple[int, ...]) -> TrainSequence:
-    return TrainSequence(ids, tuple(index in policy for index in range(len(ids))), (0.0,) * len(ids))
+    zeros = [0] * len(ids)
+    return TrainSequence(list(ids), [n in policy for n in range(len(ids))], [0.0] * len(ids), zeros, 0, 0, -1, 0.0)
 
 
 def test_the_loss_is_the_mean_over_policy_tokens_of_the_transformers_model(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -75,28 +74,3 @@ def test_nothing_to_learn_from_is_an_error() -> None:
     for data in ([], [sequence((1, 2), (0, 1))]):
         with pytest.raises(DataError):
             train_sft(decoder(), data, SftConfig(steps=1), seed=0, report=lambda step, loss: None)
-
-
-def test_sequences_are_the_recorded_tokens_with_the_policys_mask() -> None:
-    ledger = Ledger()
-    ledger.append([5, 6], Origin.PROMPT, 0)
-    ledger.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25])
-    ledger.append([9], Origin.TOOL, 0)
-    ledger.append([10], Origin.POLICY, 1, [-1.0])
-    silent = Ledger()
-    silent.append([1], Origin.PROMPT, 0)
-    sample = Sample("s", (Message(Role.USER, "x"),), "d")
-    trajectory = Trajectory(sample, 0, 0, [], [], [ledger, silent], StopReason.ANSWERED, 0.0)
-    (made,) = to_sequences([trajectory])
-    assert made.token_ids == (5, 6, 7, 8, 9, 10)
-    assert made.loss_mask == (False, False, True, True, False, True)
-    assert made.logprobs == (0.0, 0.0, -0.5, -0.25, 0.0, -1.0)
-    with pytest.raises(ValueError, match="differ in length"):
-        replace(made, logprobs=(0.0,))
-
-
-def test_batches_keep_the_order_and_the_budget() -> None:
-    data = [sequence(tuple(range(1, n + 2)), (n,)) for n in (3, 5, 2, 9, 1)]
-    made = list(batches(data, [4, 0, 1, 2, 3], token_budget=8))
-    assert [len(s.token_ids) for batch in made for s in batch] == [2, 4, 6, 3, 10]
-    assert all(sum(len(s.token_ids) for s in batch) <= 8 or len(batch) == 1 for batch in made)

@@ -10,7 +10,7 @@ from turnwise.chat.replies import Disguise, fresh_mark, place, shared
 from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import TemplateError
+from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role
 
 _REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER, Role.SYSTEM: Origin.USER}
@@ -69,7 +69,7 @@ class Renderer:
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> list[int]:
         """The ids of the first prompt, assistant header included."""
-        return self._encode_all(messages, tools, reply=True)
+        return self._encode_all(messages, tools)
 
     def extend(
         self,
@@ -88,16 +88,19 @@ class Renderer:
         disguise = self._disguise(replies)
         shown = [disguise.put(reply) for reply in replies]
         context, end = self.template.needed(history, replies), self._end_text(completion)
-        after, start = self.template.locate(context, assistant, end, shown, tools)
+        try:
+            after, start = self.template.locate(context, assistant, end, shown, tools)
+            if start is None and self.history is History.REFUSE:
+                recorded = self.render(context, tools, reply=True) + assistant.text + end
+                raise TemplateError(_rewrite_message(recorded, after))
+        except TemplateError as error:
+            if self.template.blames_words(context, assistant, end, shown, tools):
+                raise EpisodeError(f"a message of the policy does not fit the chat template: {error}") from error
+            raise
+        if start is None and self.history is History.SEGMENT:
+            raise HistoryRewritten
         if start is None:
-            match self.history:
-                case History.REFUSE:
-                    recorded = self.render(context, tools, reply=True) + assistant.text + end
-                    raise TemplateError(_rewrite_message(recorded, after))
-                case History.SEGMENT:
-                    raise HistoryRewritten
-                case History.VERBATIM:
-                    assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
+            assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
         marks = {number: fresh_mark(()) + str(number) for number, reply in enumerate(shown) if reply.text}
         marked = [replace(reply, content=marks.get(number, "")) for number, reply in enumerate(shown)]
         skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
@@ -124,17 +127,20 @@ class Renderer:
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
         """The recorded tokens against one full render of the final messages.
 
-        Words of the policy that the template refuses to render leave `position` empty: there is nothing to compare.
+        Of a last assistant message the words are compared, not how the template would show them: no model saw that.
+        A template that refuses the conversation as a whole leaves `position` empty: there is nothing to compare.
         """
+        spoken = messages[-1].role is Role.ASSISTANT
+        words = messages[-1].text + self.template.closing if spoken else ""
         try:
-            expected = self._encode_all(messages, tools, reply=messages[-1].role is not Role.ASSISTANT)
+            expected = self._encode_all(messages[:-1] if spoken else messages, tools, words)
         except TemplateError:
             return RenderCheck(exact=False, same_text=False)
         recorded = ledger.token_ids
         common = shared(expected, recorded)
         rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
         unended = self.tokenizer.decode(recorded[:-1]) if set(recorded[-1:]) & self.stop_ids else written
-        # What closes the last message may be missing: it was cut short, or the template closes it later.
+        # What closes the last message may be missing: it was cut short, or the template closes it only later.
         closed = rendered.startswith(written) and self.template.closing.endswith(rendered[len(written) :])
         same_text = closed or rendered == unended
         exact = same_text and common >= min(len(expected), len(recorded))
@@ -145,11 +151,11 @@ class Renderer:
     def _disguise(self, messages: Sequence[Message]) -> Disguise:
         return Disguise(self._control, [text for message in messages for text in (message.text, message.name or "")])
 
-    def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> list[int]:
-        """One render in tokens. What users and tools wrote is text, even where it spells control tokens."""
+    def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], words: str = "") -> list[int]:
+        """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells."""
         disguise = self._disguise(messages)
-        text, cuts = disguise.lift(self.render([disguise.put(message) for message in messages], tools, reply=reply))
-        return self.tokenizer.encode(text, cuts=cuts).ids
+        text, cuts = disguise.lift(self.render([disguise.put(message) for message in messages], tools, reply=True))
+        return self.tokenizer.encode(text + words, cuts=cuts).ids
 
     def _end_text(self, completion: Completion) -> str:
         ids = completion.token_ids

@@ -11,13 +11,14 @@ import jinja2
 
 from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import EpisodeError, TemplateError
+from turnwise.errors import TemplateError
 from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
 THINK, UNTHINK = "<think>", "</think>"
 _MARK = fresh_mark(())
 _REFUSED = "\0refused"
 _HELLO = Message(Role.USER, "hello")
+_ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
 _CALL = ToolCall("t000c0000", "probe", {"x": 1})
 _RESULT = Message(Role.TOOL, "1", tool_call_id=_CALL.id, name=_CALL.name)
 
@@ -129,11 +130,19 @@ class ChatTemplate:
             start += len(brackets)
         return marked, text, start
 
-    def typical(self, assistant: Message) -> Message:
-        """A message of the same kind that says nothing unusual: whether words or template are to blame for a fault."""
-        opened = "" if self.thought else f"{THINK}\n"
-        thought = "" if assistant.reasoning is None else f"{opened}hm\n{UNTHINK}\n\n"
-        return self._said(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
+    def blames_words(
+        self,
+        context: Sequence[Message],
+        assistant: Message,
+        end: str,
+        replies: Sequence[Message],
+        tools: Sequence[JsonSchema],
+    ) -> bool:
+        """Whether it is these words that the template refuses or rewrites, and not every message of their kind."""
+        try:
+            return self.locate(context, self._typical(assistant), end, replies[:1], tools)[1] is not None
+        except TemplateError:
+            return False
 
     @property
     def stop_texts(self) -> list[str]:
@@ -191,7 +200,7 @@ class ChatTemplate:
 
     def _choose_thought_form(self) -> ThoughtForm:
         """The first form in which reasoning stands in the text as it was written, once a tool or a user replies."""
-        answer, ask = (self.typical(replace(_ANSWER, tool_calls=calls)) for calls in ((), (_CALL,)))
+        answer, ask = (self._typical(replace(_ANSWER, tool_calls=calls)) for calls in ((), (_CALL,)))
         for form in ThoughtForm:
             self._thought_form = form
             for assistant, reply in ((ask, _RESULT), (answer, _HELLO)):
@@ -218,9 +227,9 @@ class ChatTemplate:
 
         A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
         """
-        plain, thought = self._said("yes"), self.typical(_ANSWER)
+        plain, thought = self._said("yes"), self._typical(_ANSWER)
         ask = self._said(self._call_format.render_call(_CALL))
-        pondered = self.typical(replace(_ANSWER, tool_calls=(_CALL,)))
+        pondered = self._typical(replace(_ANSWER, tool_calls=(_CALL,)))
         with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
         users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
         histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
@@ -239,6 +248,12 @@ class ChatTemplate:
         except TemplateError:
             return _REFUSED
         return None if start is None else after[start:]
+
+    def _typical(self, assistant: Message) -> Message:
+        """A message of the same kind that says nothing unusual."""
+        opened = "" if self.thought else f"{THINK}\n"
+        thought = "" if assistant.reasoning is None else f"{opened}hm\n{UNTHINK}\n\n"
+        return self._said(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
 
     def _said(self, text: str) -> Message:
         message: Message = self._call_format.parse(text, turn=0, in_reasoning=bool(self.thought) and UNTHINK in text)

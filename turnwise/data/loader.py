@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from turnwise.config import Overlong
+from turnwise.choices import Overlong
 from turnwise.data.rows import RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
 from turnwise.errors import DataError
@@ -80,6 +80,11 @@ class Loader:
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)
+
+    @property
+    def size(self) -> int:
+        """Samples of one epoch."""
+        return len(self._samples)
 
     def __iter__(self) -> Self:
         return self

@@ -49,7 +49,7 @@ class _Bucket:
     width: int
 
 
-def _buckets(lengths: Sequence[int]) -> tuple[list[_Bucket], Tensor]:
+def _buckets(lengths: Sequence[int], device: torch.device | None) -> tuple[list[_Bucket], Tensor]:
     """Rectangles over the packed rows, and where each packed row lies in their concatenation."""
     starts = [0]
     for length in lengths:
@@ -73,16 +73,16 @@ def _buckets(lengths: Sequence[int]) -> tuple[list[_Bucket], Tensor]:
         rows = torch.cat([starts[i] + column.clamp(max=lengths[i] - 1) for i in group])
         for place, index in enumerate(group):
             home[starts[index] : starts[index + 1]] = base + place * width + column[: lengths[index]]
-        buckets.append(_Bucket(rows, len(group), width))
+        buckets.append(_Bucket(rows.to(device), len(group), width))
         base += len(group) * width
-    return buckets, home
+    return buckets, home.to(device)
 
 
-def packed(lengths: Sequence[int]) -> Attend:
-    """Causal attention within each of several concatenated sequences; differentiable."""
+def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend:
+    """Causal attention within each of several concatenated sequences, on the CPU if not told; differentiable."""
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sequence lengths must be positive, found {list(lengths)}")
-    buckets, home = _buckets(lengths)
+    buckets, home = _buckets(lengths, device)
     whole = len(buckets) == 1 and buckets[0].count * buckets[0].width == len(home)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

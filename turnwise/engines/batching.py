@@ -8,7 +8,7 @@ Synchronous and owned by one thread; `torch_sampler.py` puts asyncio in front of
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +67,8 @@ class _Lane:
     limit: int
     fed: int
     shareable: bool
+    policy_version: int
+    """Of the first token; the oldest when weights change in the middle of a turn."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
@@ -151,6 +153,24 @@ class Batcher:
         if conversation in self._busy:
             self._busy[conversation].park = False
 
+    def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Write with other weights from the next step on.
+
+        Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
+        logprob is then what its writer gives it after everything before it, never a mixture of two policies.
+        """
+        self._decoder.replace_tensors(tensors)
+        self.policy_version = version
+        self.parked.clear()
+        self.prefixes.clear()
+        running = self._lanes if self._partial is None else [*self._lanes, self._partial]
+        for row, lane in enumerate(running):
+            tokens = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
+            for start in range(0, lane.fed, PREFILL_TOKENS):
+                chunk = Chunk(row, start, min(start + PREFILL_TOKENS, lane.fed))
+                prefill(self._decoder, self._rows, [chunk], [tokens[chunk.start : chunk.end]])
+                self.stats.prefilled_tokens += chunk.length
+
     def step(self) -> list[Outcome]:
         """Prefill what waits, within the budget, then decode one token of every row; returns what ended."""
         outcomes: list[Outcome] = []
@@ -213,7 +233,7 @@ class Batcher:
             self._rows.write(row, fed, stretch)
             fed += stretch.length
         self.stats.reused_tokens += fed
-        return _Lane(request, self._limit(request), fed, shareable=parked is None)
+        return _Lane(request, self._limit(request), fed, parked is None, self.policy_version)
 
     def _prefill(self, work: list[tuple[_Lane, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [lane.request.token_ids[chunk.start : chunk.end] for lane, chunk in work]
@@ -291,7 +311,7 @@ class Batcher:
             self._leave(row)
 
     def _completion(self, lane: _Lane, reason: FinishReason) -> Completion:
-        return Completion(tuple(lane.ids), tuple(lane.logprobs), reason, self.policy_version)
+        return Completion(tuple(lane.ids), tuple(lane.logprobs), reason, lane.policy_version)
 
     def _stop_string(self, lane: _Lane, token: int) -> bool:
         """Whether the text so far holds a stop string. Only a tail is decoded anew each time: what came before it was

@@ -1,7 +1,6 @@
 """Hugging Face folders and our tensors: reads config.json and safetensors into fused matrices, and writes them back."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from turnwise.errors import EngineError
+from turnwise.files import replacing
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -320,17 +320,13 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     """A plain Hugging Face folder: config.json and model.safetensors, each complete or absent."""
-    folder.mkdir(parents=True, exist_ok=True)
     theirs: dict[str, Tensor] = {}
     for part in layout(config):
         value = tensors[part.name].detach().cpu()
         pieces = torch.split(value, [count for _, count in part.sources])
         for (name, _), piece in zip(part.sources, pieces, strict=True):
             theirs[name] = piece.clone()  # safetensors refuses pieces that share one storage
-    weights = folder / "model.safetensors"
-    save_file(theirs, weights.with_suffix(".partial"), metadata={"format": "pt"})
-    os.replace(weights.with_suffix(".partial"), weights)
-    text = json.dumps(config_to_hf(config, tensors["embed"].dtype), indent=2) + "\n"
-    partial = folder / "config.json.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, folder / "config.json")
+    with replacing(folder / "model.safetensors") as file:
+        file.write(save(theirs, metadata={"format": "pt"}))
+    with replacing(folder / "config.json") as file:
+        file.write((json.dumps(config_to_hf(config, tensors["embed"].dtype), indent=2) + "\n").encode())

@@ -1,15 +1,17 @@
 """Our own decoder of the Llama family, shared by the sampler and the learner; the caller supplies attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines import checkpoint_format
 from turnwise.engines.checkpoint_format import DecoderConfig, RopeConfig
+from turnwise.errors import EngineError
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, Hq * D]."""
@@ -29,11 +31,13 @@ class Layer(nn.Module):
     output_bias: nn.Parameter | None
     mlp_norm: nn.Parameter
     gate_up: nn.Parameter
+    gate_up_bias: None
     down: nn.Parameter
+    down_bias: None
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("qkv_bias", "q_norm", "k_norm", "output_bias"):
+        for name in ("qkv_bias", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"):
             self.register_parameter(name, None)
 
 
@@ -81,28 +85,65 @@ class Decoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face folder (config.json, model.safetensors)."""
-        checkpoint_format.write_folder(folder, self.config, dict(self.named_parameters()))
+        checkpoint_format.write_folder(folder, self.config, self.tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by our names, live and without gradient."""
+        return {part.name: self.get_parameter(part.name).detach() for part in checkpoint_format.layout(self.config)}
+
+    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in other weights, all of them or, when a name or shape does not fit, none."""
+        mine = self.tensors()
+        wrong = sorted(tensors.keys() ^ mine.keys())
+        wrong = wrong or [name for name in mine if tensors[name].shape != mine[name].shape]
+        if wrong:
+            raise EngineError(f"these are not the weights of this decoder: {', '.join(wrong[:5])}")
+        for name, tensor in mine.items():
+            tensor.copy_(tensors[name])
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format of weights and activations."""
         return self.embed.dtype
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [T, H] after the final norm."""
+    @property
+    def unembed(self) -> nn.Parameter:
+        """The matrix [V, H] that makes logits."""
+        return self.embed if self.head is None else self.head
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        *,
+        rows: Tensor | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, or those of some rows only.
+
+        `recompute` keeps just the input of each layer for backward, which runs the layer again.
+        """
         cos, sin = self._rotations(positions)
         x = functional.embedding(token_ids, self.embed)
         for index, layer in enumerate(self.layers):
-            x = self._block(cast(Layer, layer), index, x, cos, sin, attend)
+            wanted = rows if index == len(self.layers) - 1 else None
+            inputs = (cast(Layer, layer), index, x, cos, sin, attend, wanted)
+            if recompute:
+                x = checkpoint(self._block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = self._block(*inputs)
         return self._rms_norm(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [T, V] in float32."""
-        return functional.linear(hidden, self.embed if self.head is None else self.head).float()
+        return functional.linear(hidden, self.unembed).float()
 
-    def _block(self, layer: Layer, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def _block(
+        self, layer: Layer, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None
+    ) -> Tensor:
         c = self.config
-        fused = functional.linear(self._rms_norm(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        fused = self._linear(layer, "qkv", self._rms_norm(x, layer.attention_norm))
         heads = fused.view(len(x), -1, c.head_dim)
         rotated, v = heads[:, : c.num_heads + c.num_kv_heads], heads[:, c.num_heads + c.num_kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -111,9 +152,15 @@ class Decoder(nn.Module):
             rotated = self._rms_norm(rotated, torch.cat(weights))
         rotated = torch.addcmul(rotated * cos, rotated.roll(c.head_dim // 2, -1), sin)
         mixed = attend(index, rotated[:, : c.num_heads], rotated[:, c.num_heads :], v)
-        x = x + functional.linear(mixed, layer.output, layer.output_bias)
-        gate, up = functional.linear(self._rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return x + functional.linear(functional.silu(gate) * up, layer.down)
+        if rows is not None:  # past the last attention nobody looks at the others any more
+            x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
+        x = x + self._linear(layer, "output", mixed)
+        gate, up = self._linear(layer, "gate_up", self._rms_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return x + self._linear(layer, "down", functional.silu(gate) * up)
+
+    def _linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
+        """One of the four projections of a layer; an adapter may add to it."""
+        return functional.linear(x, getattr(layer, name), getattr(layer, name + "_bias"))
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         # The norm is one pass where a mean of squares would be three; taken in float32 at least.

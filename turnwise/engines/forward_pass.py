@@ -1,4 +1,4 @@
-"""Running a decoder over packed sequences: the hidden states before chosen tokens, and what they say of these tokens."""
+"""A decoder run over packed sequences: the states before chosen tokens, and the log-probs these tokens get."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.config import Precision
+from turnwise.choices import Precision
 from turnwise.engines import attention
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.sampling import token_logprobs
@@ -69,6 +69,8 @@ class ForwardPass:
             raise EngineError("there is no token to score")
         if int(index.min()) < 0 or int(index.max()) >= len(tokens):
             raise EngineError(f"places {int(index.min())} to {int(index.max())} are outside {len(tokens)} tokens")
+        if bool((index[1:] <= index[:-1]).any()):
+            raise EngineError("the places of policy tokens must rise")
         starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
         if bool(torch.isin(index.cpu(), starts).any()):
             raise EngineError("a sequence starts with a policy token: there is nothing to predict it from")
@@ -82,7 +84,9 @@ class ForwardPass:
         """The states [N, H] from which the chosen tokens are predicted."""
         places = attention.positions(packed.lengths).to(self.device)
         attend = attention.packed(packed.lengths, self.device)
-        return decoder(packed.tokens, places, attend, rows=packed.index - 1, recompute=self.recompute_layers)
+        recompute = self.recompute_layers and torch.is_grad_enabled()
+        states: Tensor = decoder(packed.tokens, places, attend, rows=packed.index - 1, recompute=recompute)
+        return states
 
     def scores(self, decoder: Decoder, packed: Packed, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of the chosen tokens at the sampling temperature."""
@@ -110,7 +114,7 @@ class ForwardPass:
             tokens = packed.tokens[start : start + length]
             inside = packed.index[(packed.index >= start) & (packed.index < start + length)] - start
             hidden = decoder(pad_rows(tokens), pad_rows(torch.arange(length)), attention.exact([length]))
-            for some in inside.split(EXACT_CHUNK):
+            for some in torch.split(inside, EXACT_CHUNK):
                 logits = decoder.logits(pad_rows(hidden.index_select(0, some - 1)))[: len(some)]
                 parts.append(token_logprobs(logits, tokens[some], self.temperature))
             start += length

@@ -133,6 +133,11 @@ class ParkedConversations:
         if parked is not None:
             self.bytes -= parked.stretch.bytes
 
+    def clear(self) -> None:
+        """Forget all conversations."""
+        self._entries.clear()
+        self.bytes = 0
+
 
 def block_hashes(token_ids: NDArray[np.int64]) -> list[bytes]:
     """One digest per whole block, each covering everything before it. A prompt's last token is never in a block,
@@ -155,6 +160,11 @@ class PrefixBlocks:
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._blocks
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._blocks.clear()
+        self.bytes = 0
 
     def known(self, digests: Sequence[bytes]) -> int:
         """How many leading blocks are kept."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnwise.config import Precision
+from turnwise.choices import Precision
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.forward_pass import ForwardPass, Packed
@@ -91,9 +91,7 @@ class TorchLearner:
         self.step = 0
         """How many times the weights have changed."""
 
-    def forward_backward(
-        self, tokens: Tensor, lengths: Sequence[int], index: Tensor, loss: Loss
-    ) -> dict[str, float]:
+    def forward_backward(self, tokens: Tensor, lengths: Sequence[int], index: Tensor, loss: Loss) -> dict[str, float]:
         """Add the gradient of one micro-batch; returns the loss's own metrics and `loss`."""
         packed = self.forward.pack(tokens, lengths, index)
         with self.forward.autocast():
@@ -207,13 +205,14 @@ class TorchLearner:
             if name in places:
                 shape: torch.Size | None = places[name].shape
             else:
-                _, _, rest = name.partition("optimizer.")
-                model, _, moment = rest.partition(".")
-                shape = self._optimizers[model].expected(moment) if model in self._optimizers else None
+                kind, model, moment = [*name.split(".", 2), "", ""][:3]
+                known = kind == "optimizer" and model in self._optimizers
+                shape = self._optimizers[model].expected(moment) if known else None
             if shape is None:
                 raise EngineError(f"the saved state holds {name}, which this learner has no place for")
             if tensor.shape != shape or (name in places and tensor.dtype != places[name].dtype):
-                raise EngineError(f"{name} is {tuple(tensor.shape)} {tensor.dtype} in the saved state, not {tuple(shape)}")
+                found = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise EngineError(f"{name} is {found} in the saved state and {tuple(shape)} here")
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a state to fit."""

@@ -97,7 +97,8 @@ class LoraDecoder(Decoder):
         for part in self._adapted():
             layer = self.get_submodule(part.name.rpartition(".")[0])
             wide = merged[part.name].float().clone()
-            for (source, _), rows in zip(part.sources, wide.split([rows for _, rows in part.sources]), strict=True):
+            pieces = torch.split(wide, [rows for _, rows in part.sources])
+            for (source, _), rows in zip(part.sources, pieces, strict=True):
                 if _projection(source) in self.settings.targets:
                     a, b = _factors(layer, _projection(source))
                     rows.add_(b @ a, alpha=self.settings.scale)

@@ -1,6 +1,5 @@
 """AdamW for one model: warm-up and decay of the learning rate, clipping, and a state that is plain named tensors."""
 
-import enum
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,18 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from turnwise.choices import Decay
 from turnwise.errors import EngineError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of each parameter."""
-
-
-class Decay(enum.Enum):
-    """How the learning rate falls after warm-up."""
-
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,5 @@ class Optimizer:
         for name, parameter in self.parameters.items():
             moments = {kind: tensors[f"{name}.{kind}"] for kind in _MOMENTS if f"{name}.{kind}" in tensors}
             if moments:
-                self._adamw.state[parameter] = {
-                    kind: value.detach().to(parameter.device, torch.float32 if kind == "step" else parameter.dtype).clone()
-                    for kind, value in moments.items()
-                }
+                copies = {k: torch.empty_like(t, device=parameter.device).copy_(t) for k, t in moments.items()}
+                self._adamw.state[parameter] = copies

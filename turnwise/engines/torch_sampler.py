@@ -4,11 +4,13 @@ import asyncio
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
 from turnwise.engines.decoder import Decoder
@@ -16,6 +18,7 @@ from turnwise.engines.sampler import NoiseKey, SamplingParams
 from turnwise.errors import EngineError
 from turnwise.types import Completion
 
+T = TypeVar("T")
 PARKED_BYTES = 2 << 30
 PREFIX_BYTES = 512 << 20
 
@@ -37,11 +40,18 @@ class _Release:
 
 
 @dataclass(frozen=True, slots=True)
+class _Publish:
+    tensors: Mapping[str, Tensor]
+    version: int
+    future: "asyncio.Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Order = _Submit | _Cancel | _Release | _Close
+_Order = _Submit | _Cancel | _Release | _Publish | _Close
 
 
 class TorchSampler:
@@ -99,10 +109,7 @@ class TorchSampler:
         """Continue `token_ids`; see the Sampler protocol."""
         request = Request(conversation, self._checked_ids(token_ids), _checked_params(params), noise.bits())
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if self._ended is not None:
-                raise _ending(*self._ended)
-            self._inbox.put(_Submit(request, future))
+        self._put(_Submit(request, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -113,10 +120,26 @@ class TorchSampler:
         """Forget a conversation's cache."""
         self._inbox.put(_Release(conversation))
 
+    async def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Replace the weights between two steps; returns when all that is written from then on is theirs.
+
+        The tensors are copied and must not change before that. A turn being written goes on with the new weights
+        and carries the version it began with.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(_Publish(tensors, version, future))
+        await future
+
     async def close(self) -> None:
         """Fail what is pending and end the worker."""
         self._inbox.put(_Close())
         await asyncio.to_thread(self._worker.join)
+
+    def _put(self, order: _Submit | _Publish) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise _ending(*self._ended)
+            self._inbox.put(order)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if not token_ids:
@@ -143,6 +166,8 @@ class TorchSampler:
             order = self._inbox.get()
             if isinstance(order, _Submit):
                 self._pending[order.request] = order.future
+            elif isinstance(order, _Publish):
+                _wake(order.future.get_loop(), [(order.future, _ending(*ended))])
         self._deliver([(request, _ending(*ended)) for request in self._pending])
 
     def _serve(self) -> None:
@@ -154,7 +179,7 @@ class TorchSampler:
                 self._obey(order)
             self._deliver(self._batcher.step())
 
-    def _obey(self, order: _Submit | _Cancel | _Release) -> None:
+    def _obey(self, order: _Submit | _Cancel | _Release | _Publish) -> None:
         match order:
             case _Submit(request, future):
                 self._pending[request] = future
@@ -166,6 +191,13 @@ class TorchSampler:
                 self._batcher.cancel(request)
             case _Release(conversation):
                 self._batcher.release(conversation)
+            case _Publish(tensors, version, published):
+                result: EngineError | None = None
+                try:
+                    self._batcher.publish(tensors, version)
+                except EngineError as error:  # weights of another model: the caller's mistake, nothing has changed
+                    result = error
+                _wake(published.get_loop(), [(published, result)])
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Hand results to the callers' event loops, one wake-up per loop."""
@@ -175,21 +207,25 @@ class TorchSampler:
             future = self._pending.pop(request)
             by_loop[future.get_loop()].append((future, result))
         for loop, results in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_settle, results)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise  # a closed loop has nobody left who waits
+            _wake(loop, results)
 
 
-def _settle(results: list[tuple["asyncio.Future[Completion]", Completion | EngineError]]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, results: Sequence[tuple["asyncio.Future[T]", T | EngineError]]) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, results)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise  # a closed loop has nobody left who waits
+
+
+def _settle(results: Sequence[tuple["asyncio.Future[T]", T | EngineError]]) -> None:
     for future, result in results:
         if future.done():  # cancelled meanwhile
             continue
-        if isinstance(result, Completion):
-            future.set_result(result)
-        else:
+        if isinstance(result, EngineError):
             future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 def _ending(text: str, cause: BaseException | None) -> EngineError:

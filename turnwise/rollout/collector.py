@@ -34,7 +34,7 @@ class Collector:
         self._failed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._fill()
+        self.fill()
         return self
 
     async def __aexit__(
@@ -54,7 +54,7 @@ class Collector:
         """
         while len(self._ready) < count and await self._oldest_is_done():
             self._ready.append(self._started.popleft().result())
-            self._fill()
+            self.fill()
         groups, self._ready = self._ready[:count], self._ready[count:]
         return groups
 
@@ -72,30 +72,34 @@ class Collector:
             raise self._failure
         return oldest is not None
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         while not self._closed and self._failure is None:
             if self._busy >= self._running or len(self._started) >= self._ahead:
                 return
             try:
                 sample = next(self._samples, None)
-            except Exception as error:  # raised to whoever waits: here it would end in the event loop's log
+            except Exception as error:  # raised to whoever waits, after what was started before
                 self._fail(error)
                 return
             if sample is None:
                 return
-            task = asyncio.ensure_future(self._run(sample))
             self._busy += 1
-            task.add_done_callback(self._finished)
-            self._started.append(task)
+            self._started.append(asyncio.ensure_future(self._play(sample)))
 
-    def _finished(self, task: asyncio.Task[Group]) -> None:
-        self._busy -= 1
-        if task.cancelled():
+    async def _play(self, sample: Sample) -> Group:
+        """One group. It makes room for the next before it is done, so that `next_groups` never finds a gap."""
+        try:
+            group = await self._run(sample)
+        except asyncio.CancelledError:
             self._fail(RuntimeError("a group was cancelled from elsewhere"))
-        elif (error := task.exception()) is not None:
+            raise
+        except BaseException as error:
             self._fail(error)
-        else:
-            self._fill()
+            raise
+        finally:
+            self._busy -= 1
+        self.fill()
+        return group
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None and not self._closed:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from turnwise.config import ExcessCalls, RolloutConfig, SamplingConfig
+from turnwise.choices import ExcessCalls
+from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.speakers import Speaker, Spoken
 from turnwise.rollout.toolbox import EpisodeTools, clean

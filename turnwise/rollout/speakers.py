@@ -154,10 +154,9 @@ class TokenSpeaker:
     def _reopen(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
-        """A new segment that starts from the rewritten history. Only the replies in it count as newly used."""
+        """A new segment that starts from the rewritten history; only the words of the replies are new in it."""
         ids = self.renderer.open([*messages, *replies], self.tools)
-        before = self.renderer.tokenizer.encode(self.renderer.render(messages, self.tools, reply=False)).ids
-        added = max(len(ids) - len(before), 0)
+        added = sum(len(self.renderer.tokenizer.encode(reply.text).ids) for reply in replies)
         full = self._full(added, len(ids), budget)
         if full is None:
             self._open_segment(ids, turn)

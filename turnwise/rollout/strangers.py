@@ -40,11 +40,6 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
     """Await in a task of its own. Cancellation is passed on; code that ignores it is left behind after a while."""
-    try:
-        _check_left_behind()
-    except PluginError:
-        work.close()
-        raise
     task = asyncio.ensure_future(tamed(work))
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)
@@ -61,7 +56,6 @@ async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) ->
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run blocking work in a daemon thread of its own: a shared pool would fill up with hung calls."""
-    _check_left_behind()
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -99,6 +93,19 @@ async def tamed(work: Awaitable[T]) -> T:
         raise
     except BaseException as error:
         raise _ordinary(error) from error
+
+
+def check_left_behind() -> None:
+    """To be asked before a call that may hang: too many of them end the run visibly instead of slowing it to death."""
+    if len(_left_behind) < MAX_LEFT_BEHIND:
+        return
+    _left_behind[:] = [
+        entry
+        for entry in _left_behind
+        if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
+    ]
+    if len(_left_behind) >= MAX_LEFT_BEHIND:
+        raise PluginError(f"{MAX_LEFT_BEHIND} calls of tools or users hang although their time has passed")
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
@@ -155,16 +162,3 @@ async def _stop(task: asyncio.Task[Any]) -> None:
         task.exception()  # seen: it has been stopped, what it says now is not asked for
     if cancelled is not None:
         raise cancelled
-
-
-def _check_left_behind() -> None:
-    """Too many hung calls end the run visibly instead of slowing it to death."""
-    if len(_left_behind) < MAX_LEFT_BEHIND:
-        return
-    _left_behind[:] = [
-        entry
-        for entry in _left_behind
-        if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
-    ]
-    if len(_left_behind) >= MAX_LEFT_BEHIND:
-        raise PluginError(f"{MAX_LEFT_BEHIND} calls of tools or users hang although their time has passed")

@@ -100,11 +100,12 @@ def validator_of(schema: JsonSchema, name: str) -> jsonschema.Draft202012Validat
         for reference in _references(parameters):
             if not reference.startswith("#"):  # jsonschema would go and fetch it
                 raise PluginError(f"tool {name!r}: its schema refers to {reference!r}, outside itself")
-            resolver.lookup(reference)
+            try:
+                resolver.lookup(reference)
+            except Unresolvable as error:
+                raise PluginError(f"tool {name!r}: its schema refers to {reference!r}, which it lacks") from error
     except jsonschema.SchemaError as error:
         raise PluginError(f"tool {name!r}: its parameters are not a JSON schema: {error.message}") from error
-    except Unresolvable as error:
-        raise PluginError(f"tool {name!r}: its schema refers to {error.ref!r}, which it does not have") from error
     return jsonschema.Draft202012Validator(parameters)
 
 
@@ -126,10 +127,14 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
+def _routine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, or the `__call__` of an object."""
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return get_type_hints(target, include_extras=True)
+        return get_type_hints(_routine(function), include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise PluginError(f"tool {name!r}: cannot resolve its annotations: {error}") from error
 
@@ -138,7 +143,8 @@ def _reader(name: str, parameter: str, hint: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(hint)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
-        raise PluginError(f"tool {name!r}: no JSON schema for {parameter!r}: {hint!r}") from error
+        why = str(error).splitlines()[0]
+        raise PluginError(f"tool {name!r}: no JSON schema for {parameter!r}, {hint!r}: {why}") from error
 
 
 def _parameters_schema(
@@ -187,7 +193,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """(the text before the sections, a description per parameter of a Google-style `Args:` block)."""
-    text = inspect.getdoc(function) or ""
+    text = inspect.getdoc(_routine(function)) or ""
     head = re.split(r"\n(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*\n", f"\n{text}")[0]
     block = re.search(r"(?:\A|\n)(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+.*(?:\n|\Z)|[ \t]*\n)*)", text)
     described: dict[str, str] = {}

@@ -9,7 +9,8 @@ from typing import Any
 
 import jsonschema
 
-from turnwise.config import Keep, RolloutConfig
+from turnwise.choices import Keep
+from turnwise.config import RolloutConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import strangers
@@ -182,6 +183,7 @@ class EpisodeTools:
         seconds = entry.tool.timeout if self.config.tool_timeout is None else self.config.tool_timeout
         try:
             check_arguments(entry.validator, call.name, call.arguments)
+            strangers.check_left_behind()
             async with entry.slots:
                 return CallStatus.OK, await strangers.in_task(self._attempt(entry.tool, call), seconds)
         except BadArguments as error:

@@ -214,6 +214,8 @@ class SimulatedUser:
         function = getattr(self._interaction, method)
         try:
             takes = _takes(type(self._interaction), method)
+            if seconds is None:  # closing is never refused
+                strangers.check_left_behind()
             work = strangers.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
             return await (work if seconds is None else strangers.in_task(work, seconds))
         except (EpisodeError, PluginError):

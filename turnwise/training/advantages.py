@@ -5,36 +5,19 @@ users and the template wrote, and its reward lands on the last of them; a trajec
 hold it.
 """
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from turnwise.choices import Advantage
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 
 Floats = npt.NDArray[np.float64]
 EPSILON = 1e-6
 """Keeps the division by a group's standard deviation finite."""
-
-
-class Advantage(enum.Enum):
-    """What a reward is compared with."""
-
-    gae = "gae"
-    """A critic's value of every token, by generalised advantage estimation."""
-    grpo = "grpo"
-    """The mean of its group, in units of the group's sample standard deviation."""
-    dr_grpo = "dr_grpo"
-    """The mean of its group; hard and easy groups keep their natural size."""
-    rloo = "rloo"
-    """The mean of the others of its group."""
-    reinforce_pp = "reinforce_pp"
-    """The whole batch: discounted returns, whitened over all policy tokens."""
-    remax = "remax"
-    """The reward of a greedy rollout of the same sample."""
 
 
 GROUP_BASELINES = (Advantage.grpo, Advantage.dr_grpo, Advantage.rloo)
@@ -101,7 +84,7 @@ def _compared(advantage: Advantage, scores: Floats) -> Floats:
     centred: Floats = scores - scores.mean()
     match advantage:
         case Advantage.grpo:
-            return np.divide(centred, scores.std(ddof=1) + EPSILON)
+            return centred / float(scores.std(ddof=1) + EPSILON)
         case Advantage.dr_grpo:
             return centred
         case Advantage.rloo:  # r - (sum - r) / (n - 1)

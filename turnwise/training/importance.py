@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from turnwise.choices import Excess
 from turnwise.errors import ConfigError
 from turnwise.training.kl import LOG_RATIO_LIMIT
 from turnwise.training.sequences import TrainSequence
@@ -27,15 +28,6 @@ class Level(enum.Enum):
     """The product over a sequence's policy tokens, given to each of them: unbiased, high variance."""
     geometric = "geometric"
     """The geometric mean over a sequence's policy tokens: a bound that does not tighten with length."""
-
-
-class Excess(enum.Enum):
-    """What happens to ratios outside the thresholds."""
-
-    truncate = "truncate"
-    """The weight is the ratio, at most the upper threshold."""
-    reject = "reject"
-    """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ The gradients by the policy's logprob lp, with ref the reference's: k1 1, k2 lp 
 over the policy's own samples k1's is zero, so k1 belongs in a reward and k2 or k3 in a loss.
 """
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,31 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from turnwise.choices import KLControl, KLEstimator
 from turnwise.errors import ConfigError
 from turnwise.training.sequences import TrainSequence
 
 LOG_RATIO_LIMIT = 20.0
 """exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
-
-
-class KLEstimator(enum.Enum):
-    """How KL(policy, reference) is estimated at one sampled token; d = logprob - reference logprob."""
-
-    k1 = "k1"
-    """d: unbiased, noisy, may be negative."""
-    k2 = "k2"
-    """d^2 / 2: biased, low variance; its gradient is that of the true KL."""
-    k3 = "k3"
-    """exp(-d) + d - 1: unbiased, never negative."""
-
-
-class KLControl(enum.Enum):
-    """How the coefficient of the KL in the reward moves."""
-
-    fixed = "fixed"
-    """It stays what it is."""
-    adaptive = "adaptive"
-    """It grows while the measured KL is above the target and shrinks below."""
 
 
 def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:

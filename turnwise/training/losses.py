@@ -5,42 +5,15 @@ divided by the counts of the whole minibatch: scalars, gradients and metrics of 
 be *added* to give the minibatch's.
 """
 
-import enum
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from turnwise.choices import Aggregation, KLEstimator, PolicyLoss
 from turnwise.errors import ConfigError
 from turnwise.training import kl
-from turnwise.training.kl import KLEstimator
 from turnwise.training.packing import Batch
-
-
-class PolicyLoss(enum.Enum):
-    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
-
-    ppo_clip = "ppo_clip"
-    """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
-    gspo = "gspo"
-    """The same with one ratio per sequence, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
-    cispo = "cispo"
-    """-stop_gradient(clip(r)) A logprob: the weight is clipped, no token loses its gradient."""
-    reinforce = "reinforce"
-    """-A logprob, no ratio: for one update per step."""
-
-
-class Aggregation(enum.Enum):
-    """How losses of tokens become one number; every choice divides by counts of the whole minibatch."""
-
-    token_mean = "token_mean"
-    """Mean over policy tokens: long sequences weigh more."""
-    sequence_mean_token_sum = "sequence_mean_token_sum"
-    """Sum over a sequence's tokens, mean over sequences."""
-    sequence_mean_token_mean = "sequence_mean_token_mean"
-    """Mean over a sequence's tokens, mean over sequences: every sequence weighs the same."""
-    sequence_sum_norm = "sequence_sum_norm"
-    """Sum over a sequence's tokens divided by the constant `norm_length`, mean over sequences (Dr. GRPO)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,15 @@ def shape_overlong(
 ) -> dict[str, float]:
     """Lower the reward of trajectories close to the limit; returns metrics.
 
-    Length counts what the policy wrote in all of a trajectory's sequences: a long tool reply is not its doing. The
-    recorded trajectory keeps the scorer's reward; only the sequences change, so call it once, before `assign`.
+    Length counts what `rollout.max_tokens` counts, everything after the first prompt; replies that a rewritten history
+    folded into the prompt of a later segment are not seen. The recorded trajectory keeps the scorer's reward; only the
+    sequences change, so call it once, before `assign`.
     """
     lengths: dict[int, int] = {}
     for sequence in sequences:
         if sequence.group != LEFT_OUT:
-            lengths[sequence.trajectory] = lengths.get(sequence.trajectory, 0) + sequence.policy_tokens
+            written = len(sequence.token_ids) - sequence.loss_mask.index(True)
+            lengths[sequence.trajectory] = lengths.get(sequence.trajectory, 0) + written
     penalties = {
         number: overlong_penalty(length, limit=limit, buffer=buffer, factor=factor)
         for number, length in lengths.items()

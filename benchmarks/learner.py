@@ -1,0 +1,183 @@
+"""Tokens per second and peak memory of one training step over plain transformers, on sequences of uneven length.
+
+Both sides do the same work in one run: forward, log-probs and entropies of the policy's tokens, backward and an AdamW
+step, from the same weights, to the same loss and gradient norm. The peer pads its batch and holds the logits of every
+token, as trainers on plain transformers do. Each side runs in processes of its own, in turn with the other, with each
+thread count; the better one counts. Tokens are real ones, padding is not counted.
+
+    python benchmarks/learner.py [--device cpu] [--rounds 3] [--seconds 4] [--recompute]
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import turnwise
+from turnwise.engines.checkpoint_format import DecoderConfig
+from turnwise.engines.decoder import Decoder
+
+MIDDLE = DecoderConfig("qwen3", 32_000, 384, 1024, 4, 6, 2, 64, 2048, tied=True)
+"""About 20 million parameters, 12 of them in the embedding."""
+LARGE = DecoderConfig("qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, 40_960, tied=True)
+"""The shape of Qwen3-0.6B."""
+CASES = {"tiny": (32, 512), "middle": (8, 512), "large": (16, 2048)}
+"""Sequences of a batch, and the longest."""
+LR = 1e-4
+
+
+def batch_of(case: str, vocab: int) -> tuple[list[list[int]], list[list[bool]]]:
+    """Sequences from a quarter of the longest up, a third of each prompt, the rest in turns of policy and tool."""
+    noise = np.random.default_rng(0)
+    count, longest = CASES[case]
+    lengths = noise.integers(longest // 4, longest + 1, size=count)
+    lengths[0] = longest
+    tokens = [noise.integers(vocab, size=length).tolist() for length in lengths]
+    masks = [[place >= length // 3 and place % 60 >= 20 for place in range(length)] for length in lengths]
+    return tokens, masks
+
+
+def ours(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
+    """A step of the learner; returns loss and gradient norm."""
+    from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
+    from turnwise.engines.optimizer import OptimizerSettings
+
+    settings = LearnerSettings(OptimizerSettings(LR), device=device, recompute_layers=recompute)
+    learner = TorchLearner(Decoder.load(folder), settings, temperature=1.0)
+    ids, masks = batch_of(case, learner.decoder.config.vocab_size)
+    tokens = torch.tensor([token for sequence in ids for token in sequence])
+    index = torch.tensor([flag for mask in masks for flag in mask]).nonzero().squeeze(1)
+    lengths = [len(sequence) for sequence in ids]
+
+    def loss(found: PolicyTokens) -> tuple[torch.Tensor, dict[str, float]]:
+        return -found.logprobs.mean(), {"entropy": found.entropy.mean().item()}
+
+    def step() -> tuple[float, float]:
+        metrics = learner.forward_backward(tokens, lengths, index, loss)
+        return metrics["loss"], learner.optim_step()["grad_norm"]
+
+    return step
+
+
+def theirs(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
+    """A step of transformers' model: a padded batch, all logits, autocast on CUDA."""
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).train()
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids, masks = batch_of(case, model.config.vocab_size)
+    width = max(map(len, ids))
+    tokens = torch.tensor([s + [0] * (width - len(s)) for s in ids], device=device)
+    real = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in ids], device=device)
+    policy = torch.tensor([m + [False] * (width - len(m)) for m in masks], device=device)[:, 1:]
+    adamw = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=True)
+
+    def step() -> tuple[float, float]:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model(tokens, attention_mask=real, use_cache=False).logits[:, :-1].float()
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = logprobs.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        with torch.no_grad():
+            (-(logprobs.exp() * logprobs).sum(-1))[policy].mean().item()
+        loss = -(chosen * policy).sum() / policy.sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        return loss.item(), norm.item()
+
+    return step
+
+
+def child(side: str, case: str, folder: Path, device: str, threads: int, seconds: float, recompute: bool) -> None:
+    """Run one side for a while and print what it took."""
+    torch.set_num_threads(threads)
+    cuda = device == "cuda"
+    step = {"ours": ours, "theirs": theirs}[side](folder, case, device, recompute)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    loss, norm = step()
+    step()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": sorted(times)[len(times) // 2], "bytes": peak - (0 if cuda else before),
+                      "loss": loss, "norm": norm}))  # fmt: skip
+
+
+def run_child(side: str, case: str, folder: str, threads: int, arguments: argparse.Namespace) -> dict[str, float]:
+    options = ["--device", arguments.device, "--seconds", str(arguments.seconds)]
+    options += ["--recompute"] if arguments.recompute else []
+    command = [sys.executable, __file__, *options, "--child", side, case, folder, str(threads)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(case: str, folder: str, arguments: argparse.Namespace) -> None:
+    cores = len(os.sched_getaffinity(0))
+    counts = sorted({1, cores}) if arguments.device == "cpu" else [cores]
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {(s, c): [] for c in counts for s in ("ours", "theirs")}
+    for _ in range(arguments.rounds):
+        for (side, threads), results in runs.items():
+            results.append(run_child(side, case, folder, threads, arguments))
+    best: dict[str, tuple[float, int, dict[str, float]]] = {}
+    for (side, threads), results in runs.items():
+        median = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]
+        if side not in best or median["seconds"] < best[side][0]:
+            best[side] = (median["seconds"], threads, median)
+    mine, peer = best["ours"][2], best["theirs"][2]
+    rough = 1e-3 if arguments.device == "cpu" else 3e-2
+    for quantity in ("loss", "norm"):
+        assert abs(mine[quantity] - peer[quantity]) <= rough * abs(peer[quantity]), (quantity, mine, peer)
+    vocab = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    sequences, _ = batch_of(case, vocab)
+    tokens = sum(map(len, sequences))
+    print(f"{case}: {len(sequences)} sequences, {tokens} tokens, longest {max(map(len, sequences))}; loss {mine['loss']:.4f}")
+    for name, side in (("TorchLearner", "ours"), ("transformers", "theirs")):
+        seconds, threads, result = best[side]
+        print(f"  {name:14s} {tokens / seconds:10.0f} tokens/s  {result['bytes'] / 2**20:8.0f} MiB  {threads} thread(s)")
+    print(f"  ratio          {peer['seconds'] / mine['seconds']:10.2f} x speed   {peer['bytes'] / mine['bytes']:8.2f} x memory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each process")
+    parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["tiny", "middle"])
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        side, case, folder, threads = arguments.child
+        child(side, case, Path(folder), arguments.device, int(threads), arguments.seconds, arguments.recompute)
+        return
+    for case in arguments.cases:
+        if case == "tiny":
+            compare(case, str(Path(next(iter(turnwise.__path__))) / "models" / "tiny"), arguments)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            Decoder.fresh({"middle": MIDDLE, "large": LARGE}[case], 0).save(Path(folder))
+            compare(case, folder, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What an agent loop may do: alternate, and be told plainly when it does not."""
+
+import asyncio
+
+import pytest
+
+from turnwise.errors import PluginError
+from turnwise.rollout.tools.calculate import calculate
+from turnwise.types import CallStatus, Message, Role, StopReason
+
+ME = __name__
+
+
+async def generates_twice(chat):
+    await chat.generate()
+    await chat.generate()
+
+
+async def adds_twice(chat):
+    await chat.generate()
+    chat.add([Message(Role.USER, "a")])
+    chat.add([Message(Role.USER, "b")])
+
+
+async def adds_first(chat):
+    chat.add([Message(Role.USER, "a")])
+
+
+async def calls_first(chat):
+    await chat.call_tools(Message(Role.ASSISTANT, "x"))
+
+
+async def asks_first(chat):
+    await chat.ask_user()
+
+
+async def speaks_for_the_assistant(chat):
+    await chat.generate()
+    chat.add([Message(Role.ASSISTANT, "I said so")])
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        (generates_twice, "generates twice in a row"),
+        (adds_twice, "adds replies twice in a row"),
+        (adds_first, "must generate first"),
+        (calls_first, "must generate first"),
+        (asks_first, "must generate first"),
+        (speaks_for_the_assistant, "only the policy speaks as the assistant"),
+    ],
+)
+def test_a_loop_that_would_spoil_the_ledger_is_stopped(theatre, loop, words):
+    with pytest.raises(PluginError, match=words):
+        theatre.show(["hm"], agent=f"{ME}:{loop.__name__}").play()
+
+
+async def raises(chat):
+    await chat.generate()
+    raise ZeroDivisionError("a bug of the loop")
+
+
+def test_a_bug_of_the_loop_stops_the_run(theatre):
+    with pytest.raises(ZeroDivisionError, match="a bug of the loop"):
+        theatre.show(["hm"], agent=f"{ME}:raises").play()
+
+
+async def no_calls(chat):
+    for _ in range(5):
+        message = await chat.generate()
+        assert await chat.call_tools(message) == []
+        chat.add([Message(Role.USER, "more")])
+
+
+def test_a_message_without_calls_counts_as_no_malformed_call(theatre):
+    show = theatre.show(["hm"], agent=f"{ME}:no_calls", max_malformed_calls=2)
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.ANSWERED and len(trajectory.turns) == 5
+
+
+async def one_call_at_a_time(chat):
+    message = await chat.generate()
+    replies = []
+    for call in message.tool_calls:
+        replies += await chat.call_tools(Message(Role.ASSISTANT, "", (call,)))
+    chat.add(replies)
+    await chat.generate()
+
+
+def test_calls_answered_one_by_one_are_all_recorded(theatre, call):
+    said = [call("calculate", expression="1") + call("calculate", expression="2"), "#### 2"]
+    show = theatre.show(said, tools=[calculate], agent=f"{ME}:one_call_at_a_time")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert [record.status for record in trajectory.calls] == [CallStatus.OK] * 2
+    assert [reply.text for reply in trajectory.turns[0].replies] == ["1", "2"]
+
+
+async def odd_words(chat):
+    await chat.generate()
+    chat.add([Message(Role.USER, "half \ud83d nul \x00")])
+    await chat.generate()
+
+
+def test_a_loops_own_words_are_made_fit_for_tokenizers(theatre):
+    show = theatre.show(["hm"], agent=f"{ME}:odd_words")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert trajectory.messages[3].text == "half \N{REPLACEMENT CHARACTER} nul \N{REPLACEMENT CHARACTER}"
+
+
+def test_turns_carry_their_times(theatre, call):
+    trajectory = theatre.show([call("calculate", expression="1"), "#### 1"], tools=[calculate]).play()
+    assert all(turn.generate_seconds > 0 for turn in trajectory.turns)
+    assert trajectory.turns[0].reply_seconds > 0 and trajectory.turns[1].reply_seconds == 0
+    assert trajectory.seconds >= sum(turn.generate_seconds + turn.reply_seconds for turn in trajectory.turns)
+
+
+def test_a_group_holds_its_siblings_in_order(theatre):
+    group = asyncio.run(theatre.show(lambda r: f"I am {r.noise.sibling}").group(4))
+    assert [t.answers[0].text for t in group.trajectories] == [f"I am {n}" for n in range(4)]

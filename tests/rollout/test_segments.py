@@ -1,0 +1,125 @@
+"""A template that rewrites history: the turns after it stand in a second ledger, exactly as the sampler saw it."""
+
+import pytest
+
+from turnwise.chat.renderer import History
+from turnwise.errors import TemplateError
+from turnwise.rollout.tools.calculate import calculate
+from turnwise.training.sequences import to_sequences
+from turnwise.types import Origin, StopReason
+
+# Reasoning of an assistant message is dropped once a user speaks again, and kept after a tool: as many models do it.
+FORGETFUL = """
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == "user" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == "assistant" and "</think>" in m.content and loop.index0 < ns.last -%}
+{{ m.content.split("</think>")[-1].lstrip("\\n") }}
+{%- else -%}
+{{ m.content }}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+
+
+def thought(text, words="long thoughts about six and seven"):
+    return f"<think>\n{words}\n</think>\n\n{text}"
+
+
+@pytest.fixture
+def segmenting(theatre):
+    return theatre.renderer_with(FORGETFUL, History.SEGMENT)
+
+
+def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
+    show = theatre.show([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert trajectory.stop_reason is StopReason.USER_ENDED
+    assert [(turn.segment, turn.index) for turn in trajectory.turns] == [(0, 0), (1, 1)]
+    first, second = trajectory.segments
+    decode = segmenting.tokenizer.decode
+    assert "long thoughts" in decode(first.token_ids)
+    assert decode(second.token_ids).count("long thoughts") == 1, "only those of the second turn"
+    assert set(second.origins) == {Origin.PROMPT, Origin.POLICY}
+    assert second.origins[: trajectory.turns[1].start] == [Origin.PROMPT] * trajectory.turns[1].start
+    assert trajectory.render_check.exact
+    assert len(to_sequences([trajectory])) == 2
+    assert set(show.sampler.released.values()) == {1} and len(show.sampler.released) == 2
+
+
+def test_tool_replies_extend_the_segment_they_belong_to(theatre, segmenting, call):
+    said = [
+        thought(call("calculate", expression="6*7")),
+        thought("#### 42"),
+        call("calculate", expression="7*6"),
+        thought("#### 42"),
+    ]
+    show = theatre.show(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert [turn.segment for turn in trajectory.turns] == [0, 0, 1, 1]
+    assert trajectory.render_check.exact
+    assert [turn.message.text for turn in trajectory.turns] == said, "the script's turns are counted through"
+    for turn in trajectory.turns:
+        ledger = trajectory.segments[turn.segment]
+        assert ledger.origins[turn.start] is Origin.POLICY and ledger.origins[turn.start - 1] is not Origin.POLICY
+
+
+def test_a_thought_far_back_is_rewritten_too(theatre, segmenting, call):
+    """The turn right before the user holds no reasoning; an earlier one does, and the template drops it."""
+    said = [thought(call("calculate", expression="6*7")), "#### 42", "#### 42"]
+    show = theatre.show(said, renderer=segmenting, tools=[calculate], interaction="code_verify")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert [turn.segment for turn in trajectory.turns] == [0, 0, 1]
+    assert trajectory.render_check.exact
+
+
+def test_without_reasoning_there_is_one_ledger(theatre, segmenting):
+    show = theatre.show(["#### 41", "#### 42"], renderer=segmenting, interaction="code_verify")
+    trajectory = show.play()
+    show.check_tokens(trajectory)
+    assert len(trajectory.segments) == 1
+
+
+def test_the_token_budget_counts_what_was_said_once(theatre, segmenting):
+    """History that is told again in a second ledger is no new use of tokens."""
+    said = [thought("#### 41"), thought("#### 42")]
+    settings = {"renderer": segmenting, "interaction": "code_verify"}
+    free = theatre.show(said, **settings).play()
+    policy = sum(turn.completion_tokens for turn in free.turns)
+    used = policy + len(segmenting.tokenizer.encode(free.turns[0].replies[0].text).ids)
+    for budget, reason in ((used, StopReason.USER_ENDED), (used - 1, StopReason.TOKEN_BUDGET)):
+        show = theatre.show(said, **settings)
+        show.stage.config.rollout.max_tokens = budget
+        trajectory = show.play()
+        assert trajectory.stop_reason is reason, budget
+        assert len(trajectory.turns) == 2
+    show = theatre.show(said, **settings)
+    show.stage.config.rollout.max_tokens = free.turns[0].completion_tokens + 3
+    trajectory = show.play()
+    assert (trajectory.stop_reason, len(trajectory.segments)) == (StopReason.TOKEN_BUDGET, 1)
+
+
+def test_the_context_is_that_of_the_new_ledger(theatre, segmenting):
+    """Long thoughts that are dropped make room again."""
+    said = [thought("#### 41", "so " * 100), "#### 42"]
+    free = theatre.show(said, renderer=segmenting, interaction="code_verify").play()
+    longest = max(map(len, free.segments))
+    assert len(free.segments[1]) < len(free.segments[0]) == longest
+    show = theatre.show(said, renderer=segmenting, interaction="code_verify", context_length=longest)
+    assert show.play().stop_reason is StopReason.USER_ENDED
+
+
+def test_refused_unless_asked_for(theatre):
+    strict = theatre.renderer_with(FORGETFUL, History.REFUSE)
+    show = theatre.show([thought("#### 41")], renderer=strict, interaction="code_verify")
+    with pytest.raises(TemplateError, match="rewrites history"):
+        show.play()
+    assert sum(show.sampler.released.values()) == 1

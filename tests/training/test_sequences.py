@@ -1,0 +1,100 @@
+"""Sequences are the recorded tokens; failures are left out, and arrays that do not fit are refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from turnwise.errors import DataError
+from turnwise.training.sequences import LEFT_OUT, batches, to_sequences, trainable
+from turnwise.types import FinishReason, Group, Ledger, Message, Origin, Role, Sample, StopReason, Trajectory, Turn
+
+SAMPLE = Sample("s", (Message(Role.USER, "x"),), "d")
+
+
+def ledger() -> Ledger:
+    made = Ledger()
+    made.append([5, 6], Origin.PROMPT, 0)
+    made.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25])
+    made.append([9], Origin.TOOL, 0)
+    made.append([10], Origin.POLICY, 1, [-1.0])
+    made.append([11], Origin.USER, 1)
+    return made
+
+
+def turn(index: int, segment: int, version: int) -> Turn:
+    return Turn(index, Message(Role.ASSISTANT, "y"), FinishReason.STOP, version, 2, 1, segment=segment)
+
+
+def trajectory(reward: float | None = 1.0, failure: str | None = None, segments: int = 1) -> Trajectory:
+    turns = [turn(0, 0, 4), turn(1, 0, 3)] + [turn(n + 1, n, 7) for n in range(1, segments)]
+    made = Trajectory(SAMPLE, 0, 0, [], turns, [ledger() for _ in range(segments)], StopReason.ANSWERED, 0.0, failure)
+    made.reward = reward
+    return made
+
+
+def test_a_sequence_is_a_ledger_with_what_training_needs_to_know():
+    (made,) = to_sequences([Group(SAMPLE, [trajectory()])])
+    assert made.token_ids == [5, 6, 7, 8, 9, 10, 11]
+    assert made.loss_mask == [False, False, True, True, False, True, False]
+    assert made.logprobs == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0, 0.0]
+    assert made.turns == [0, 0, 0, 0, 0, 1, 1]
+    assert (made.policy_version, made.trajectory, made.group, made.reward) == (3, 0, 0, 1.0)
+    assert made.policy_tokens == 3 and made.gather("logprobs") == [-0.5, -0.25, -1.0]
+
+
+def test_groups_number_trajectories_and_leave_failures_out():
+    failed = trajectory(None, "the endpoint died")
+    groups = [
+        Group(SAMPLE, [trajectory(0.5), failed]),
+        Group(SAMPLE, [failed]),
+        Group(SAMPLE, [trajectory(segments=2)]),
+    ]
+    made = to_sequences(groups)
+    assert [(s.trajectory, s.group) for s in made] == [(0, 0), (1, LEFT_OUT), (2, LEFT_OUT), (3, 2), (3, 2)]
+    assert [s.policy_version for s in made][-2:] == [3, 7]
+    assert math.isnan(made[1].reward)
+    assert [s.trajectory for s in trainable(made)] == [0, 3, 3]
+
+
+def test_a_trajectory_nobody_scored_is_an_error_in_a_group_and_none_without():
+    with pytest.raises(DataError, match="sample s, sibling 0 has not been scored"):
+        to_sequences([Group(SAMPLE, [trajectory(None)])])
+    (made,) = to_sequences([trajectory(None)])
+    assert made.group == LEFT_OUT and math.isnan(made.reward)
+
+
+def test_segments_without_policy_tokens_are_passed_over():
+    silent = Ledger()
+    silent.append([1], Origin.PROMPT, 0)
+    made = trajectory()
+    made.segments.append(silent)
+    assert len(to_sequences([made])) == 1
+
+
+def test_arrays_are_written_over_the_policys_tokens(draw):
+    made = draw("ppaata")
+    assert made.scatter([1, 2, 3]) == [0, 0, 1, 2, 0, 3]
+    made.values = made.scatter([1, 2, 3])
+    assert made.gather("values") == [1, 2, 3]
+
+
+def test_misaligned_arrays_are_refused(draw):
+    made = draw("ppaata")
+    with pytest.raises(ValueError, match="2 values for 3 policy tokens"):
+        made.scatter([1.0, 2.0])
+    with pytest.raises(ValueError, match="trajectory 0 has no returns"):
+        made.gather("returns")
+    with pytest.raises(ValueError, match="differ in length"):
+        replace(made, logprobs=[0.0])
+    made.advantages = [0.0]
+    for read in (made.check, lambda: made.gather("advantages")):
+        with pytest.raises(ValueError, match="advantages of trajectory 0 has 1 entries for 6 tokens"):
+            read()
+
+
+def test_batches_keep_the_order_and_the_budget(draw):
+    data = [draw("p" * n + "a") for n in (3, 5, 2, 9, 1)]
+    made = list(batches(data, [4, 0, 1, 2, 3], token_budget=8))
+    assert [len(s.token_ids) for batch in made for s in batch] == [2, 4, 6, 3, 10]
+    assert all(sum(len(s.token_ids) for s in batch) <= 8 or len(batch) == 1 for batch in made)

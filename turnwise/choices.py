@@ -1,0 +1,158 @@
+"""Every choice a knob offers, by name, with what it means."""
+
+import enum
+
+
+class Overlong(enum.Enum):
+    """What happens to prompts longer than `data.max_prompt_tokens`."""
+
+    filter = "filter"
+    """Left out and counted."""
+    error = "error"
+
+
+class HistoryPolicy(enum.Enum):
+    """What happens when the chat template would rewrite earlier messages; see chat/renderer.py."""
+
+    refuse = "refuse"
+    verbatim = "verbatim"
+    segment = "segment"
+
+
+class ExcessCalls(enum.Enum):
+    """What happens to tool calls beyond `rollout.max_parallel_calls`."""
+
+    refuse = "refuse"
+    """Each is answered with an error; the others run."""
+    stop = "stop"
+    """The episode ends."""
+
+
+class Keep(enum.Enum):
+    """Which part of an over-long tool reply is kept."""
+
+    head = "head"
+    tail = "tail"
+    both = "both"
+
+
+class Precision(enum.Enum):
+    """Number format of weights and activations."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class EngineName(enum.Enum):
+    """Which sampler writes the completions."""
+
+    torch = "torch"
+    openai = "openai"
+    scripted = "scripted"
+
+
+class Resume(enum.Enum):
+    """What to do when the run directory exists."""
+
+    never = "never"
+    """Refuse: no run is ever overwritten."""
+    auto = "auto"
+    """Go on from its newest whole checkpoint."""
+
+
+class Advantage(enum.Enum):
+    """What a reward is compared with."""
+
+    gae = "gae"
+    """A critic's value of every token, by generalised advantage estimation."""
+    grpo = "grpo"
+    """The mean of its group, in units of the group's sample standard deviation."""
+    dr_grpo = "dr_grpo"
+    """The mean of its group; hard and easy groups keep their natural size."""
+    rloo = "rloo"
+    """The mean of the others of its group."""
+    reinforce_pp = "reinforce_pp"
+    """The whole batch: discounted returns, whitened over all policy tokens."""
+    remax = "remax"
+    """The reward of a greedy rollout of the same sample."""
+
+
+class PolicyLoss(enum.Enum):
+    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
+
+    ppo_clip = "ppo_clip"
+    """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
+    gspo = "gspo"
+    """The same with one ratio per sequence, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
+    cispo = "cispo"
+    """-stop_gradient(clip(r)) A logprob: the weight is clipped, no token loses its gradient."""
+    reinforce = "reinforce"
+    """-A logprob, no ratio: for one update per step."""
+
+
+class Aggregation(enum.Enum):
+    """How losses of tokens become one number; every choice divides by counts of the whole minibatch."""
+
+    token_mean = "token_mean"
+    """Mean over policy tokens: long sequences weigh more."""
+    sequence_mean_token_sum = "sequence_mean_token_sum"
+    """Sum over a sequence's tokens, mean over sequences."""
+    sequence_mean_token_mean = "sequence_mean_token_mean"
+    """Mean over a sequence's tokens, mean over sequences: every sequence weighs the same."""
+    sequence_sum_norm = "sequence_sum_norm"
+    """Sum over a sequence's tokens divided by the constant `norm_length`, mean over sequences (Dr. GRPO)."""
+
+
+class KLEstimator(enum.Enum):
+    """How KL(policy, reference) is estimated at one sampled token; d = logprob - reference logprob."""
+
+    k1 = "k1"
+    """d: unbiased, noisy, may be negative."""
+    k2 = "k2"
+    """d^2 / 2: biased, low variance; its gradient is that of the true KL."""
+    k3 = "k3"
+    """exp(-d) + d - 1: unbiased, never negative."""
+
+
+class KLControl(enum.Enum):
+    """How the coefficient of the KL in the reward moves."""
+
+    fixed = "fixed"
+    """It stays what it is."""
+    adaptive = "adaptive"
+    """It grows while the measured KL is above the target and shrinks below."""
+
+
+class OldLogprobs(enum.Enum):
+    """Whose log-probs the ratio of the policy loss is taken against."""
+
+    sampler = "sampler"
+    """Those recorded with the tokens: no further forward pass."""
+    learner = "learner"
+    """The learner's own, computed before the step's first update; `algorithm.correction` weighs the difference."""
+
+
+class Correction(enum.Enum):
+    """Importance-sampling correction between sampler and learner."""
+
+    none = "none"
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class Excess(enum.Enum):
+    """What happens to importance ratios outside the thresholds."""
+
+    truncate = "truncate"
+    """The weight is the ratio, at most the upper threshold."""
+    reject = "reject"
+    """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
+
+
+class Decay(enum.Enum):
+    """How the learning rate falls after warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"

@@ -1,0 +1,110 @@
+"""THE loop: collect, learn, publish; evaluate, checkpoint and log when due."""
+
+import asyncio
+import time
+
+import torch
+from rich.console import Console
+
+from turnwise.assemble import Prepared, prepare
+from turnwise.collecting import Collected, Draws, Groups
+from turnwise.config import Config
+from turnwise.engines.learner import NotFinite
+from turnwise.errors import TurnwiseError
+from turnwise.eval import measure
+from turnwise.plan_text import plan_text
+from turnwise.report import TrainReport, step_metrics
+from turnwise.storage.trajectories import write_trajectories
+from turnwise.train_display import Display
+from turnwise.training.advantages import by_trajectory, check
+from turnwise.training.optimise import check_parity, optimise
+from turnwise.training.sequences import to_sequences, trainable
+from turnwise.training.shaping import count
+from turnwise.training_run import TrainRun
+from turnwise.training_stage import TrainingStage, open_training
+
+
+def train(config: Config, console: Console | None = None) -> TrainReport:
+    """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
+    algorithm, training = config.algorithm, config.training
+    check(algorithm.advantage, group_size=training.group_size, gamma=algorithm.gamma, lam=algorithm.lam)
+    prepared = prepare(config, "train", limit=training.samples)
+    heldout = prepare(config, "test", limit=config.eval.samples)
+    return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))
+
+
+async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
+    """The run from its first evaluation to its last."""
+    config = prepared.config
+    run = TrainRun(config, prepared.samples, console)
+    plan = plan_text(prepared)
+    run.dir.write_text("plan.txt", plan)
+    console.print(plan, markup=False, highlight=False)
+    after: dict[str, float] = {}
+    async with open_training(config, prepared, run.note) as engines:
+        with run.catching_signals(), Display(run) as display:
+            run.resume(engines)
+            await engines.publish(run.progress.step)
+            if not run.progress.before:
+                run.progress.before = await evaluate(run, engines, heldout, greedy=True)
+            draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
+            groups = Groups(engines, prepared, draws)
+            async with groups.collector:
+                while config.train and run.goes_on():
+                    collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
+                    if collected is None:
+                        continue
+                    display.show(await learn(run, engines, collected))
+                    groups.allow(run.progress.rounds)
+                    if due(run.progress.step, config.training.eval_every):
+                        await evaluate(run, engines, heldout, greedy=False)
+                    if due(run.progress.step, config.training.save_every):
+                        run.save(engines)
+            if not run.stopping.is_set():
+                after = await evaluate(run, engines, heldout, greedy=True)
+            run.save(engines)
+    return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
+
+
+async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> dict[str, float]:
+    """Learn from a step's groups, publish the new weights, record everything; returns the step's metrics."""
+    config, groups, start = run.config, collected.groups, time.perf_counter()
+    book = count(groups)
+    book.stop_if_failing(config.rollout.max_failures)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    sequences = to_sequences(groups)
+    path = run.dir.trajectories_path(run.progress.step)
+    metrics = book.metrics() | step_metrics(trajectories)
+    if trainable(sequences):
+        if run.first_step:
+            run.note(check_parity(engines.mind, sequences, config, exact=engines.invariant))
+
+        def compute() -> dict[str, float]:
+            torch.set_num_threads(engines.threads)  # the count belongs to the thread that computes
+            return optimise(engines.mind, sequences, config, run.progress.step, collected.baselines)
+
+        try:
+            metrics |= await asyncio.to_thread(compute)
+        except NotFinite as error:
+            write_trajectories(path, trajectories)
+            raise TurnwiseError(f"{error}; the episodes of the step are in {path}") from error
+        for number, advantage in by_trajectory(sequences).items():
+            trajectories[number].advantage = advantage
+    write_trajectories(path, trajectories)
+    run.finish_step(collected.rounds, trajectories)
+    await engines.publish(run.progress.step)
+    metrics |= run.timings(trajectories, time.perf_counter() - start)
+    run.log(metrics)
+    return metrics
+
+
+async def evaluate(run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool) -> dict[str, float]:
+    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best."""
+    found = await measure(heldout, engines.stage, run.dir, run.progress.step, greedy=greedy)
+    run.remember(found)
+    return found
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something done every so many steps is to be done now."""
+    return every > 0 and step % every == 0

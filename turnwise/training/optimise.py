@@ -1,0 +1,159 @@
+"""One optimisation step: score what was collected, assign credit, and change the weights.
+
+Legend: N policy tokens of a packed batch.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from turnwise.choices import Advantage, Aggregation, Correction, OldLogprobs
+from turnwise.config import Config
+from turnwise.engines.learner import PolicyTokens, TorchLearner
+from turnwise.engines.reference import Reference
+from turnwise.errors import TurnwiseError
+from turnwise.training import importance, kl
+from turnwise.training.advantages import assign
+from turnwise.training.losses import PolicySettings, ValueSettings, policy_objective, value_objective
+from turnwise.training.packing import Batch, fill, micro_batches, minibatches, pack, write
+from turnwise.training.sequences import TrainSequence, trainable
+from turnwise.training.shaping import shape_overlong
+
+PARITY_SEQUENCES = 32
+Score = Callable[[Tensor, Sequence[int], Tensor], Tensor]
+"""(tokens, lengths, index) of a packed batch to one number per policy token."""
+
+
+@dataclass(slots=True)
+class Mind:
+    """Who learns, what it is compared with, and how strongly it is held back."""
+
+    learner: TorchLearner
+    reference: Reference | None
+    controller: kl.KLController
+
+
+def needs_reference(config: Config) -> bool:
+    """Whether anything compares the policy with where it started."""
+    return config.algorithm.kl_loss > 0 or config.algorithm.kl_reward > 0
+
+
+def needs_critic(config: Config) -> bool:
+    """Only token-level credit wants a value for every token."""
+    return config.algorithm.advantage is Advantage.gae
+
+
+def optimise(
+    mind: Mind, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None] | None
+) -> dict[str, float]:
+    """Fill in what the algorithm needs, then update `epochs` times over; returns the step's metrics."""
+    metrics = prepare_sequences(mind, sequences, config, baselines)
+    chosen = trainable(sequences)
+    seen: dict[str, list[float]] = defaultdict(list)
+    for epoch in range(config.training.epochs):
+        for part in minibatches(chosen, config.training.minibatches, seed=config.seed + step, epoch=epoch):
+            totals: dict[str, float] = defaultdict(float)
+            for batch in micro_batches(part, config.learner.token_budget):
+                found = mind.learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config))
+                for name, share in found.items():
+                    totals[name] += share  # shares of the minibatch's mean
+            step_metrics = mind.learner.optim_step()
+            for name, value in (*totals.items(), *_named(step_metrics).items()):
+                seen[name].append(value)
+    return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
+
+
+def prepare_sequences(
+    mind: Mind, sequences: Sequence[TrainSequence], config: Config, baselines: dict[int, float | None] | None
+) -> dict[str, float]:
+    """Everything that is measured before the first update: log-probs, values, penalties, advantages, weights."""
+    algorithm, budget = config.algorithm, config.learner.token_budget
+    chosen = trainable(sequences)
+    metrics: dict[str, float] = {}
+    if algorithm.old_logprobs is OldLogprobs.learner:
+        score(chosen, "old_logprobs", mind.learner.logprobs, budget)
+        metrics |= importance.mismatch(chosen)
+    else:
+        for sequence in chosen:
+            sequence.old_logprobs = list(sequence.logprobs)
+    if mind.reference is not None:
+        score(chosen, "ref_logprobs", mind.reference.logprobs, budget)
+    if mind.learner.critic is not None:
+        score(chosen, "values", mind.learner.values, budget)
+    if algorithm.overlong_tokens and config.rollout.max_tokens is not None:
+        limit, buffer = config.rollout.max_tokens, algorithm.overlong_tokens
+        metrics |= shape_overlong(chosen, limit=limit, buffer=buffer, factor=algorithm.overlong_penalty)
+    if algorithm.kl_reward > 0:
+        measured = kl.penalise(chosen, algorithm.kl_reward_estimator, mind.controller.value)
+        mind.controller.update(measured.kl, measured.sequences)
+        metrics |= measured.metrics()
+    metrics |= assign(
+        sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines
+    )
+    if algorithm.correction is not Correction.none:
+        level, excess = importance.Level(algorithm.correction.value), algorithm.correction_mode
+        metrics |= importance.correct(chosen, importance.Correction(level, excess, algorithm.correction_threshold))
+    return metrics
+
+
+def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_budget: int) -> None:
+    """Let a model score every policy token and write the result into the sequences."""
+    for part in fill(sequences, token_budget):
+        batch = pack(part, 1, 1)
+        write(part, name, function(batch.tokens, batch.lengths, batch.index))
+
+
+def check_parity(mind: Mind, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
+    """The parity gate: before the first update, learner and sampler must agree about the same tokens.
+
+    `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit.
+    """
+    checked = [replace(sequence) for sequence in trainable(sequences)[:PARITY_SEQUENCES]]
+    score(checked, "old_logprobs", partial(mind.learner.logprobs, exact=exact), config.learner.token_budget)
+    gaps = [
+        abs(theirs - ours)
+        for sequence in checked
+        for theirs, ours in zip(sequence.gather("logprobs"), sequence.gather("old_logprobs"), strict=True)
+    ]
+    allowed = 0.0 if exact else config.training.parity
+    found = f"{max(gaps):.2g} over {len(gaps)} tokens of {len(checked)} sequences"
+    if not max(gaps) <= allowed:
+        raise TurnwiseError(
+            f"sampler and learner disagree: the largest log-prob difference is {found}, allowed is {allowed:g}; "
+            "training would be off-policy without knowing it"
+        )
+    return f"parity: sampler and learner log-probs differ by at most {found}"
+
+
+def _loss(batch: Batch, config: Config) -> Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]:
+    algorithm = config.algorithm
+    norm = algorithm.aggregation_length if algorithm.aggregation is Aggregation.sequence_sum_norm else None
+    policy = PolicySettings(
+        loss=algorithm.loss,
+        aggregation=algorithm.aggregation,
+        norm_length=norm,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.clip_dual,
+        entropy_coefficient=algorithm.entropy,
+        kl_coefficient=algorithm.kl_loss,
+        kl_estimator=algorithm.kl_loss_estimator,
+    )
+
+    def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
+        objective, metrics = policy_objective(found.logprobs, found.entropy, batch, policy)
+        if found.values is None:
+            return objective, metrics
+        value_loss, more = value_objective(found.values, batch, ValueSettings(clip=algorithm.value_clip))
+        return objective + algorithm.value_loss * value_loss, metrics | more
+
+    return loss
+
+
+def _named(found: dict[str, float]) -> dict[str, float]:
+    """verl's names of what an optimizer reports."""
+    homes = {"grad_norm": "actor/grad_norm", "lr": "actor/lr"}
+    return {homes.get(name, name.replace("critic_", "critic/")): value for name, value in found.items()}
