@@ -1,5 +1,6 @@
 """Small tokenizers with templates that behave like the families in use, and a conversation to try them with."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,12 +86,14 @@ def _byte_level() -> Backend:
 
 
 def _metaspace() -> Backend:
-    backend = Backend(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    """Spaces are letters, the first word gets one of its own, and unknown characters fall back to bytes."""
+    backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<unk>", *bytes_], show_progress=False)
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=240, show_progress=False))
+    learned = json.loads(backend.to_str())["model"]
+    vocabulary = learned["vocab"] | {f"<0x{byte:02X}>": len(learned["vocab"]) + byte for byte in range(256)}
+    backend.model = models.BPE(vocabulary, [tuple(pair) for pair in learned["merges"]], byte_fallback=True)
     return backend
 
 

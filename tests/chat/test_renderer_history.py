@@ -8,8 +8,8 @@ from turnwise.types import Message, Origin, Role
 
 THOUGHT = "<think>\nhm\n</think>\n\nIt is so."
 REWRITING = [
-    ("counted", {}, "It is so.", "'2 messages", "'4 messages"),
-    ("dated", {}, "It is so.", "", ""),
+    ("counted", {}, "It is so.", "2 messages", "4 messages"),
+    ("dated", {}, "It is so.", "", "is "),
     ("qwen3", {}, THOUGHT, "<think>", "It is so."),
     ("qwen3", {"enable_thinking": False}, "It is so.", "<think>", "It is so."),
     ("deepseek_r1", {}, "hm\n</think>\n\nIt is so.", "<think>", "It is so."),
@@ -23,13 +23,12 @@ def hear_user(conversation, words: str, reply: str = "Sure?") -> None:
 @pytest.mark.parametrize(("name", "kwargs", "words", "before", "after"), REWRITING)
 def test_refuse_names_the_difference(talk, name, kwargs, words, before, after):
     conversation = talk(name, **kwargs)
-    conversation.prompt = conversation.prompt
     with pytest.raises(TemplateError, match="rewrites history") as raised:
         hear_user(conversation, words)
-    was, becomes = str(raised.value).split(" from ")[1].split(". Tokens")[0].split(" to ", 1)
+    was, becomes = str(raised.value).split(" changes from ")[1].split(". Tokens")[0].split("' to '", 1)
     assert was != becomes
-    assert before.strip("'").split()[-1:] == [] or before.strip("'")[0] in was
-    assert after.strip("'") in becomes or after.strip("'")[1:] in becomes
+    assert before in was and (before not in becomes or not before)
+    assert after in becomes
 
 
 @pytest.mark.parametrize(("name", "kwargs", "words", "before", "after"), REWRITING)
@@ -130,9 +129,9 @@ def test_an_end_token_that_the_template_replaces_later_is_a_rewriting(talk):
     returned = conversation.end_before(None)
     assert conversation.renderer.tokenizer.decode([returned]) == "<|return|>"
     conversation.say("It is so.", returned)
-    with pytest.raises(TemplateError, match="<.return.>") as raised:
+    with pytest.raises(TemplateError, match="It is so.<.return.>") as raised:
         conversation.hear(Message(Role.USER, "Sure?"))
-    assert "end|>" in str(raised.value)
+    assert "It is so.<|end|>" in str(raised.value)
     following = talk("harmony", History.SEGMENT)
     following.say("It is so.", returned)
     with pytest.raises(HistoryRewritten):
@@ -145,7 +144,7 @@ def test_verbatim_marks_the_end_of_structured_calls_too(talk):
     """The template writes the calls after the words: they must not be written a second time."""
     conversation = talk("mistral", History.VERBATIM)
     conversation.call_and_hear_tools(" ", ["42", "43"])
-    marked, text, start = conversation.renderer.template.marked_tail(
+    _, text, start = conversation.renderer.template.marked_tail(
         conversation.messages[:2], conversation.messages[2], conversation.messages[3:], conversation.tools
     )
     assert text[start:].startswith('</s>[RESULTS] {"content": "42"')
@@ -160,10 +159,9 @@ def test_the_end_of_an_episode_without_an_answer_is_checked_with_its_open_header
 
 def test_check_says_where_tokens_differ_and_whether_the_text_does(talk):
     conversation = talk("qwen25")
-    conversation.say("It is", None)
-    ids = conversation.ledger.token_ids
-    spelled = conversation.renderer.tokenizer.encode("I").ids + conversation.renderer.tokenizer.encode("t is").ids
-    whole = conversation.renderer.tokenizer.encode("It is").ids
+    conversation.say("tool", None)
+    ids, encode = conversation.ledger.token_ids, conversation.renderer.tokenizer.encode
+    spelled, whole = encode("to").ids + encode("ol").ids, encode("tool").ids
     assert spelled != whole
     start = len(ids) - len(whole)
     ids[start:] = spelled

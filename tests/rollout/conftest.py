@@ -12,7 +12,7 @@ import pytest
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.config import Config
+from turnwise.config import Config, RolloutConfig
 from turnwise.engines.sampler import NoiseKey, SamplingParams
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
 from turnwise.models.tiny.recipe import make_tokenizer
@@ -178,6 +178,33 @@ def make_sample(identity: str = "test:0", question: str = "What is 6 times 7?", 
     return Sample(identity, prompt, **{"data_source": "test", "ground_truth": "42", **fields})
 
 
+def run_calls(
+    tools: Sequence[object], calls: Sequence[ToolCall], *, sample: Sample | None = None, **settings: Any
+) -> Any:
+    """(messages, records) of one turn of an episode, which is closed without a complaint."""
+    config = RolloutConfig(**settings)
+
+    async def turn() -> Any:
+        box = Toolbox([as_tool(entry) for entry in tools], config)
+        episode = box.open(sample or Sample("s", (), "test"), list(box.tools))
+        records: list[Any] = []
+        try:
+            return await episode.call(calls, records), records
+        finally:
+            assert await episode.close() == []
+
+    return asyncio.run(turn())
+
+
+def run_one(chosen: object, arguments: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """(reply, record) of one call."""
+    call = ToolCall("t0", as_tool(chosen).name, arguments or {})
+    (reply,), (record,) = run_calls([chosen], [call], **settings)
+    assert reply.role is Role.TOOL and reply.tool_call_id == "t0"
+    assert record.call == call
+    return reply, record
+
+
 def make_call(name: str, /, **arguments: Any) -> str:
     return hermes.render_call(ToolCall("", name, arguments))
 
@@ -209,3 +236,15 @@ def sample() -> Callable[..., Sample]:
 def call() -> Callable[..., str]:
     """What a model writes to call a tool: `call("calculate", expression="6*7")`."""
     return make_call
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """Runs the tool calls of one turn: `run([tool], [ToolCall(...)], max_parallel_calls=2)`."""
+    return run_calls
+
+
+@pytest.fixture
+def one() -> Callable[..., Any]:
+    """Runs one call of a tool: `one(tool, {"x": 1})`."""
+    return run_one

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 
@@ -71,7 +72,7 @@ class StatefulTool:
     name = "stateful"
     timeout = 60.0
     concurrency = 4
-    schema = {"type": "function", "function": {"name": "stateful", "description": "Has sessions."}}
+    schema: ClassVar = {"type": "function", "function": {"name": "stateful", "description": "Has sessions."}}
 
     async def open(self, context: ToolContext):
         await act(SCENE.opening)

@@ -105,7 +105,7 @@ def test_the_token_budget_counts_replies_from_the_next_prompt(sample):
 
 def test_a_server_that_counts_no_prompt_counts_completions(sample):
     replies = [said("", [("i", "calculate", '{"expression": "1"}')], completion=10), said("x", completion=10)]
-    trajectory, endpoint = play(sample(), replies, max_tokens=30)
+    _, endpoint = play(sample(), replies, max_tokens=30)
     assert [options["max_tokens"] for _, _, options in endpoint.asked] == [30, 20]
 
 

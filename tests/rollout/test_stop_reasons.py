@@ -1,6 +1,7 @@
 """Every way an episode can end is reached, recorded, and leaves a last answer that can be scored."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -313,5 +314,5 @@ def test_a_loop_cannot_go_on_after_the_end(theatre):
 
 
 def test_every_reason_has_a_test_here():
-    text = open(__file__).read()
+    text = Path(__file__).read_text()
     assert [reason for reason in StopReason if f"StopReason.{reason.name}" not in text] == []

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -273,7 +274,7 @@ def test_state_under_the_instance_never_leaks_between_siblings(theatre, sample):
 class Odd(BaseInteraction):
     """Returns what the sample asks for."""
 
-    live: dict = {}
+    live: ClassVar = {}
 
     async def start_interaction(self, instance_id=None, **kwargs):
         self.live[instance_id] = kwargs

@@ -57,6 +57,10 @@ class Renderer:
         self.call_form = self.template.call_form
         self.in_reasoning = bool(self.template.thought)
         self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in self.template.stop_texts}
+        closings = [text.lstrip() for text in (self.template.follow.get(Role.USER, ""), self.template.closing)]
+        ends = [text for closing in closings for text in self.template.stop_texts if closing.startswith(text)]
+        self.end_id = tokenizer.added_ids[ends[0]] if ends else min(tokenizer.end_ids, default=None)
+        """The end token of the template's own; None when a message ends by nothing."""
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
         markers = {text for text in tokenizer.added_ids if text in glue} - {THINK, UNTHINK}
@@ -141,7 +145,8 @@ class Renderer:
         rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
         unended = self.tokenizer.decode(recorded[:-1]) if set(recorded[-1:]) & self.stop_ids else written
         # What closes the last message may be missing: it was cut short, or the template closes it only later.
-        closed = rendered.startswith(written) and self.template.closing.endswith(rendered[len(written) :])
+        closing = self.tokenizer.decode(self.tokenizer.encode(self.template.closing).ids)
+        closed = rendered.startswith(written) and closing.endswith(rendered[len(written) :])
         same_text = closed or rendered == unended
         exact = same_text and common >= min(len(expected), len(recorded))
         return RenderCheck(exact, same_text, None if exact else common)
@@ -194,10 +199,10 @@ def _pieces(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterator[t
 
 
 def _rewrite_message(before: str, after: str) -> str:
-    at = shared(before, after)
+    at = max(shared(before, after) - 16, 0)  # with a little of what is still the same
     return (
         "the chat template rewrites history: once a reply follows, earlier text changes from "
-        f"{before[at : at + 40]!r} to {after[at : at + 40]!r}. Tokens that were sampled would no longer be what is "
+        f"{before[at : at + 60]!r} to {after[at : at + 60]!r}. Tokens that were sampled would no longer be what is "
         "trained. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=verbatim "
         "(keep the sampled tokens) or chat.history=segment (open a second sequence)"
     )

@@ -139,8 +139,9 @@ class ChatTemplate:
         tools: Sequence[JsonSchema],
     ) -> bool:
         """Whether it is these words that the template refuses or rewrites, and not every message of their kind."""
+        answers = replies[:1] if assistant.tool_calls else replies  # a typical message makes one call
         try:
-            return self.locate(context, self._typical(assistant), end, replies[:1], tools)[1] is not None
+            return self.locate(context, self._typical(assistant), end, answers, tools)[1] is not None
         except TemplateError:
             return False
 

@@ -165,6 +165,8 @@ class Batcher:
         self.prefixes.clear()
         running = self._lanes if self._partial is None else [*self._lanes, self._partial]
         for row, lane in enumerate(running):
+            if not lane.ids:
+                lane.policy_version = version
             tokens = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
             for start in range(0, lane.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, lane.fed))

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -145,13 +146,15 @@ class Decoder(nn.Module):
         c = self.config
         fused = self._linear(layer, "qkv", self._rms_norm(x, layer.attention_norm))
         heads = fused.view(len(x), -1, c.head_dim)
-        rotated, v = heads[:, : c.num_heads + c.num_kv_heads], heads[:, c.num_heads + c.num_kv_heads :]
+        # Split, not sliced: the gradient of a slice is a whole tensor of zeros with the slice in it.
+        rotated, v = torch.split(heads, [c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             # Queries and keys take every step together: at a few rows, calls cost more than sums.
             weights = (layer.q_norm.expand(c.num_heads, -1), layer.k_norm.expand(c.num_kv_heads, -1))
             rotated = self._rms_norm(rotated, torch.cat(weights))
         rotated = torch.addcmul(rotated * cos, rotated.roll(c.head_dim // 2, -1), sin)
-        mixed = attend(index, rotated[:, : c.num_heads], rotated[:, c.num_heads :], v)
+        q, k = torch.split(rotated, [c.num_heads, c.num_kv_heads], dim=1)
+        mixed = attend(index, q, k, v)
         if rows is not None:  # past the last attention nobody looks at the others any more
             x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
         x = x + self._linear(layer, "output", mixed)
@@ -163,10 +166,9 @@ class Decoder(nn.Module):
         return functional.linear(x, getattr(layer, name), getattr(layer, name + "_bias"))
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # The norm is one pass where a mean of squares would be three; taken in float32 at least.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self.eps.dtype)
-        scale = torch.addcmul(self.eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt()
-        return (x * scale).to(x.dtype) * weight
+        if torch.is_grad_enabled():
+            return cast(Tensor, cast(Any, _RmsNorm).apply(x, weight, self.eps))
+        return (x * _rms_scale(x, self.eps)).to(x.dtype) * weight
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, D] from a table that grows in whole chunks, so that a position's row never changes.
@@ -180,6 +182,33 @@ class Decoder(nn.Module):
                 self._rope = _rope_table(self.config.rope, self.config.head_dim, rows, positions.device, self.dtype)
         cos, sin = self._rope
         return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+
+def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:
+    """1 / root mean square of each row, in float32 at least; a norm is one pass where a mean of squares is three."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=eps.dtype)
+    return torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt()
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The same norm with half the passes of the derived gradient, and nothing kept but its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+        scale = _rms_scale(x, eps)
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).to(x.dtype) * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        scaled = (x * scale).to(x.dtype)
+        to_weight = (gradients[0] * scaled).sum_to_size(weight.shape) if ctx.needs_input_grad[1] else None
+        # With n = x * scale: d x = scale * (g - n * mean(g * n)), where g is the gradient of n.
+        g = gradients[0] * weight
+        share = torch.linalg.vecdot(g, scaled.to(g.dtype)).unsqueeze(-1).div_(x.shape[-1])
+        return torch.addcmul(g, scaled, share, value=-1.0).mul_(scale).to(x.dtype), to_weight, None
 
 
 def _rope_table(

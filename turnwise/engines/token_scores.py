@@ -63,7 +63,7 @@ class _TokenScores(torch.autograd.Function):
                 logp = _log_softmax(hidden[part], head, ctx.temperature)
             wide = _to_logits(logp, targets[part], _cut(by_logprob, part), _cut(by_entropy, part), entropy[part])
             del logp
-            to_logits = wide.div_(ctx.temperature).to(hidden.dtype)
+            to_logits = (wide if ctx.temperature == 1.0 else wide.div_(ctx.temperature)).to(hidden.dtype)
             del wide
             if to_hidden is not None:
                 torch.mm(to_logits, head, out=to_hidden[part])

@@ -4,25 +4,28 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from turnwise.rollout.strangers import to_the_end
-from turnwise.types import Group, Sample
+from turnwise.types import Group
 
-RunGroup = Callable[[Sample], Awaitable[Group]]
+T = TypeVar("T")
+"""What a group is played from: a sample, or a sample with what belongs to it."""
+
+RunGroup = Callable[[T], Awaitable[Group]]
 
 
-class Collector:
+class Collector(Generic[T]):
     """produces: groups in start order. waits for: the oldest group. unblocked by: any group that finishes or fails.
 
     `ahead` bounds the groups started and not yet handed out, `running` those under way; a finished group at once makes
     room for the next. Start order matters: handing out whatever finishes first would crowd out long episodes.
     """
 
-    def __init__(self, samples: Iterable[Sample], run: RunGroup, *, running: int, ahead: int) -> None:
+    def __init__(self, samples: Iterable[T], run: RunGroup[T], *, running: int, ahead: int) -> None:
         if running < 1 or ahead < 1:
             raise ValueError("running and ahead must be at least 1")
-        self._samples: Iterator[Sample] = iter(samples)
+        self._samples: Iterator[T] = iter(samples)
         self._run = run
         self._running, self._ahead = running, ahead
         self._started: deque[asyncio.Task[Group]] = deque()
@@ -73,6 +76,7 @@ class Collector:
         return oldest is not None
 
     def fill(self) -> None:
+        """Start what the bounds allow; to be called when samples that had ended go on."""
         while not self._closed and self._failure is None:
             if self._busy >= self._running or len(self._started) >= self._ahead:
                 return
@@ -86,7 +90,7 @@ class Collector:
             self._busy += 1
             self._started.append(asyncio.ensure_future(self._play(sample)))
 
-    async def _play(self, sample: Sample) -> Group:
+    async def _play(self, sample: T) -> Group:
         """One group. It makes room for the next before it is done, so that `next_groups` never finds a gap."""
         try:
             group = await self._run(sample)

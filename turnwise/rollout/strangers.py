@@ -31,11 +31,14 @@ _left_behind: list[threading.Thread | asyncio.Task[Any]] = []
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of either kind: a coroutine in a task, anything else in a thread, where it may block."""
+    """Call a function of either kind: a coroutine as it is, anything else in a thread, where it may block.
+
+    To be used inside `in_task`, which can stop either.
+    """
     if inspect.iscoroutinefunction(function):
-        return await in_task(function(*args, **kwargs))
+        return await function(*args, **kwargs)
     value = await in_thread(lambda: function(*args, **kwargs))
-    return await in_task(_awaited(value)) if inspect.isawaitable(value) else value
+    return await value if inspect.isawaitable(value) else value
 
 
 async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
@@ -122,10 +125,6 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
             task.exception()  # seen: the cancellation is what the caller must know
         raise cancelled
     return task.result()
-
-
-async def _awaited(value: Awaitable[T]) -> T:
-    return await value
 
 
 def _ordinary(error: BaseException) -> Exception:

@@ -143,6 +143,8 @@ class EpisodeTools:
 
     async def close(self) -> list[str]:
         """Close every session; what went wrong is returned, not raised, so that all of them are tried."""
+        if not self.sessions:
+            return []
         found = await asyncio.gather(*(self._close(name, opening) for name, opening in self.sessions.items()))
         self.sessions.clear()
         return [problem for problem in found if problem is not None]
@@ -200,12 +202,15 @@ class EpisodeTools:
             return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
-        session = await self._session(chosen)
         try:
             arguments = copy.deepcopy(call.arguments)  # the call is on record; a tool may change what it is given
         except RecursionError as error:
             raise BadArguments(f"bad arguments for {call.name}: nested too deeply") from error
-        result = as_result(await session.call(arguments))
+        if isinstance(chosen, FunctionTool):  # stateless: nothing to open, nothing to close
+            result = await chosen.run(arguments, None if chosen.context_parameter is None else self._context(chosen))
+        else:
+            session = await self._session(chosen)
+            result = as_result(await session.call(arguments))
         if result.images:
             raise PluginError(f"tool {call.name!r} returned an image; replies to the model are text only")
         return result
@@ -213,13 +218,15 @@ class EpisodeTools:
     async def _session(self, chosen: Tool) -> ToolSession:
         opening = self.sessions.get(chosen.name)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            if self._own_sample is None:
-                self._own_sample = copy.deepcopy(self.sample)
-            context = ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}))
             # A task, so that two calls of one turn share the session and `close` can wait for its opening.
-            opening = asyncio.ensure_future(strangers.tamed(chosen.open(context)))
+            opening = asyncio.ensure_future(strangers.tamed(chosen.open(self._context(chosen))))
             self.sessions[chosen.name] = opening
         return await asyncio.shield(opening)
+
+    def _context(self, chosen: Tool) -> ToolContext:
+        if self._own_sample is None:
+            self._own_sample = copy.deepcopy(self.sample)
+        return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}))
 
 
 async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Message]:

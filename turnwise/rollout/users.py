@@ -217,7 +217,7 @@ class SimulatedUser:
             if seconds is None:  # closing is never refused
                 strangers.check_left_behind()
             work = strangers.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
-            return await (work if seconds is None else strangers.in_task(work, seconds))
+            return await strangers.in_task(work, seconds)
         except (EpisodeError, PluginError):
             raise
         except strangers.TookTooLong as error:

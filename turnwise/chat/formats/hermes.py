@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -9,6 +10,8 @@ from turnwise.types import Message, Role, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, UNTHINK = "<think>", "</think>"
+DEEPEST = 200
+"""Levels of nesting a call may have; what reads it later should never meet Python's own limit."""
 _TAG = re.compile(r"</?think>|<tool_call>")
 _BLOCK_END = re.compile(r"</tool_call>|(?=<tool_call>|</?think>)|\Z")
 _STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\\]|</?(?:tool_call|think)>', re.DOTALL)
@@ -116,11 +119,20 @@ def _is_json(text: str) -> bool:
 
 
 def _load(text: str) -> Any:
-    """Strict JSON: no NaN, and no half characters, which could be neither stored nor sent to a tool."""
+    """Strict JSON: no NaN, and nothing that could be neither stored nor sent to a tool."""
     value = json.loads(text, parse_constant=_refuse)
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+    if level:
+        raise ValueError(f"nested more than {DEEPEST} deep")
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises a UnicodeEncodeError, a ValueError
     return value
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -78,6 +78,13 @@ class FunctionTool:
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self, context)
 
+    async def run(self, arguments: dict[str, Any], context: ToolContext | None) -> ToolResult:
+        """One call. `context` is needed when `context_parameter` names a parameter for it."""
+        given = arguments if self.readers is None else _read(self.name, self.readers, arguments)
+        if self.context_parameter is not None:
+            given = {**given, self.context_parameter: context}
+        return as_result(await strangers.call(self.function, **given))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The decorated function stays callable."""
         return self.function(*args, **kwargs)
@@ -89,9 +96,7 @@ class _FunctionSession:
     context: ToolContext
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        given = arguments if self.tool.readers is None else _read(self.tool.name, self.tool.readers, arguments)
-        extra = {self.tool.context_parameter: self.context} if self.tool.context_parameter else {}
-        return as_result(await strangers.call(self.tool.function, **{**given, **extra}))
+        return await self.tool.run(arguments, self.context)
 
     async def close(self) -> None:
         return None

@@ -1,0 +1,110 @@
+"""The tokenizer wrapper: offsets, cuts, left context, verbatim decoding, templates by name."""
+
+import json
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from turnwise.chat.tokenizer import Tokenizer, load_template, occurrences
+from turnwise.errors import TemplateError
+
+TEXTS = [
+    "",
+    " ",
+    "plain",
+    "  two  spaces \n\n",
+    "é🙂東京",
+    "a<|im_end|>b",
+    "<|im_start|>user\nhello<|im_end|>\n",
+    "<think>x</think>",
+]
+
+
+@pytest.fixture(scope="module")
+def chatml(renderer):
+    return renderer("qwen25").tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_offsets_cover_the_text_white_space_included(chatml, text):
+    encoding = chatml.encode(text)
+    covered = sorted({position for start, end in encoding.offsets for position in range(start, end)})
+    assert covered == list(range(len(text)))
+    assert chatml.decode(encoding.ids) == text
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40), cuts=st.sets(st.integers(0, 40)))
+def test_cut_text_decodes_to_itself(chatml, text, cuts):
+    encoding = chatml.encode(text, cuts=sorted(cut for cut in cuts if cut <= len(text)), after="")
+    assert chatml.decode(encoding.ids) == text
+    assert len(encoding.ids) == len(encoding.offsets)
+    assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_plain_text_has_no_control_tokens(chatml, text):
+    ids = chatml.encode_plain(text)
+    assert not chatml.special_ids & set(ids)
+    assert chatml.decode(ids) == text
+    assert chatml.has_special(text) == bool(chatml.special_ids & set(chatml.encode(text).ids))
+
+
+def test_left_context_gives_the_tokens_of_a_longer_text(renderer):
+    tokenizer = renderer("llama2").tokenizer
+    whole = tokenizer.encode("</s>hello world").ids
+    assert tokenizer.encode("hello world", after="</s>").ids == whole[1:]
+    assert tokenizer.encode("hello world", after="").ids == whole[1:]
+    assert tokenizer.encode("hello world").ids != whole[1:], "at the start of a sequence a word gets its space"
+    swallowing = renderer("phi").tokenizer
+    assert swallowing.decode(swallowing.encode("\n<|user|>", after="<|end|>").ids) == "<|user|>"
+    assert swallowing.decode(swallowing.encode("\n<|user|>", after="").ids) == "\n<|user|>"
+
+
+def test_settings_saved_for_training_do_not_cut_or_pad(folder, tmp_path):
+    copy = shutil.copytree(folder("qwen25"), tmp_path / "copy")
+    saved = json.loads((copy / "tokenizer.json").read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    saved["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "!",
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(saved))
+    tokenizer = Tokenizer(copy)
+    assert (
+        tokenizer.decode(tokenizer.encode("one two three four five six seven").ids)
+        == "one two three four five six seven"
+    )
+    assert len(tokenizer.encode("a").ids) == 1
+
+
+def test_occurrences_overlap():
+    assert occurrences(("aa", "b"), "aaab") == [(0, 2), (1, 3), (3, 4)]
+    assert occurrences((), "x") == []
+
+
+def test_a_folder_without_a_template_says_what_to_do(folder, tmp_path):
+    copy = shutil.copytree(folder("qwen25"), tmp_path / "bare")
+    for path in copy.glob("*.jinja"):
+        path.unlink()
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TemplateError, match="chat.template=FILE or chatml_hermes"):
+        Tokenizer(copy)
+    assert Tokenizer(copy, "chatml_hermes").vocab_size > 400
+
+
+def test_templates_by_name_and_by_path(tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("hello")
+    assert load_template(str(path)) == "hello"
+    assert "<|im_start|>" in load_template("chatml_hermes")
+    with pytest.raises(TemplateError, match="did you mean 'chatml_hermes'"):
+        load_template("chatml_hermse")

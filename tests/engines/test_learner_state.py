@@ -1,0 +1,156 @@
+"""A learner goes on from its saved state as if it had never stopped, and refuses the state of another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from turnwise.choices import Decay
+from turnwise.engines.critic import Critic
+from turnwise.engines.decoder import Decoder
+from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner, fingerprint
+from turnwise.engines.lora import LoraDecoder, LoraSettings
+from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.errors import EngineError
+
+KINDS = ("full", "lora", "critic", "shared")
+LENGTHS = [11, 23, 8]
+INDEX = torch.tensor([*range(3, 10), *range(13, 20), *range(22, 30), *range(36, 42)])
+
+
+def make(decoder: Decoder, kind: str, rank: int = 4) -> TorchLearner:
+    policy: Decoder = Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
+    critic = {"critic": Critic.copying, "shared": Critic.sharing}.get(kind)
+    if kind == "lora":
+        policy = LoraDecoder(policy, LoraSettings(rank, targets=("q_proj", "v_proj", "down_proj")), seed=3)
+    optimizer = OptimizerSettings(1e-3, 0.1, warmup_steps=2, decay=Decay.linear, total_steps=9)
+    settings = LearnerSettings(optimizer, None if critic is None else OptimizerSettings(3e-3))
+    return TorchLearner(policy, settings, temperature=1.0, critic=None if critic is None else critic(policy))
+
+
+def train(learner: TorchLearner, steps: int) -> list[dict[str, float]]:
+    def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
+        total = -found.logprobs.mean() - 0.01 * found.entropy.mean()
+        if found.values is not None:
+            total = total + (found.values - torch.linspace(0, 1, len(found.values))).square().mean()
+        return total, {}
+
+    metrics = []
+    for _ in range(steps):
+        seeded = torch.Generator().manual_seed(learner.step)
+        tokens = torch.randint(0, 96, (sum(LENGTHS),), generator=seeded)
+        found = learner.forward_backward(tokens, LENGTHS, INDEX, loss)
+        metrics.append(found | learner.optim_step())
+    return metrics
+
+
+def save(learner: TorchLearner, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Through the files a checkpoint is made of."""
+    tensors, info = learner.state()
+    save_file(tensors, folder / "state.safetensors")
+    (folder / "state.json").write_text(json.dumps(info))
+    return load_file(folder / "state.safetensors"), json.loads((folder / "state.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_steps_are_two_and_two(decoder: Decoder, kind: str, tmp_path: Path) -> None:
+    straight = make(decoder, kind)
+    expected = train(straight, 4)
+    first = make(decoder, kind)
+    got = train(first, 2)
+    saved = save(first, tmp_path)
+    second = make(decoder, kind)
+    train(second, 1)  # what it did before must leave no trace
+    second.load_state(*saved)
+    assert second.step == 2
+    got += train(second, 2)
+    assert got == expected
+    for learner in (second, straight):
+        assert learner.step == 4
+    (one, info_one), (two, info_two) = straight.state(), second.state()
+    assert info_one == info_two and one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
+    assert any(name.endswith(".exp_avg") and float(tensor.abs().max()) > 0 for name, tensor in one.items())
+
+
+def test_a_fresh_state_loads_too(decoder: Decoder, tmp_path: Path) -> None:
+    saved = save(make(decoder, "full"), tmp_path)
+    used = make(decoder, "full")
+    train(used, 2)
+    used.load_state(*saved)
+    assert train(used, 2) == train(make(decoder, "full"), 2)
+
+
+def test_the_base_is_not_in_a_lora_state(decoder: Decoder) -> None:
+    tensors, info = make(decoder, "lora").state()
+    assert len(tensors) == 2 * 3 * 2 and all(name.split(".")[-1].split("_")[-1] in "AB" for name in tensors)
+    assert info["base"] == fingerprint(decoder.tensors())
+    changed = decoder.tensors() | {"norm": decoder.tensors()["norm"] * 1.0001}
+    assert info["base"] != fingerprint(changed)
+
+
+def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_path: Path) -> None:
+    learner = make(decoder, "full")
+    tensors, info = save(learner, tmp_path)
+    before = {name: tensor.clone() for name, tensor in learner.published().items()}
+    tensors["policy.embed"] = tensors["policy.embed"] + 1
+    lacking = {name: tensor for name, tensor in tensors.items() if name != "policy.norm"}
+    wrong: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
+        (lacking, info, "policy.norm"),
+        (tensors | {"policy.norm": tensors["policy.norm"][:-1]}, info, "policy.norm"),
+        (tensors | {"policy.norm": tensors["policy.norm"].double()}, info, "float64"),
+        (tensors | {"policy.more": tensors["policy.norm"]}, info, "policy.more"),
+        (tensors | {"optimizer.critic.bias.step": tensors["policy.norm"]}, info, "optimizer.critic"),
+        (tensors | {"optimizer.policy.norm.exp_avg": torch.zeros(3)}, info, "exp_avg"),
+        (*make(decoder, "lora").state(), "lora"),
+        (*make(decoder, "critic").state(), "critic was 'own' and is None"),
+        (tensors, info | {"decoder": info["decoder"] | {"num_layers": 9}}, "decoder"),
+    ]
+    for given, told, words in wrong:
+        with pytest.raises(EngineError, match=words):
+            learner.load_state(given, told)
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.published().items())
+    other_base = make(decoder, "lora")
+    other_base.decoder.get_parameter("layers.0.qkv").data.mul_(2.0)
+    with pytest.raises(EngineError, match="base was"):
+        other_base.load_state(*make(decoder, "lora").state())
+
+
+def test_waiting_gradients_are_not_lost_silently(decoder: Decoder) -> None:
+    learner = make(decoder, "full")
+    learner.forward_backward(torch.arange(42), LENGTHS, INDEX, lambda found: (found.logprobs.sum(), {}))
+    with pytest.raises(EngineError, match="gradients wait"):
+        learner.state()
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_saved_policy_is_a_hugging_face_folder(decoder: Decoder, kind: str, tmp_path: Path) -> None:
+    learner = make(decoder, kind)
+    train(learner, 3)
+    learner.save_policy(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.randint(0, 96, (30,), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        every = torch.log_softmax(model(tokens[None]).logits[0], -1)
+    theirs = every[:-1].gather(1, tokens[1:, None]).squeeze(1)
+    ours = learner.logprobs(tokens, [30], torch.arange(1, 30))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_the_reference_stays_where_it_was_made(decoder: Decoder) -> None:
+    case = (torch.arange(42), LENGTHS, INDEX)
+    for kind in ("full", "lora"):
+        learner = make(decoder, kind)
+        start = learner.logprobs(*case)
+        reference = learner.reference()
+        train(learner, 3)
+        torch.testing.assert_close(reference.logprobs(*case), start, atol=1e-6, rtol=1e-6)
+        assert (learner.logprobs(*case) - start).abs().max() > 0.01
+        assert not any(parameter.requires_grad for parameter in reference.decoder.parameters())
+        shared = reference.decoder.embed.data_ptr() == learner.decoder.embed.data_ptr()
+        assert shared == (kind == "lora"), "the base of an adapter is not copied"
