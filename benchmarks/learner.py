@@ -1,8 +1,8 @@
 """Tokens per second and peak memory of one training step over plain transformers, on sequences of uneven length.
 
 Both sides do the same work in one run: forward, log-probs and entropies of the policy's tokens, backward and an AdamW
-step, from the same weights, to the same loss and gradient norm. The peer pads its batch and holds the logits of every
-token, as trainers on plain transformers do. Each side runs in processes of its own, in turn with the other, with each
+step, from the same weights, to the same loss and gradient norm. The peer pads its batch and the model makes the logits
+of every token, as plain transformers does. Each side runs in processes of its own, in turn with the other, with each
 thread count; the better one counts. Tokens are real ones, padding is not counted.
 
     python benchmarks/learner.py [--device cpu] [--rounds 3] [--seconds 4] [--recompute]
@@ -85,12 +85,11 @@ def theirs(folder: Path, case: str, device: str, recompute: bool) -> Callable[[]
 
     def step() -> tuple[float, float]:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = model(tokens, attention_mask=real, use_cache=False).logits[:, :-1].float()
-        logprobs = torch.log_softmax(logits, dim=-1)
-        chosen = logprobs.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+            logits = model(tokens, attention_mask=real, use_cache=False).logits[:, :-1]
+        logprobs = torch.log_softmax(logits[policy].float(), dim=-1)  # of the policy's tokens only, as ours
         with torch.no_grad():
-            (-(logprobs.exp() * logprobs).sum(-1))[policy].mean().item()
-        loss = -(chosen * policy).sum() / policy.sum()
+            (-(logprobs.exp() * logprobs).sum(-1)).mean().item()
+        loss = -logprobs.gather(-1, tokens[:, 1:][policy].unsqueeze(-1)).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
@@ -126,7 +125,9 @@ def run_child(side: str, case: str, folder: str, threads: int, arguments: argpar
     options += ["--recompute"] if arguments.recompute else []
     command = [sys.executable, __file__, *options, "--child", side, case, folder, str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{side} on {case} with {threads} thread(s) failed:\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -150,11 +151,14 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> None:
     vocab = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     sequences, _ = batch_of(case, vocab)
     tokens = sum(map(len, sequences))
-    print(f"{case}: {len(sequences)} sequences, {tokens} tokens, longest {max(map(len, sequences))}; loss {mine['loss']:.4f}")
+    longest = max(map(len, sequences))
+    print(f"{case}: {len(sequences)} sequences, {tokens} tokens, longest {longest}; loss {mine['loss']:.4f}")
     for name, side in (("TorchLearner", "ours"), ("transformers", "theirs")):
         seconds, threads, result = best[side]
-        print(f"  {name:14s} {tokens / seconds:10.0f} tokens/s  {result['bytes'] / 2**20:8.0f} MiB  {threads} thread(s)")
-    print(f"  ratio          {peer['seconds'] / mine['seconds']:10.2f} x speed   {peer['bytes'] / mine['bytes']:8.2f} x memory")
+        size = result["bytes"] / 2**20
+        print(f"  {name:14s} {tokens / seconds:10.0f} tokens/s {size:9.0f} MiB  {threads} thread(s)")
+    speed, memory = peer["seconds"] / mine["seconds"], peer["bytes"] / mine["bytes"]
+    print(f"  ratio          {speed:10.2f} faster   {memory:9.2f} less memory", flush=True)
 
 
 def main() -> None:

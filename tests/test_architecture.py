@@ -18,7 +18,7 @@ LAYERS = (
     {"tasks", "compat"},
     {"assemble", "report"},
     {"plan_text"},
-    {"eval", "preflight", "sft"},
+    {"eval", "preflight", "sft", "trainer"},
     {"train", "models"},
     {"cli"},
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.compose import compose, configure, to_yaml, unread
 from turnwise.choices import EngineName, Overlong
+from turnwise.compose import compose, configure, to_yaml, unread
 from turnwise.config import Config
 from turnwise.errors import ConfigError
 

@@ -224,9 +224,7 @@ def _task_layer(task: Any) -> tuple[list[str], list[str]]:
     return [f"+task_defaults={task}"], list(_flatten(yaml.safe_load(defaults.read_text(encoding="utf-8"))))
 
 
-def _hydra(
-    layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
-) -> Config:
+def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore

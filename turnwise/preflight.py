@@ -11,8 +11,8 @@ from typing import Any
 
 from turnwise.assemble import Prepared, model_folder, open_stage, prepare
 from turnwise.chat.renderer import History, Renderer
-from turnwise.compose import Composed, unread
 from turnwise.choices import EngineName
+from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.scripted import ScriptRequest

@@ -196,6 +196,9 @@ class TrainReport:
         return table
 
 
+SPREAD = (Reduction.MEAN, Reduction.MAX, Reduction.MIN)
+
+
 def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """A training step's episodes in verl's names: lengths, turns, tool use, stop reasons, accuracy by source."""
     metrics: list[Metric] = []
@@ -210,7 +213,9 @@ def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.turns)),
             ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.turns)),
         ):
-            metrics += [Metric(f"{name}/{how.value}", value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]
+            metrics += [
+                Metric(f"{name}/{how.value}", value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)
+            ]
         cut = trajectory.stop_reason in (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
         metrics.append(Metric("response_length/clip_ratio", float(cut)))
         metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))

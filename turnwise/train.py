@@ -7,27 +7,29 @@ import torch
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.collecting import Collected, Draws, Groups
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
-from turnwise.errors import TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.eval import measure
 from turnwise.plan_text import plan_text
 from turnwise.report import TrainReport, step_metrics
 from turnwise.storage.trajectories import write_trajectories
-from turnwise.train_display import Display
+from turnwise.trainer.collecting import Collected, Draws, Groups
+from turnwise.trainer.display import Display
+from turnwise.trainer.run import TrainRun
+from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
 from turnwise.training.optimise import check_parity, optimise
 from turnwise.training.sequences import to_sequences, trainable
 from turnwise.training.shaping import count
-from turnwise.training_run import TrainRun
-from turnwise.training_stage import TrainingStage, open_training
 
 
 def train(config: Config, console: Console | None = None) -> TrainReport:
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
     algorithm, training = config.algorithm, config.training
     check(algorithm.advantage, group_size=training.group_size, gamma=algorithm.gamma, lam=algorithm.lam)
+    if algorithm.overlong_tokens and config.rollout.max_tokens is None:
+        raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
     prepared = prepare(config, "train", limit=training.samples)
     heldout = prepare(config, "test", limit=config.eval.samples)
     return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))

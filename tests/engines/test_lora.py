@@ -79,13 +79,20 @@ def test_rows_of_other_projections_stay(base: Decoder) -> None:
 
 
 def test_factors_follow_the_seed(base: Decoder) -> None:
-    one, same, other = (LoraDecoder(base, LoraSettings(), seed).get_parameter("layers.1.k_proj_A") for seed in (1, 1, 2))
+    one, same, other = (
+        LoraDecoder(base, LoraSettings(), seed).get_parameter("layers.1.k_proj_A") for seed in (1, 1, 2)
+    )
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"rank": 0}, "rank"), ({"alpha": 0.0}, "alpha"), ({"targets": ()}, "targets"), ({"targets": ("q_prj",)}, "q_proj")],
+    [
+        ({"rank": 0}, "rank"),
+        ({"alpha": 0.0}, "alpha"),
+        ({"targets": ()}, "targets"),
+        ({"targets": ("q_prj",)}, "q_proj"),
+    ],
 )
 def test_bad_settings_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words):
@@ -123,7 +130,7 @@ def test_peft_reads_the_adapter(base: Decoder, targets: tuple[str, ...], tmp_pat
         theirs = torch.log_softmax(with_adapter(part[None]).logits[0], -1)[:-1].gather(1, part[1:, None]).squeeze(1)
     ours = learner.logprobs(part, [30], torch.arange(1, 30))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    merged = {name: tensor for name, tensor in with_adapter.merge_and_unload().state_dict().items()}
+    merged = with_adapter.merge_and_unload().state_dict()
     learner.save_policy(tmp_path / "merged")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).state_dict()
     assert again.keys() == merged.keys()

@@ -167,6 +167,7 @@ def test_context_full_by_replies(theatre, call, spare):
     last = free.answers[0].text if spare == 0 else trajectory_text(theatre, free, 1)
     trajectory, _ = check(show, StopReason.CONTEXT_FULL, last=last, turns=1 + spare)
     assert len(trajectory.segments[0]) <= free.turns[1].start + spare
+    assert (trajectory.turns[0].replies[0] in trajectory.messages) == bool(spare), "shown only when it can be answered"
 
 
 def test_context_full_before_the_first_word(theatre):

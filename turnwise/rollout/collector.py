@@ -25,7 +25,7 @@ class Collector(Generic[T]):
     def __init__(self, samples: Iterable[T], run: RunGroup[T], *, running: int, ahead: int) -> None:
         if running < 1 or ahead < 1:
             raise ValueError("running and ahead must be at least 1")
-        self._samples: Iterator[T] = iter(samples)
+        self._items: Iterator[T] = iter(samples)
         self._run = run
         self._running, self._ahead = running, ahead
         self._started: deque[asyncio.Task[Group]] = deque()
@@ -81,7 +81,7 @@ class Collector(Generic[T]):
             if self._busy >= self._running or len(self._started) >= self._ahead:
                 return
             try:
-                sample = next(self._samples, None)
+                sample = next(self._items, None)
             except Exception as error:  # raised to whoever waits, after what was started before
                 self._fail(error)
                 return

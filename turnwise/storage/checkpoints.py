@@ -36,7 +36,8 @@ def write_checkpoint(run: RunDir, step: int, fill: Callable[[Path], None], *, ke
             shutil.rmtree(leftover, ignore_errors=True)  # of a process that was killed
         temporary.mkdir(parents=True)
         fill(temporary)
-        files = {str(path.relative_to(temporary)): _digest(path) for path in sorted(temporary.rglob("*")) if path.is_file()}
+        written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        files = {str(path.relative_to(temporary)): _digest(path) for path in written}
         (temporary / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2), encoding="utf-8")
         for path in temporary.rglob("*"):
             _sync(path)

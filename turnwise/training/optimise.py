@@ -90,9 +90,7 @@ def prepare_sequences(
         measured = kl.penalise(chosen, algorithm.kl_reward_estimator, mind.controller.value)
         mind.controller.update(measured.kl, measured.sequences)
         metrics |= measured.metrics()
-    metrics |= assign(
-        sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines
-    )
+    metrics |= assign(sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines)
     if algorithm.correction is not Correction.none:
         level, excess = importance.Level(algorithm.correction.value), algorithm.correction_mode
         metrics |= importance.correct(chosen, importance.Correction(level, excess, algorithm.correction_threshold))

@@ -5,7 +5,7 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from turnwise.training_run import TrainRun
+from turnwise.trainer.run import TrainRun
 
 SHOWN = {
     "critic/score/mean": "reward",
@@ -24,8 +24,8 @@ class Display:
     def __init__(self, run: TrainRun) -> None:
         self._run = run
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), console=run.console,
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), console=run.console,
         )  # fmt: skip
         self._task = self._bar.add_task("training", total=run.config.training.steps)
 

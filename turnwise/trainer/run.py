@@ -20,7 +20,7 @@ from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import ConfigError
 from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
 from turnwise.storage.run_dir import RunDir
-from turnwise.training_stage import TrainingStage
+from turnwise.trainer.stage import TrainingStage
 from turnwise.types import Sample, Trajectory
 
 T = TypeVar("T")

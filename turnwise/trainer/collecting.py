@@ -1,4 +1,4 @@
-"""What a training step learns from: samples drawn in order, rolled out in groups, scored, and varied enough to teach."""
+"""What a training step learns from: samples drawn in order, rolled out in groups and scored."""
 
 from dataclasses import dataclass, replace
 
@@ -9,8 +9,8 @@ from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.group import run_group
 from turnwise.scoring.scorer import apply
+from turnwise.trainer.stage import TrainingStage
 from turnwise.training.shaping import keep_varied
-from turnwise.training_stage import TrainingStage
 from turnwise.types import Group, Sample
 
 

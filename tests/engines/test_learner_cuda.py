@@ -1,0 +1,82 @@
+"""On a GPU the learner computes what it computes on the CPU, in float32 closely and in bfloat16 nearly."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from turnwise.choices import Precision
+from turnwise.engines.checkpoint_format import DecoderConfig
+from turnwise.engines.critic import Critic
+from turnwise.engines.decoder import Decoder
+from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
+from turnwise.engines.lora import LoraDecoder, LoraSettings
+from turnwise.engines.optimizer import OptimizerSettings
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+LENGTHS = [40, 17, 64, 33, 8]
+INDEX = torch.tensor([i for i in range(sum(LENGTHS)) if i % 7 not in (0, 1) and i not in (40, 57, 121, 154)])
+TOKENS = torch.randint(0, 256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+
+
+def make(device: str, precision: Precision | None, lora: bool, recompute: bool = False) -> TorchLearner:
+    policy = Decoder.fresh(DecoderConfig("qwen3", 256, 128, 256, 3, 4, 2, 32, 512), 3)
+    critic = Critic.copying(policy)
+    if lora:
+        policy = LoraDecoder(policy, LoraSettings(rank=8), seed=1)
+    settings = LearnerSettings(
+        OptimizerSettings(1e-3),
+        OptimizerSettings(1e-3),
+        device=device,
+        precision=precision,
+        chunk_tokens=50,
+        recompute_layers=recompute,
+    )
+    return TorchLearner(policy, settings, temperature=0.9, critic=critic)
+
+
+def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
+    assert found.values is not None and found.values.dtype == found.logprobs.dtype == torch.float32
+    wanted = torch.linspace(-1, 1, len(found.values), device=found.values.device)
+    total = -(found.logprobs * wanted).mean() - 0.1 * found.entropy.mean() + (found.values - wanted).square().mean()
+    return total, {}
+
+
+def gradient(learner: TorchLearner) -> Tensor:
+    learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
+    assert learner.critic is not None
+    parameters = [*learner.decoder.parameters(), *learner.critic.parameters()]
+    return torch.cat([p.grad.flatten().cpu() for p in parameters if p.grad is not None])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_are_those_of_the_cpu(lora: bool, recompute: bool) -> None:
+    on_cpu = gradient(make("cpu", None, lora))
+    wide = gradient(make("cuda", Precision.float32, lora, recompute))
+    narrow = gradient(make("cuda", None, lora, recompute))
+    torch.testing.assert_close(wide, on_cpu, atol=1e-4, rtol=1e-3)
+    assert functional.cosine_similarity(narrow, on_cpu, dim=0) > 0.995
+    assert not torch.equal(narrow, wide)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_steps_states_and_publishing_cross_devices(lora: bool) -> None:
+    one = make("cuda", None, lora)
+    before = one.logprobs(TOKENS, LENGTHS, INDEX)
+    reference = one.reference()
+    for _ in range(3):
+        gradient(one)
+        one.optim_step()
+    assert one.logprobs(TOKENS, LENGTHS, INDEX).device.type == one.values(TOKENS, LENGTHS, INDEX).device.type == "cpu"
+    torch.testing.assert_close(reference.logprobs(TOKENS, LENGTHS, INDEX), before, atol=1e-5, rtol=1e-5)
+    tensors, info = one.state()
+    two = make("cpu", None, lora)
+    two.load_state({name: tensor.cpu() for name, tensor in tensors.items()}, info)
+    published = {name: tensor.cpu() for name, tensor in one.published().items()}
+    for name, tensor in two.published().items():
+        torch.testing.assert_close(tensor, published[name], atol=1e-5, rtol=1e-5)
+    after = one.logprobs(TOKENS, LENGTHS, INDEX)
+    torch.testing.assert_close(two.logprobs(TOKENS, LENGTHS, INDEX), after, atol=0.03, rtol=0.03)
+    assert (after - before).abs().max() > 0.03

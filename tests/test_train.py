@@ -1,0 +1,251 @@
+"""Training end to end with real weight updates: exact resume, signals, every algorithm, every bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from turnwise import configure
+from turnwise.config import Config
+from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.report import TrainReport
+from turnwise.storage.trajectories import read_trajectories
+from turnwise.train import train
+
+QUIET = Console(quiet=True)
+SMALL = (
+    "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
+    "training.samples=24", "eval.samples=3", "training.eval_every=0", "training.save_every=1", "engine.threads=1",
+    "training.steps=2", "sampling.max_tokens=40",
+)  # fmt: skip
+
+
+def config(folder: Path, *overrides: str) -> Config:
+    return configure(*SMALL, f"runs_dir={folder}", *overrides)
+
+
+def run(folder: Path, *overrides: str) -> TrainReport:
+    return train(config(folder, *overrides), console=QUIET)
+
+
+def weights(report: TrainReport, step: int) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(
+        report.run / "checkpoints" / f"step_{step:06d}" / "learner.safetensors"
+    )
+    return tensors
+
+
+def lines(report: TrainReport) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
+    report = run(tmp_path, "run=a")
+    first, second = weights(report, 1), weights(report, 2)
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    trajectories = read_trajectories(report.run / "trajectories" / "step_000000.parquet")
+    assert len(trajectories) == 12 and all(t.reward is not None and t.advantage is not None for t in trajectories)
+    by_group: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        by_group.setdefault(trajectory.sample.id, []).append(trajectory.advantage or 0.0)
+    assert all(abs(sum(values)) < 1e-4 for values in by_group.values()), "grpo: a group's advantages cancel"
+    steps = [line for line in lines(report) if "critic/score/mean" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",
+                 "timing_s/gen", "timing_s/update_actor", "perf/throughput", "tool_calls/ok", "train/accuracy/arithmetic"):  # fmt: skip
+        assert name in steps[0], name
+    assert "parity: sampler and learner log-probs differ by at most 0 " in (report.run / "log.txt").read_text()
+    assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
+
+
+def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from turnwise import evaluate
+
+    policy = run(tmp_path, "training.steps=1").run / "checkpoints" / "step_000001" / "policy"
+    AutoModelForCausalLM.from_pretrained(policy)
+    AutoTokenizer.from_pretrained(policy)
+    report = evaluate(configure(f"model.path={policy}", "eval.samples=2", f"runs_dir={tmp_path}"), console=QUIET)
+    assert report.sources[0].failed == 0
+
+
+@pytest.mark.parametrize("extra", [(), ("algorithm.advantage=gae", "algorithm.kl_reward=0.01"), ("training.minibatches=2", "training.epochs=2")], ids=["grpo", "ppo", "epochs"])  # fmt: skip
+def test_four_steps_equal_two_steps_resumed_for_two_more_bit_by_bit(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    whole = run(tmp_path, "run=whole", "training.steps=4", *extra)
+    run(tmp_path, "run=parts", "training.steps=2", *extra)
+    parts = run(tmp_path, "run=parts", "training.steps=4", "resume=auto", *extra)
+    a, b = weights(whole, 4), weights(parts, 4)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    for step in range(4):
+        one, two = (read_trajectories(r.run / "trajectories" / f"step_{step:06d}.parquet") for r in (whole, parts))
+        assert [t.segments for t in one] == [t.segments for t in two]
+        assert [(t.sample.id, t.sibling, t.reward, t.advantage) for t in one] == [
+            (t.sample.id, t.sibling, t.reward, t.advantage) for t in two
+        ]
+    trained = [line["step"] for line in lines(parts) if "critic/score/mean" in line]
+    assert trained == [1, 2, 3, 4], "no step is logged twice"
+
+
+def test_samples_are_used_in_order_none_skipped_none_twice(tmp_path: Path) -> None:
+    run(tmp_path, "run=r", "training.steps=3")
+    report = run(tmp_path, "run=r", "training.steps=8", "resume=auto")
+    used = [
+        sample_id
+        for step in range(8)
+        for sample_id in dict.fromkeys(
+            t.sample.id for t in read_trajectories(report.run / "trajectories" / f"step_{step:06d}.parquet")
+        )
+    ]
+    assert len(used) == len(set(used)) == 24, "8 steps of 3 samples are exactly one epoch of 24"
+
+
+def test_collection_ahead_of_the_weights_uses_the_same_samples_and_older_weights(tmp_path: Path) -> None:
+    lagging = run(tmp_path, "run=lag", "training.max_lag=1", "training.steps=4")
+    versions = [
+        {
+            turn.policy_version
+            for t in read_trajectories(lagging.run / "trajectories" / f"step_{step:06d}.parquet")
+            for turn in t.turns
+        }
+        for step in range(4)
+    ]
+    assert versions[0] == {0}
+    assert all(step - 1 <= version <= step for step, found in enumerate(versions) for version in found)
+    on_policy = run(tmp_path, "run=on", "training.steps=4")
+    for step in range(4):
+        found = read_trajectories(on_policy.run / "trajectories" / f"step_{step:06d}.parquet")
+        assert {turn.policy_version for t in found for turn in t.turns} == {step}
+
+
+@pytest.mark.parametrize("advantage", ["gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "remax"])
+def test_every_advantage_trains(tmp_path: Path, advantage: str) -> None:
+    report = run(tmp_path, f"algorithm.advantage={advantage}", "training.steps=1")
+    (line,) = [line for line in lines(report) if "critic/score/mean" in line]
+    assert line["actor/grad_norm"] >= 0 and ("critic/vf_loss" in line) == (advantage == "gae")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm.loss=gspo", "algorithm.aggregation=sequence_mean_token_mean"),
+        ("algorithm.loss=cispo",),
+        ("algorithm.loss=reinforce", "algorithm.aggregation=sequence_sum_norm"),
+        ("algorithm.kl_loss=0.01", "algorithm.entropy=0.001"),
+        ("algorithm.kl_reward=0.01", "algorithm.kl_control=adaptive"),
+        ("algorithm.old_logprobs=learner", "algorithm.correction=token"),
+        ("algorithm.old_logprobs=learner", "algorithm.correction=sequence", "algorithm.correction_mode=reject"),
+        ("learner.lora_rank=4",),
+        ("learner.lora_rank=4", "algorithm.kl_loss=0.01"),
+        ("algorithm.advantage=gae", "learner.shared_critic=true"),
+        ("training.drop_constant_groups=true",),
+        ("rollout.max_tokens=120", "algorithm.overlong_tokens=60"),
+        ("learner.gradient_checkpointing=true", "learner.decay=cosine", "learner.warmup=1", "training.steps=2"),
+    ],
+    ids=lambda overrides: ",".join(overrides),
+)
+def test_every_choice_trains(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    report = run(tmp_path, "training.steps=1", *overrides)
+    assert report.steps >= 1 and report.after
+
+
+def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
+    assert "target" in run(tmp_path, "training.target=0.0").reason
+    spent = run(tmp_path, "training.max_tokens=1", "training.steps=9")
+    assert spent.steps == 1 and "max_tokens" in spent.reason
+
+
+def test_train_false_only_evaluates(tmp_path: Path) -> None:
+    report = run(tmp_path, "train=false")
+    assert report.steps == 0 and report.before == report.after
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "text"),
+    [
+        (("training.group_size=1",), ConfigError, "a group of 1"),
+        (("training.groups=25",), DataError, "25 samples"),
+        (("engine=scripted",), ConfigError, "engine=scripted"),
+        (("algorithm.overlong_tokens=10",), ConfigError, "rollout.max_tokens"),
+        (("training.minibatches=50",), ConfigError, "50 minibatches"),
+        (("learner.lr=1e38", "training.minibatches=2"), TurnwiseError, "the episodes of the step are in"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_input_is_one_clear_error(
+    tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        run(tmp_path, "training.steps=3", *overrides)
+    assert text in str(caught.value)
+
+
+def test_a_checkpoint_of_another_config_is_refused_by_name(tmp_path: Path) -> None:
+    run(tmp_path, "run=r", "training.steps=1")
+    with pytest.raises(ConfigError, match=r"learner.lr was .* and is 0.5"):
+        run(tmp_path, "run=r", "resume=auto", "learner.lr=0.5")
+    with pytest.raises(ConfigError, match="exists"):
+        run(tmp_path, "run=r")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None:
+    report = run(tmp_path, "run=r", "training.steps=2")
+    os.truncate(report.run / "checkpoints" / "step_000002" / "learner.safetensors", 100)
+    again = run(tmp_path, "run=r", "training.steps=2", "resume=auto")
+    log = (again.run / "log.txt").read_text()
+    assert "step_000002: learner.safetensors is damaged" in log and "resumed from step_000001" in log
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "turnwise.cli", "train", *SMALL, "training.steps=500", "run=r", *overrides]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if path.is_file() and text in path.read_text():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} never appeared in {path}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_cleanly_with_a_checkpoint_and_the_resume_command(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path, "training.save_every=0")
+    wait_for(tmp_path / "runs" / "r" / "log.txt", "step 2/500", process)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert "turnwise train run=r resume=auto" in out
+    assert (tmp_path / "runs" / "r" / "checkpoints" / "latest").is_file()
+
+
+def test_kill_nine_leaves_a_run_that_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
+    process = start(tmp_path, "training.save_every=2")
+    wait_for(tmp_path / "runs" / "r" / "log.txt", "step 5/500", process)
+    process.kill()
+    process.communicate()
+    for path in (tmp_path / "runs" / "r" / "trajectories").glob("*.parquet"):
+        assert read_trajectories(path)
+    runs = tmp_path / "runs"
+    done = config(runs, "run=r", "resume=auto", "training.steps=6", "training.save_every=2")
+    report = train(done, console=QUIET)
+    assert report.steps == 6
+    assert (
+        "resumed from step_000004" in (report.run / "log.txt").read_text()
+        or "resumed from step_000006" in (report.run / "log.txt").read_text()
+    )
