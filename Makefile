@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help setup check test eval bench clean
+.PHONY: help setup check test eval train bench clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,9 @@ test: $(STAMP)  ## the test suite
 
 eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
+
+train: $(STAMP)  ## train the embedded model on the embedded task; ARGS="training.steps=5" changes it
+	$(RUN)/turnwise train $(ARGS)
 
 bench: $(STAMP)  ## every benchmark; each prints a ratio against a named peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN)/python $$file || exit 1; done

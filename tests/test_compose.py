@@ -97,7 +97,7 @@ def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:
             "tensor_parallel_size=1",
             "unknown key 'tensor_parallel_size': what stands for it here is nothing; one process",
         ),
-        ("actor_rollout_ref.rollout.n=4", "what stands for it here is eval.group_size"),
+        ("actor_rollout_ref.rollout.n=4", "what stands for it here is training.group_size"),
         ("data.val_files=x.parquet", "what stands for it here is data.eval_files"),
     ],
 )
@@ -129,9 +129,8 @@ def test_mistakes_in_the_file_name_the_file(tmp_path: Path, text: str, expected:
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("")
-    assert compose([], tmp_path / "mine.yaml").config == Config(
-        rollout=configure().rollout, sampling=configure().sampling, sft=configure().sft
-    )
+    assert compose([], tmp_path / "mine.yaml").config == configure()
+    assert configure("task=null") == Config(task=None)
 
 
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ QUIET = Console(quiet=True)
 SMALL = (
     "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
     "training.samples=24", "eval.samples=3", "training.eval_every=0", "training.save_every=1", "engine.threads=1",
-    "training.steps=2", "sampling.max_tokens=40",
+    "training.steps=2", "sampling.max_tokens=40", "training.max_lag=0",
 )  # fmt: skip
 
 

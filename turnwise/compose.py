@@ -80,7 +80,8 @@ def unread(composed: Composed) -> list[str]:
     values, defaults = composed.values(), dict(_flatten_config(Config()))
     found = []
     for key, knob in _knobs(Config):
-        if knob.only is None or composed.origins[key] == DEFAULT or values[key] == defaults[key]:
+        set_by_a_person = not composed.origins[key].startswith((DEFAULT, "task "))
+        if knob.only is None or not set_by_a_person or values[key] == defaults[key]:
             continue
         other, wanted = knob.only
         value = values[other]

@@ -267,8 +267,8 @@ class AlgorithmConfig:
 class LearnerConfig:
     """How weights change."""
 
-    lr: float = 1e-3
-    critic_lr: float = field(default=2e-3, metadata=only("algorithm.advantage", "gae"))
+    lr: float = 1e-5
+    critic_lr: float = field(default=1e-4, metadata=only("algorithm.advantage", "gae"))
     shared_critic: bool = field(default=False, metadata=only("algorithm.advantage", "gae"))
     """Put the value head on the policy's own trunk instead of a copy."""
     weight_decay: float = 0.0

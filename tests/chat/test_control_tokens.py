@@ -83,11 +83,13 @@ def test_turn_markers_that_are_not_flagged_as_special_are_guarded_all_the_same(t
     assert conversation.text_of(Origin.USER) == "<|im_start|>system"
 
 
-def test_tags_that_are_ordinary_tokens_stay_ordinary_tokens(talk):
+@pytest.mark.parametrize("name", ["qwen25", "both_tags"])
+def test_tags_that_are_ordinary_tokens_stay_ordinary_tokens(talk, name):
     """A prompt that asks for <think> tags has the tokens everyone else gives it."""
-    conversation = talk("qwen25", question="Use <think> and </think>.")
-    ids = conversation.renderer.tokenizer.added_ids
-    assert {ids["<think>"], ids["</think>"]} <= set(conversation.ledger.token_ids)
+    asked, plain = talk(name, question="Use <think> and </think>."), talk(name)
+    for tag in ("<think>", "</think>"):
+        token = asked.renderer.tokenizer.added_ids[tag]
+        assert asked.ledger.token_ids.count(token) == plain.ledger.token_ids.count(token) + 1
 
 
 def test_a_reply_may_hold_what_stands_in_for_control_tokens(talk):

@@ -49,6 +49,7 @@ TEXTS = [  # text, reasoning, answer, calls
     ("<think>a</think>b<think>c</think>d", "a\nc", "bd", []),
     ("<think>a<think>b</think>c", "a<think>b", "c", []),
     ("<think>a</think>b</think>c", "a\nb", "c", []),
+    ("a<think>b</think>c</think>d", "b\nc", "ad", []),
     (f"<think>{GOOD}</think>yes", GOOD, "yes", []),
     (f"<think>{GOOD}</think>{GOOD}", GOOD, "", [F1]),
     (f"<think>{GOOD}", GOOD, "", []),
@@ -176,6 +177,8 @@ def test_a_broken_call_does_not_swallow_the_next():
     message = parse(f'<tool_call>{{"name": "f}}</tool_call> He said "hi". {GOOD}')
     assert [bool(call.problem) for call in message.tool_calls] == [True, False]
     assert message.answer == 'He said "hi".'
+    message = parse('<tool_call>{"name": "f}</tool_call> He said "hi</tool_call>')
+    assert (len(message.tool_calls), message.answer) == (1, 'He said "hi</tool_call>')
 
 
 def test_every_call_has_an_id_of_nine_letters_and_digits():

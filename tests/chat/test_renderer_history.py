@@ -1,8 +1,13 @@
 """Templates that rewrite history: refused with the difference shown, kept verbatim, or followed in a new segment."""
 
-import pytest
+from dataclasses import replace
 
-from turnwise.chat.renderer import History, HistoryRewritten
+import pytest
+from chat_families import TEMPLATES, Talk
+
+from turnwise.chat.formats import hermes
+from turnwise.chat.renderer import CallForm, History, HistoryRewritten, Renderer
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Message, Origin, Role
 
@@ -11,6 +16,7 @@ REWRITING = [
     ("counted", {}, "It is so.", "2 messages", "4 messages"),
     ("dated", {}, "It is so.", "", "is "),
     ("qwen3", {}, THOUGHT, "<think>", "It is so."),
+    ("qwen3", {}, "<think> hm</think>It is so.", "<think>", "It is so."),  # white space aside, as the template has it
     ("qwen3", {"enable_thinking": False}, "It is so.", "<think>", "It is so."),
     ("deepseek_r1", {}, "hm\n</think>\n\nIt is so.", "<think>", "It is so."),
 ]
@@ -29,6 +35,14 @@ def test_refuse_names_the_difference(talk, name, kwargs, words, before, after):
     assert was != becomes
     assert before in was and (before not in becomes or not before)
     assert after in becomes
+
+
+@pytest.mark.parametrize(("name", "kwargs", "words", "before", "after"), REWRITING)
+def test_words_that_were_cut_short_are_watched_too(talk, name, kwargs, words, before, after):
+    conversation = talk(name, **kwargs)
+    conversation.say(words, None)
+    with pytest.raises(TemplateError, match="rewrites history"):
+        conversation.hear(Message(Role.USER, "Sure?"))
 
 
 @pytest.mark.parametrize(("name", "kwargs", "words", "before", "after"), REWRITING)
@@ -167,6 +181,20 @@ def test_check_says_where_tokens_differ_and_whether_the_text_does(talk):
     ids[start:] = spelled
     check = conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools)
     assert (check.exact, check.same_text, check.position) == (False, True, start)
+    messages = [*conversation.messages[:-1], replace(conversation.messages[-1], content="tool kit")]
+    check = conversation.renderer.check(conversation.ledger, messages, conversation.tools)
+    assert (check.exact, check.same_text) == (False, False), "more is missing than what closes a message"
     ids[3] = ids[4]
     check = conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools)
     assert (check.exact, check.same_text, check.position) == (False, False, 3)
+
+
+def test_a_header_that_a_structured_message_does_not_keep_is_noticed(folder, tmp_path):
+    path = tmp_path / "pondering.jinja"
+    opened = "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}"
+    path.write_text((TEMPLATES / "mistral.jinja").read_text().removesuffix("\n") + opened)
+    renderer = Renderer(Tokenizer(folder("mistral"), str(path)), hermes)
+    assert renderer.call_form is CallForm.STRUCTURED and renderer.in_reasoning
+    conversation = Talk(renderer, [Message(Role.USER, "What is it?")])
+    with pytest.raises(TemplateError, match="rewrites history"):
+        conversation.call_and_hear_tools("hm</think>", ["42"])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from chat_families import FAMILIES, SCHEMA, Talk
+from chat_families import FAMILIES, SCHEMA, TEMPLATES, Talk
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import CallForm, Renderer
@@ -80,6 +80,8 @@ def test_reasoning_that_the_header_opened_is_put_as_the_template_wants_it(talk, 
     for _ in range(2):
         conversation.call_and_hear_tools("hm\n</think>\n\n", ["42"])
         conversation.answer_and_hear_user("so\n</think>\n\nIt is 42.", "Sure?")
+    if name == "both_tags":
+        conversation.answer_and_hear_user("<think>again</think>Yes.", "Sure?")
     conversation.say("yes\n</think>\n\nYes.", conversation.end_before(None))
     assert conversation.messages[-1].reasoning == "yes"
     assert conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools).exact
@@ -104,6 +106,7 @@ def test_an_unreadable_call_is_still_a_call_to_a_template_that_counts_them(talk)
     assert message.tool_calls[0].problem
     conversation.hear(Message(Role.TOOL, "Error: not valid JSON", tool_call_id="t000c0000"))
     assert "not valid JSON" in conversation.text_of(Origin.TOOL)
+    assert '[CALLS] [{"name": "unreadable"' in conversation.renderer.render(conversation.messages, (), reply=True)
 
 
 def test_a_template_that_refuses_some_words_ends_the_episode(talk):
@@ -220,3 +223,19 @@ def test_a_template_that_writes_otherwise_around_some_replies_keeps_the_text(fol
         if o is Origin.USER
         for token in ids
     )
+
+
+def test_an_end_token_after_white_space_is_an_end_token(folder, tmp_path):
+    path = tmp_path / "spaced.jinja"
+    path.write_text((TEMPLATES / "unclosed.jinja").read_text().replace('"<|im_end|>', '" <|im_end|>'))
+    tested = Renderer(Tokenizer(folder("unclosed"), str(path)), hermes)
+    assert tested.tokenizer.decode([tested.end_id]) == "<|im_end|>"
+    assert tested.end_id in tested.stop_ids
+
+
+def test_a_reply_without_a_name_shows_none(folder, tmp_path):
+    path = tmp_path / "named.jinja"
+    path.write_text((TEMPLATES / "unclosed.jinja").read_text().replace('m.role + "\\n"', 'm.role ~ m.name ~ "\\n"'))
+    tested = Renderer(Tokenizer(folder("unclosed"), str(path)), hermes)
+    assert "<|im_start|>tool\n42" in tested.render([HELLO, replace(RESULT, name=None)], (), reply=False)
+    assert "<|im_start|>toolprobe\n42" in tested.render([HELLO, RESULT], (), reply=False)

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from chat_families import FAMILIES, Family
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,12 @@ def test_left_context_gives_the_tokens_of_a_longer_text(renderer):
     swallowing = renderer("phi").tokenizer
     assert swallowing.decode(swallowing.encode("\n<|user|>", after="<|end|>").ids) == "<|user|>"
     assert swallowing.decode(swallowing.encode("\n<|user|>", after="").ids) == "\n<|user|>"
+
+
+def test_no_control_token_that_takes_white_space_serves_as_left_context(tmp_path):
+    control = FAMILIES["phi"].control[::-1]
+    tokenizer = Tokenizer(Family("phi", control, "<|endoftext|>", strips=control[:-1]).build(tmp_path))
+    assert tokenizer.decode(tokenizer.encode("\n<|user|>", after="").ids) == "\n<|user|>"
 
 
 def test_settings_saved_for_training_do_not_cut_or_pad(folder, tmp_path):

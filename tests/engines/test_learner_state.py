@@ -107,9 +107,9 @@ def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_p
         (tensors | {"policy.more": tensors["policy.norm"]}, info, "policy.more"),
         (tensors | {"optimizer.critic.bias.step": tensors["policy.norm"]}, info, "optimizer.critic"),
         (tensors | {"optimizer.policy.norm.exp_avg": torch.zeros(3)}, info, "exp_avg"),
-        (*make(decoder, "lora").state(), "lora"),
-        (*make(decoder, "critic").state(), "critic was 'own' and is None"),
-        (tensors, info | {"decoder": info["decoder"] | {"num_layers": 9}}, "decoder"),
+        (*make(decoder, "lora").state(), "lora was .*'rank': 4.* and is None"),
+        (*make(decoder, "critic").state(), "model: critic was 'own' and is None$"),
+        (tensors, info | {"decoder": info["decoder"] | {"num_layers": 9}}, "decoder.num_layers was 9 and is 2$"),
     ]
     for given, told, words in wrong:
         with pytest.raises(EngineError, match=words):
@@ -117,7 +117,7 @@ def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_p
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.published().items())
     other_base = make(decoder, "lora")
     other_base.decoder.get_parameter("layers.0.qkv").data.mul_(2.0)
-    with pytest.raises(EngineError, match="base was"):
+    with pytest.raises(EngineError, match="model: base was"):
         other_base.load_state(*make(decoder, "lora").state())
 
 
@@ -154,3 +154,13 @@ def test_the_reference_stays_where_it_was_made(decoder: Decoder) -> None:
         assert not any(parameter.requires_grad for parameter in reference.decoder.parameters())
         shared = reference.decoder.embed.data_ptr() == learner.decoder.embed.data_ptr()
         assert shared == (kind == "lora"), "the base of an adapter is not copied"
+
+
+def test_a_state_needs_no_file(decoder: Decoder) -> None:
+    """What `state` returns fits as it is, tuples of the config included."""
+    one, two = make(decoder, "lora"), make(decoder, "lora")
+    train(one, 2)
+    two.load_state(*one.state())
+    assert train(two, 1) == train(one, 1)
+    with pytest.raises(EngineError, match="lora.rank was 4 and is 2"):
+        make(decoder, "lora", rank=2).load_state(*one.state())

@@ -177,7 +177,7 @@ class Renderer:
         for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             while pieces and pieces[0][1] <= start + skip:
                 del pieces[0]
-            inside = pieces and pieces[0][0] < max(stop, start + 1) + skip and token not in self._control_ids
+            inside = pieces and pieces[0][0] < stop + skip and token not in self._control_ids
             origin = pieces[0][2] if inside else Origin.TEMPLATE
             if not spans or spans[-1].origin is not origin:
                 spans.append(Span([], origin))

@@ -173,7 +173,7 @@ class ChatTemplate:
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
                 entry |= {"reasoning_content": message.reasoning, "content": text.rpartition(UNTHINK)[2]}
-            elif self._thought_form is ThoughtForm.OPENED and THINK not in text.partition(UNTHINK)[0]:
+            elif self._thought_form is ThoughtForm.OPENED:
                 entry["content"] = self.thought + text
         named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
         return entry | {key: value for key, value in named.items() if value is not None}

@@ -63,7 +63,8 @@ class Decoder(nn.Module):
             owner, _, name = part.name.rpartition(".")
             self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
         wide = torch.promote_types(self.embed.dtype, torch.float32)
-        self.register_buffer("eps", torch.tensor(config.norm_eps, dtype=wide), persistent=False)
+        eps = torch.tensor(config.norm_eps, dtype=wide, device=self.embed.device)
+        self.register_buffer("eps", eps, persistent=False)
         self._rope: tuple[Tensor, Tensor] | None = None
 
     @classmethod

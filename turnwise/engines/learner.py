@@ -182,11 +182,10 @@ class TorchLearner:
 
     def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
         """Go on from a saved state; one of another model is refused by name before anything changes."""
-        mine = json.loads(json.dumps(self._identity()))  # tuples become lists, as in the file
-        differing = [key for key in mine if info.get(key) != mine[key]]
+        mine = self._identity()
+        differing = _differences({key: info.get(key) for key in mine}, mine)
         if differing:
-            told = "; ".join(f"{key} was {info.get(key)!r} and is {mine[key]!r}" for key in differing)
-            raise EngineError(f"the saved state is of another model: {told}")
+            raise EngineError(f"the saved state is of another model: {'; '.join(differing)}")
         places = {f"{model}.{n}": p for model, o in self._optimizers.items() for n, p in o.parameters.items()}
         self._check_names(tensors, places)
         with torch.no_grad():
@@ -217,17 +216,31 @@ class TorchLearner:
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a state to fit."""
         lora = self.decoder if isinstance(self.decoder, LoraDecoder) else None
-        return {
+        identity = {
             "format": FORMAT,
             "decoder": dataclasses.asdict(self.decoder.config),
             "lora": None if lora is None else dataclasses.asdict(lora.settings),
             "base": None if lora is None else fingerprint(lora.base()),
             "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
         }
+        plain: dict[str, Any] = json.loads(json.dumps(identity))  # lists for tuples, as they come back from a file
+        return plain
 
     def _forget(self) -> None:
         for optimizer in self._optimizers.values():
             optimizer.forget()
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> list[str]:
+    """What changed, by its dotted name: `decoder.num_layers was 2 and is 4`."""
+    found: list[str] = []
+    for key in sorted(was.keys() | now.keys()):
+        old, new = was.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(old, new, f"{place}{key}.")
+        elif old != new:
+            found.append(f"{place}{key} was {old!r} and is {new!r}")
+    return found
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
