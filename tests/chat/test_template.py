@@ -239,3 +239,13 @@ def test_a_reply_without_a_name_shows_none(folder, tmp_path):
     tested = Renderer(Tokenizer(folder("unclosed"), str(path)), hermes)
     assert "<|im_start|>tool\n42" in tested.render([HELLO, replace(RESULT, name=None)], (), reply=False)
     assert "<|im_start|>toolprobe\n42" in tested.render([HELLO, RESULT], (), reply=False)
+
+
+def test_calls_are_structured_for_templates_that_hide_results_otherwise(folder, tmp_path):
+    path = tmp_path / "discreet.jinja"
+    path.write_text(
+        "{% for m in messages %}{% if m.role != 'tool' or loop.previtem.tool_calls %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert Renderer(Tokenizer(folder("qwen25"), str(path)), hermes).call_form is CallForm.STRUCTURED

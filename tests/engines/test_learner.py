@@ -1,16 +1,18 @@
 """The learner's gradients: packed, chunked, recomputed and accumulated ones are all the plain ones."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.choices import Decay, Precision
-from turnwise.engines.checkpoint_format import DecoderConfig
+from turnwise.engines.checkpoint_format import DecoderConfig, layout
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.learner import LearnerSettings, Loss, NotFinite, PolicyTokens, TorchLearner
 from turnwise.engines.optimizer import OptimizerSettings, lr_at
@@ -99,6 +101,25 @@ def test_packed_equals_single_sequences(decoder: Decoder, temperature: float) ->
     assert metrics["entropy"] == pytest.approx(expected["entropy"], abs=1e-5)
     same(gradients(learner), {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}, 1e-5)
     torch.testing.assert_close(learner.logprobs(*case), logprobs.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_those_of_transformers(decoder: Decoder, tmp_path: Path) -> None:
+    """An independent witness: nothing of ours computes on the other side."""
+    case = batch()
+    learner = learner_of(decoder, 1.0)
+    run(learner, case)
+    decoder.save(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens, lengths, index = case
+    every = [torch.log_softmax(model(part[None]).logits[0], -1) for part in torch.split(tokens, lengths)]
+    before = torch.cat(every)[index - 1]
+    logprobs, entropy = before.gather(1, tokens[index, None]).squeeze(1), -(before.exp() * before).sum(-1)
+    weighted(len(index))(PolicyTokens(logprobs, entropy, None, index))[0].backward()
+    ours = gradients(learner)
+    for part in layout(decoder.config):
+        theirs = torch.cat([model.get_parameter(name).grad for name, _ in part.sources])
+        assert float(theirs.abs().max()) > 1e-3
+        torch.testing.assert_close(ours[part.name], theirs, atol=2e-4, rtol=1e-3)
 
 
 def test_temperature_zero_is_unscaled(decoder: Decoder) -> None:

@@ -80,9 +80,8 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
     base = Decoder.load(source, torch.float32)
     choice = choose_threads(base, config.engine.threads)
     torch.set_num_threads(choice.threads)
-    say(
-        f"torch engine and learner: {choice.threads} thread(s), parity can be {'exact' if choice.invariant else 'close'}"
-    )
+    parity = "exact" if choice.invariant else "close"
+    say(f"torch engine and learner: {choice.threads} thread(s), parity can be {parity}")
     learner = make_learner(config, base)
     reference = learner.reference() if needs_reference(config) else None
     algorithm = config.algorithm
