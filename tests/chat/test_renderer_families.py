@@ -202,3 +202,13 @@ def test_a_very_long_reply_goes_through(talk, folder):
     conversation.say("Done", conversation.end_before(None))
     assert conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools).exact
     assert conversation.text_of(Origin.TOOL).count("<|im_end|>") == 2_000
+
+
+def test_many_replies_at_once_keep_their_places(talk):
+    conversation = talk("qwen25")
+    words = [f"{number}" if number % 3 else "" for number in range(24)]
+    conversation.call_and_hear_tools("", words)
+    decode, spans = conversation.renderer.tokenizer.decode, conversation.ledger.spans()
+    assert [decode(ids).strip() for origin, _, ids in spans if origin is Origin.TOOL] == [
+        text for text in words if text
+    ]

@@ -105,7 +105,7 @@ class Renderer:
             raise HistoryRewritten
         if start is None:
             assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
-        marks = {number: fresh_mark(()) + str(number) for number, reply in enumerate(shown) if reply.text}
+        marks = {number: f"{fresh_mark(())}{number}X" for number, reply in enumerate(shown) if reply.text}
         marked = [replace(reply, content=marks.get(number, "")) for number, reply in enumerate(shown)]
         skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
         for number, mark in marks.items():

@@ -14,7 +14,7 @@ from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import strangers
-from turnwise.rollout.toolbox import CLOSE_SECONDS, clean
+from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_json, as_number
 from turnwise.types import InteractionSpec, Message, Role, Sample
 
@@ -171,7 +171,7 @@ class SimulatedUser:
         match value:
             case (bool() as end, str() as text, score, extra):
                 self._note(extra)
-                return end, clean(text), self._score("generate_response", score)
+                return end, text, self._score("generate_response", score)
         shape = "(should_terminate: bool, text: str, score: float | None, extra: dict)"
         raise self._wrong("generate_response", value, shape)
 
@@ -179,7 +179,6 @@ class SimulatedUser:
         """The episode's score where it is wanted, after which the interaction forgets the episode."""
         if not self._open:
             return None
-        self._open = False
         score = None
         try:
             if scored and self.began:
