@@ -12,7 +12,7 @@ Each side runs in processes of its own, in turn with the others, with each threa
 not count. The fastest setting of each side makes the ratio; TRL's are gradient checkpointing on (its default) and off.
 TRL is needed for this benchmark only: pip install trl datasets
 
-    python benchmarks/train_cpu.py [--steps 3] [--rounds 2] [--prompts 8] [--siblings 8]
+    python benchmarks/train_cpu.py [--steps 5] [--rounds 1] [--threads 1 2] [--prompts 8] [--siblings 8]
 """
 
 import argparse
@@ -254,7 +254,10 @@ def compare(arguments: argparse.Namespace) -> None:
     runs: dict[tuple[str, int], list[Step]] = {(side, count): [] for count in counts for side in SIDES}
     for _ in range(arguments.rounds):
         for (side, threads), steps in runs.items():
-            steps += run_child(side, threads, arguments)
+            found = run_child(side, threads, arguments)
+            shown = " ".join(f"{step.seconds:.2f}" for step in found)
+            print(f"  {SIDES[side]}, {threads} thread(s): {shown} s", file=sys.stderr, flush=True)
+            steps += found
     print(f"one GRPO step, {arguments.prompts} prompts x {arguments.siblings} episodes of several turns with one tool;")
     print(f"median (and range) of {arguments.rounds} x {arguments.steps} steps; TRL {version('trl')}")
     best: dict[str, float] = {}
@@ -271,8 +274,8 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help="measured steps of each process, after one that is not")
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each setting, in turn")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each process, after one that is not")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each setting, in turn")
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--siblings", type=int, default=8, help="episodes of a prompt")
     parser.add_argument("--threads", type=int, nargs="+", help="thread counts to try; 1 and all cores unless told")

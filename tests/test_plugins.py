@@ -58,13 +58,14 @@ def test_two_files_of_one_name_are_two_modules(tmp_path):
         assert load(f"{tmp_path}/{place}.py:value", "thing") == value
 
 
-def test_a_users_folder_does_not_shadow_installed_packages(tmp_path):
-    write(tmp_path / "there" / "json.py", "dumps = 'mine'\n")
-    write(tmp_path / "there" / "mine_c.py", "import json\nvalue = json.dumps([1])\n")
-    assert load("mine_c:value", "thing", near=tmp_path / "there") == "[1]"
-    with pytest.raises(PluginError, match=r"json is .*__init__\.py, not .*there/json\.py; if that is meant, write"):
-        load("json:dumps", "thing", near=tmp_path / "there")
-    assert load("json.py:dumps", "thing", near=tmp_path / "there") == "mine"
+def test_a_users_folder_does_not_shadow_installed_packages(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    write(tmp_path / "there" / "colorsys.py", "rgb_to_hsv = 'mine'\n")
+    write(tmp_path / "there" / "mine_c.py", "import colorsys\nvalue = colorsys.rgb_to_hsv(0, 0, 0)\n")
+    assert load("mine_c:value", "thing", near=tmp_path / "there") == (0.0, 0.0, 0)
+    with pytest.raises(PluginError, match=r"colorsys is .*, not .*there/colorsys\.py; if that is meant, write"):
+        load("colorsys:rgb_to_hsv", "thing", near=tmp_path / "there")
+    assert load("colorsys.py:rgb_to_hsv", "thing", near=tmp_path / "there") == "mine"
 
 
 def test_a_namesake_of_another_folder_is_not_taken_silently(tmp_path):

@@ -203,9 +203,9 @@ def token_stage(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampli
 def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
     """The configured sampler; a script replaces it."""
     if script is not None or config.engine.name is EngineName.scripted:
-        if not renderer.stop_ids:
+        if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        return ScriptedSampler(renderer.tokenizer, script or lines(config.engine.script), end_id=min(renderer.stop_ids))
+        return ScriptedSampler(renderer.tokenizer, script or lines(config.engine.script), end_id=renderer.end_id)
     import torch
 
     from turnwise.engines.decoder import Decoder

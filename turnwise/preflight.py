@@ -16,9 +16,10 @@ from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.scripted import ScriptRequest
-from turnwise.errors import TemplateError, TurnwiseError
+from turnwise.errors import EpisodeError, TemplateError, TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.rollout.episode import run_episode
+from turnwise.rollout.plan import Route
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -26,6 +27,7 @@ from turnwise.types import (
     Message,
     Origin,
     Role,
+    Sample,
     StopReason,
     ToolCall,
     Trajectory,
@@ -129,14 +131,15 @@ def _template(prepared: Prepared, report: Report) -> None:
     renderer = _require(prepared)
     kwargs = prepared.config.chat.template_kwargs
     strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
-    completion = Completion((min(renderer.stop_ids),), (0.0,), FinishReason.STOP, 0)
+    ended = () if renderer.end_id is None else (renderer.end_id,)
+    completion = Completion(ended, (0.0,) * len(ended), FinishReason.STOP, 0)
     rewriting = []
-    for route in prepared.plan.routes:
+    for route, sample in _one_of_each(prepared).items():
         schemas = prepared.toolbox.schemas(route.tools)
-        for name, prompt, assistant, replies in _exchanges(renderer, bool(route.tools), route.interaction is not None):
+        for name, assistant, replies in _exchanges(renderer, bool(route.tools), route.interaction is not None):
             try:
-                strict.extend(prompt, assistant, completion, replies, schemas)
-            except TemplateError as error:
+                strict.extend(sample.prompt, assistant, completion, replies, schemas)
+            except (TemplateError, EpisodeError) as error:
                 if renderer.history is History.REFUSE:
                     raise TemplateError(f"{name}: {error}") from error
                 rewriting.append(name)
@@ -147,25 +150,33 @@ def _template(prepared: Prepared, report: Report) -> None:
         report.add("chat template", Outcome.OK, "only appends; earlier tokens never change")
 
 
-def _exchanges(
-    renderer: Renderer, tools: bool, user: bool
-) -> Iterator[tuple[str, list[Message], Message, list[Message]]]:
-    """(name, prompt, assistant message, replies) of the exchanges an episode may hold."""
-    prompt = [Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is 6 times 7?")]
-    said = {"plain answer": "It is 42.", "answer with reasoning": "<think>\nsix sevens\n</think>\n\nIt is 42."}
+def _one_of_each(prepared: Prepared) -> dict[Route, Sample]:
+    """The first sample of every route."""
+    return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
+
+
+def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[tuple[str, Message, list[Message]]]:
+    """(name, assistant message, replies) of the exchanges an episode may hold."""
+    opened = "" if renderer.in_reasoning else "<think>\n"  # a header may have opened the block already
+    said = {"plain answer": "It is 42.", "answer with reasoning": f"{opened}six sevens\n</think>\n\nIt is 42."}
+    if renderer.in_reasoning:
+        del said["plain answer"]
     if user:
         for name, text in said.items():
-            yield f"{name}, then the user", prompt, _read(renderer, text), [Message(Role.USER, "Are you sure?")]
+            answer = _read(renderer, text, in_reasoning=renderer.in_reasoning)
+            yield f"{name}, then the user", answer, [Message(Role.USER, "Are you sure?")]
     if tools:
         calls = [ToolCall("t000c0000", "probe", {"x": "6*7"}), ToolCall("t000c0001", "probe", {"x": "7*6"})]
         for count in (1, 2):
             text = "\n".join(renderer.call_format.render_call(call) for call in calls[:count])
             replies = [Message(Role.TOOL, "42", tool_call_id=call.id, name="probe") for call in calls[:count]]
-            yield f"{count} tool call(s), then the tool", prompt, _read(renderer, text), replies
+            thought = "six sevens\n</think>\n\n" if renderer.in_reasoning else ""
+            asked = _read(renderer, thought + text, in_reasoning=renderer.in_reasoning)
+            yield f"{count} tool call(s), then the tool", asked, replies
 
 
-def _read(renderer: Renderer, text: str) -> Message:
-    message: Message = renderer.call_format.parse(text, turn=0, in_reasoning=False)
+def _read(renderer: Renderer, text: str, *, in_reasoning: bool = False) -> Message:
+    message: Message = renderer.call_format.parse(text, turn=0, in_reasoning=in_reasoning)
     return message
 
 
@@ -218,7 +229,7 @@ def example_arguments(schema: JsonSchema) -> dict[str, Any]:
 
 def _rollouts(prepared: Prepared, report: Report) -> None:
     """One scripted episode per route. Tools are refused a malformed call, not run: a check must have no effects."""
-    chosen = {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
+    chosen = _one_of_each(prepared)
 
     async def play() -> list[Trajectory]:
         async with open_stage(prepared, _dry_script) as stage:

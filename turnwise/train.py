@@ -96,6 +96,9 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     run.finish_step(collected.rounds, trajectories)
     await engines.publish(run.progress.step)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
+    gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
+    if gap > config.training.drift:
+        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average")
     run.log(metrics)
     return metrics
 

@@ -86,8 +86,8 @@ class Show:
         return asyncio.run(self.episode(number))
 
     def requests_of(self, trajectory: Trajectory) -> list[Request]:
-        noise = NoiseKey(self.stage.config.seed, trajectory.step, trajectory.sample.id, trajectory.sibling)
-        return [request for request in self.sampler.requests if request.noise == noise]
+        who = (trajectory.step, trajectory.sample.id, trajectory.sibling)
+        return [r for r in self.sampler.requests if (r.noise.step, r.noise.sample, r.noise.sibling) == who]
 
     def check_tokens(self, trajectory: Trajectory) -> None:
         """The ledgers are what the sampler was given and wrote, token by token."""

@@ -101,6 +101,7 @@ def test_the_token_budget_counts_replies_from_the_next_prompt(sample):
     trajectory, endpoint = play(sample(), replies, max_tokens=111)
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert [options["max_tokens"] for _, _, options in endpoint.asked] == [111, 101, 51]
+    assert len({options["seed"] for _, _, options in endpoint.asked}) == 3
 
 
 def test_a_server_that_counts_no_prompt_counts_completions(sample):

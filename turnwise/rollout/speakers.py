@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
@@ -118,7 +118,7 @@ class TokenSpeaker:
             stop_ids=self.renderer.stop_ids,
         )
         start = len(ledger)
-        completion = await self.sampler.generate(self._name(), list(ledger.token_ids), params, self.noise)
+        completion = await self.sampler.generate(self._name(), list(ledger.token_ids), params, self._noise())
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs)
         message = self.renderer.read(completion, turn, ledger.token_ids[:start])
         self._last = (message, completion)
@@ -190,6 +190,11 @@ class TokenSpeaker:
         ledger.append(ids, Origin.PROMPT, turn)
         self.segments.append(ledger)
 
+    def _noise(self) -> NoiseKey:
+        """Noise belongs to a position; a new segment counts positions anew and must not draw the same again."""
+        segment = len(self.segments) - 1
+        return self.noise if not segment else replace(self.noise, seed=self.noise.seed + (segment << 40))
+
     def _name(self) -> str:
         return f"{self.conversation}/{len(self.segments) - 1}"
 
@@ -225,7 +230,7 @@ class EndpointSpeaker:
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=list(self.sampling.stop),
-            seed=self.noise.bits() % 2**31,
+            seed=(self.noise.bits() + turn) % 2**31,  # another each turn: a server starts its noise anew
         )
         message = self._read(reply, turn)
         self._messages.append(message)
