@@ -2,8 +2,8 @@
 
 Both sides do the same work in one run: forward, log-probs and entropies of the policy's tokens, backward and an AdamW
 step, from the same weights, to the same loss and gradient norm. The peer pads its batch and the model makes the logits
-of every token, as plain transformers does. Each side runs in processes of its own, in turn with the other, with each
-thread count; the better one counts. Tokens are real ones, padding is not counted.
+of every token, as plain transformers does. Each side runs in processes of its own, in turn with the other, with the
+thread count that is better for it. Tokens are real ones, padding is not counted.
 
     python benchmarks/learner.py [--device cpu] [--rounds 3] [--seconds 4] [--recompute]
 """
@@ -134,16 +134,17 @@ def run_child(side: str, case: str, folder: str, threads: int, arguments: argpar
 def compare(case: str, folder: str, arguments: argparse.Namespace) -> None:
     cores = len(os.sched_getaffinity(0))
     counts = sorted({1, cores}) if arguments.device == "cpu" else [cores]
-    runs: dict[tuple[str, int], list[dict[str, float]]] = {(s, c): [] for c in counts for s in ("ours", "theirs")}
-    for _ in range(arguments.rounds):
-        for (side, threads), results in runs.items():
-            results.append(run_child(side, case, folder, threads, arguments))
-    best: dict[str, tuple[float, int, dict[str, float]]] = {}
-    for (side, threads), results in runs.items():
-        median = sorted(results, key=lambda r: r["seconds"])[len(results) // 2]
-        if side not in best or median["seconds"] < best[side][0]:
-            best[side] = (median["seconds"], threads, median)
-    mine, peer = best["ours"][2], best["theirs"][2]
+    threads: dict[str, int] = {}
+    runs: dict[str, list[dict[str, float]]] = {}
+    for side in ("ours", "theirs"):  # the first round finds the better thread count
+        first = {count: run_child(side, case, folder, count, arguments) for count in counts}
+        threads[side] = min(counts, key=lambda count: first[count]["seconds"])
+        runs[side] = [first[threads[side]]]
+    for _ in range(arguments.rounds - 1):  # in turn, so that a busy moment of the machine hits both sides
+        for side in runs:
+            runs[side].append(run_child(side, case, folder, threads[side], arguments))
+    medians = {side: sorted(found, key=lambda r: r["seconds"])[len(found) // 2] for side, found in runs.items()}
+    mine, peer = medians["ours"], medians["theirs"]
     rough = 1e-3 if arguments.device == "cpu" else 3e-2
     for quantity in ("loss", "norm"):
         assert abs(mine[quantity] - peer[quantity]) <= rough * abs(peer[quantity]), (quantity, mine, peer)
@@ -153,9 +154,8 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> None:
     longest = max(map(len, sequences))
     print(f"{case}: {len(sequences)} sequences, {tokens} tokens, longest {longest}; loss {mine['loss']:.4f}")
     for name, side in (("TorchLearner", "ours"), ("transformers", "theirs")):
-        seconds, threads, result = best[side]
-        size = result["bytes"] / 2**20
-        print(f"  {name:14s} {tokens / seconds:10.0f} tokens/s {size:9.0f} MiB  {threads} thread(s)")
+        speed, size = tokens / medians[side]["seconds"], medians[side]["bytes"] / 2**20
+        print(f"  {name:14s} {speed:10.0f} tokens/s {size:9.0f} MiB  {threads[side]} thread(s)")
     speed, memory = peer["seconds"] / mine["seconds"], peer["bytes"] / mine["bytes"]
     print(f"  ratio          {speed:10.2f} faster   {memory:9.2f} less memory", flush=True)
 

@@ -51,7 +51,9 @@ def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
     assert trajectory.render_check.exact
     assert len(to_sequences([trajectory])) == 2
     assert set(show.sampler.released.values()) == {1} and len(show.sampler.released) == 2
-    assert len({request.noise.bits() for request in show.sampler.requests}) == 2, "positions are counted anew, noise is not"
+    assert len({request.noise.bits() for request in show.sampler.requests}) == 2, (
+        "positions are counted anew, noise is not"
+    )
 
 
 def test_tool_replies_extend_the_segment_they_belong_to(theatre, segmenting, call):
