@@ -25,7 +25,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
-from turnwise.engines.scripted import ScriptedSampler, ScriptRequest
+from turnwise.engines.scripted import ScriptedSampler
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
@@ -74,9 +74,6 @@ def make_tool(scale: float) -> Any:
 
 class Asker(BaseInteraction):
     """A user who thinks for a while, asks once more, and is content with the next answer."""
-
-    async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        return await super().start_interaction(instance_id)
 
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
@@ -155,7 +152,7 @@ class Bench:
         self.renderer = Renderer(Tokenizer(folder), hermes)
         self.sampler = ScriptedSampler(
             self.renderer.tokenizer,
-            lambda request: line(self.by_id[request.noise.sample], request.noise.sibling, _turn(request)),
+            lambda request: line(self.by_id[request.noise.sample], request.noise.sibling, request.turn),
             end_id=min(self.renderer.stop_ids),
         )
 
@@ -204,14 +201,11 @@ class Bench:
         return measured
 
 
-def _turn(request: ScriptRequest) -> int:
-    return request.turn
-
-
-def memory() -> float:
-    """Resident megabytes of this process."""
+def memory() -> tuple[float, int]:
+    """(resident megabytes of this process, objects the garbage collector knows)."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, len(gc.get_objects())
 
 
 def report(name: str, bench: Bench, rounds: Sequence[Measured], episodes: int) -> None:
@@ -234,18 +228,20 @@ def main() -> None:
     episodes = len(bench.samples) * args.group
     print(f"{episodes} episodes in groups of {args.group}, {CALLS + 2} assistant turns each, {LOW}-{HIGH} ms latencies "
           f"times {args.scale:g}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")  # fmt: skip
-    stage, resident, rounds = bench.with_tokens(), [], []
+    stage, kept, rounds = bench.with_tokens(), [], []
     for step in range(args.rounds):
         rounds.append(asyncio.run(bench.round(stage, step)))
-        resident.append(memory())
+        kept.append(memory())
+        last, (resident, objects) = rounds[-1], kept[-1]
         print(
-            f"round {step + 1:2d}: wall {rounds[-1].wall:.2f} s, CPU {rounds[-1].cpu:.2f} s, RSS {resident[-1]:.1f} MB"
+            f"round {step + 1:2d}: wall {last.wall:.2f} s, CPU {last.cpu:.2f} s, RSS {resident:.1f} MB, {objects} objects"
         )
     report("tokens", bench, rounds, episodes)
     stage = bench.with_messages()
     report("messages", bench, [asyncio.run(bench.round(stage, step)) for step in range(3)], episodes)
     if args.rounds > 3:
-        print(f"memory    {resident[-1] - resident[2]:+.1f} MB from round 3 to round {args.rounds}")
+        megabytes, objects = (late - early for early, late in zip(kept[2], kept[-1], strict=True))
+        print(f"memory    {megabytes:+.1f} MB and {objects:+d} objects from round 3 to round {args.rounds}")
 
 
 if __name__ == "__main__":

@@ -58,9 +58,10 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
                         continue
                     display.show(await learn(run, engines, collected))
                     groups.allow(run.progress.rounds)
-                    if due(run.progress.step, config.training.eval_every):
+                    last = run.progress.step == config.training.steps  # evaluated and saved below
+                    if due(run.progress.step, config.training.eval_every) and not last:
                         await evaluate(run, engines, heldout, greedy=False)
-                    if due(run.progress.step, config.training.save_every):
+                    if due(run.progress.step, config.training.save_every) and not last:
                         run.save(engines)
             if not run.stopping.is_set():
                 after = await evaluate(run, engines, heldout, greedy=True)

@@ -18,11 +18,13 @@ from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.losses import PolicySettings, ValueSettings, policy_objective, value_objective
-from turnwise.training.packing import Batch, fill, micro_batches, minibatches, pack, write
+from turnwise.training.packing import Batch, fill, minibatches, pack, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
 
 PARITY_SEQUENCES = 32
+MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
+"""Metrics that describe tokens; they are means over the tokens that were computed."""
 Score = Callable[[Tensor, Sequence[int], Tensor], Tensor]
 """(tokens, lengths, index) of a packed batch to one number per policy token."""
 
@@ -55,15 +57,35 @@ def optimise(
     seen: dict[str, list[float]] = defaultdict(list)
     for epoch in range(config.training.epochs):
         for part in minibatches(chosen, config.training.minibatches, seed=config.seed + step, epoch=epoch):
-            totals: dict[str, float] = defaultdict(float)
-            for batch in micro_batches(part, config.learner.token_budget):
-                found = mind.learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config))
-                for name, share in found.items():
-                    totals[name] += share  # shares of the minibatch's mean
-            step_metrics = mind.learner.optim_step()
-            for name, value in (*totals.items(), *_named(step_metrics).items()):
+            for name, value in _update(mind.learner, part, config).items():
                 seen[name].append(value)
     return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
+
+
+def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
+    """One weight update from one minibatch, worked off in micro-batches; nothing happens when nothing has a gradient."""
+    active = [sequence for sequence in part if _has_gradient(sequence, config)]
+    if not active:
+        return {}
+    tokens, counted = (sum(s.policy_tokens for s in chosen) for chosen in (part, active))
+    totals: dict[str, float] = defaultdict(float)
+    for chosen in fill(active, config.learner.token_budget):
+        batch = pack(chosen, tokens, len(part))
+        found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config))
+        for name, share in found.items():
+            totals[name] += share * (tokens / counted if name in MEANS else 1.0)
+    return totals | _named(learner.optim_step())
+
+
+def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
+    """Siblings that all got the same reward have advantage 0: without other terms in the loss, computing them is idle.
+
+    They still count in the denominators, so leaving them out changes no gradient.
+    """
+    algorithm = config.algorithm
+    if algorithm.entropy or algorithm.kl_loss or algorithm.advantage is Advantage.gae:
+        return True
+    return any(sequence.advantages or ())
 
 
 def prepare_sequences(
