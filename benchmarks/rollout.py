@@ -15,7 +15,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from turnwise.engines.sampler import NoiseKey
 from turnwise.engines.scripted import ScriptedSampler
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.rollout.collector import Collector
-from turnwise.rollout.episode import Stage
+from turnwise.rollout.episode import MakeSpeaker, Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import Speaker, Spoken, TokenSpeaker
+from turnwise.rollout.speakers import Spoken, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
 from turnwise.rollout.users import Interactions
@@ -156,7 +156,7 @@ class Bench:
             end_id=min(self.renderer.stop_ids),
         )
 
-    def stage(self, make_speaker: Callable[[str, NoiseKey, list[JsonSchema]], Speaker], config: Config) -> Stage:
+    def stage(self, make_speaker: MakeSpeaker, config: Config) -> Stage:
         config.rollout.interaction = f"{__name__}:Asker"
         config.rollout.interaction_kwargs = {"scale": self.scale}
         toolbox, interactions = Toolbox([make_tool(self.scale)], config.rollout), Interactions(config.rollout)
@@ -166,12 +166,11 @@ class Bench:
 
     def with_tokens(self) -> Stage:
         config = Config()
-        return self.stage(
-            lambda conversation, noise, tools: TokenSpeaker(
-                self.renderer, self.sampler, config.sampling, tools, noise, conversation
-            ),
-            config,
-        )
+
+        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
+            return TokenSpeaker(self.renderer, self.sampler, config.sampling, tools, noise, conversation)
+
+        return self.stage(speak, config)
 
     def with_messages(self) -> Stage:
         said = {
@@ -181,7 +180,11 @@ class Bench:
             for sample in self.samples
             for sibling in range(self.group)
         }
-        return self.stage(lambda _, noise, tools: MessageSpeaker(said[noise.sample, noise.sibling]), Config())
+
+        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> MessageSpeaker:
+            return MessageSpeaker(said[noise.sample, noise.sibling])
+
+        return self.stage(speak, Config())
 
     async def round(self, stage: Stage, step: int) -> Measured:
         """Every episode once, all under way together."""
@@ -233,15 +236,14 @@ def main() -> None:
         rounds.append(asyncio.run(bench.round(stage, step)))
         kept.append(memory())
         last, (resident, objects) = rounds[-1], kept[-1]
-        print(
-            f"round {step + 1:2d}: wall {last.wall:.2f} s, CPU {last.cpu:.2f} s, RSS {resident:.1f} MB, {objects} objects"
-        )
+        times = f"wall {last.wall:.2f} s, CPU {last.cpu:.2f} s"
+        print(f"round {step + 1:2d}: {times}, RSS {resident:.1f} MB, {objects} objects")
     report("tokens", bench, rounds, episodes)
     stage = bench.with_messages()
     report("messages", bench, [asyncio.run(bench.round(stage, step)) for step in range(3)], episodes)
     if args.rounds > 3:
-        megabytes, objects = (late - early for early, late in zip(kept[2], kept[-1], strict=True))
-        print(f"memory    {megabytes:+.1f} MB and {objects:+d} objects from round 3 to round {args.rounds}")
+        grown, more = kept[-1][0] - kept[2][0], kept[-1][1] - kept[2][1]
+        print(f"memory    {grown:+.1f} MB and {more:+d} objects from round 3 to round {args.rounds}")
 
 
 if __name__ == "__main__":

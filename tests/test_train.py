@@ -175,6 +175,7 @@ def test_train_false_only_evaluates(tmp_path: Path) -> None:
         (("training.group_size=1",), ConfigError, "a group of 1"),
         (("training.groups=25",), DataError, "25 samples"),
         (("engine=scripted",), ConfigError, "engine=scripted"),
+        (("learner.device=cuda:99",), ConfigError, "learner.device=cuda:99"),
         (("algorithm.overlong_tokens=10",), ConfigError, "rollout.max_tokens"),
         (("training.minibatches=50",), ConfigError, "50 minibatches"),
         (("learner.lr=1e38", "training.minibatches=2"), TurnwiseError, "the episodes of the step are in"),

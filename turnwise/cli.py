@@ -17,7 +17,7 @@ EPILOG = """\
 examples:
   turnwise eval                                    the embedded model on the embedded task
   turnwise eval sampling.temperature=0 --json      greedy; the last line is one JSON object
-  turnwise train training.steps=20 run=first       reinforcement learning with checkpoints
+  turnwise train run=first                         reinforcement learning with checkpoints
   turnwise train run=first resume=auto             go on with it
   turnwise check data.eval_files=test.parquet      try everything that can go wrong, load no model
   turnwise prepare gsm8k --source DIR              GSM8K as train.parquet and test.parquet under data/gsm8k

@@ -76,12 +76,15 @@ def configure(*overrides: str, config_file: Path | None = None) -> Config:
 
 
 def unread(composed: Composed) -> list[str]:
-    """Keys somebody set, to something else than the default, that this run will not read; each with the reason."""
-    values, defaults = composed.values(), dict(_flatten_config(Config()))
+    """Keys somebody set to something new that this run will not read; each with the reason."""
+    values = composed.values()
+    layers, _ = _task_layer(composed.config.task)
+    unset = dict(
+        _flatten_config(_hydra(layers, {}, [], None))
+    )  # a recorded config holds every key: most say nothing new
     found = []
     for key, knob in _knobs(Config):
-        set_by_a_person = not composed.origins[key].startswith((DEFAULT, "task "))
-        if knob.only is None or not set_by_a_person or values[key] == defaults[key]:
+        if knob.only is None or values[key] == unset[key]:
             continue
         other, wanted = knob.only
         value = values[other]

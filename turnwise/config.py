@@ -279,6 +279,10 @@ class LearnerConfig:
     token_budget: int = 8192
     """Tokens of one forward pass; a batch is worked off in as many as it needs."""
     gradient_checkpointing: bool = False
+    device: str = "cpu"
+    """Where gradients are computed: cpu or cuda. The sampler stays on the CPU."""
+    precision: Precision | None = None
+    """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere."""
     lora_rank: int = 0
     """0 trains all weights."""
     lora_alpha: float = field(default=32.0, metadata=only("learner.lora_rank", "*"))

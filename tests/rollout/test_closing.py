@@ -209,7 +209,7 @@ def test_errors_while_closing_are_on_the_trajectory_and_the_rest_is_closed(show,
 @pytest.mark.parametrize("where", ["tool", "opening", "user", "starting"])
 def test_time_budget(show, where):
     setattr(SCENE, where, "hang")
-    show.stage.config.rollout.max_seconds = 0.1
+    show.stage.config.rollout.max_seconds = 0.4
     trajectory = play(show)
     assert trajectory.stop_reason is StopReason.TIME_BUDGET and trajectory.failure is None
     check_closed(show, opened={"tool": 1, "opening": 0, "user": 1, "starting": 0}[where])
@@ -217,7 +217,7 @@ def test_time_budget(show, where):
 
 def test_time_budget_with_a_session_that_opens_after_all_is_closed(show):
     SCENE.opening = "stubborn"
-    show.stage.config.rollout.max_seconds = 0.1
+    show.stage.config.rollout.max_seconds = 0.4
     assert play(show).stop_reason is StopReason.TIME_BUDGET
     check_closed(show, opened=1)
 

@@ -254,7 +254,7 @@ def test_a_good_call_between_malformed_ones_starts_the_count_anew(theatre, call)
 
 def test_time_budget_in_a_tool(theatre, call):
     text = call("calculate", expression="6*7") + call("hang")
-    show = watched(theatre, [text], tools=[hang, calculate], max_seconds=0.2)
+    show = watched(theatre, [text], tools=[hang, calculate], max_seconds=0.4)
     trajectory, watcher = check(show, StopReason.TIME_BUDGET, last=text, turns=1)
     assert [record.status for record in trajectory.calls] == [CallStatus.OK, CallStatus.TIMEOUT]
     assert watcher.seen == [text]
@@ -263,7 +263,7 @@ def test_time_budget_in_a_tool(theatre, call):
 
 def test_time_budget_while_the_model_writes(theatre, call):
     text = call("calculate", expression="6*7")
-    show = watched(theatre, [text, "#### 42"], max_seconds=0.2)
+    show = watched(theatre, [text, "#### 42"], max_seconds=0.4)
     show.sampler.hang_at = 1
     trajectory, watcher = check(show, StopReason.TIME_BUDGET, last=text, turns=1)
     assert watcher.seen == [text]
@@ -272,7 +272,7 @@ def test_time_budget_while_the_model_writes(theatre, call):
 
 
 def test_time_budget_with_a_user_who_hangs_asks_once(theatre):
-    show = watched(theatre, ["a"], user="Patience", max_seconds=0.2)
+    show = watched(theatre, ["a"], user="Patience", max_seconds=0.4)
     trajectory, watcher = check(show, StopReason.TIME_BUDGET, last="a", turns=1, user="Patience")
     assert watcher.seen == ["a"]
     assert trajectory.turns[0].user_score is None

@@ -92,7 +92,8 @@ def test_a_value_that_comes_after_the_time_is_not_taken():
         asyncio.run(strangers.in_task(late(), 0.01))
 
 
-def test_cancelling_the_caller_stops_the_code_and_waits_for_its_clean_up():
+def test_cancelling_the_caller_stops_the_code_and_waits_for_its_clean_up(monkeypatch):
+    monkeypatch.setattr(strangers, "GRACE_SECONDS", 20.0)
     steps = []
 
     async def tidy():

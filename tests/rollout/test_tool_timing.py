@@ -98,10 +98,10 @@ def test_waiting_for_a_slot_does_not_count_as_the_tools_time(run):
     @tool(timeout=5, concurrency=1)
     async def slow() -> str:
         """Take a while."""
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.06)
         return "done"
 
-    _, records = run([slow], [ToolCall(f"t{n}", "slow", {}) for n in range(8)], tool_timeout=0.1)
+    _, records = run([slow], [ToolCall(f"t{n}", "slow", {}) for n in range(8)], tool_timeout=0.4)
     assert [record.status for record in records] == [CallStatus.OK] * 8
 
 

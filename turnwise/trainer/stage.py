@@ -57,7 +57,7 @@ class TrainingStage:
                 (folder / "policy" / path.name).write_bytes(path.read_bytes())
         tensors, info = learner.state()
         with replacing(folder / TENSORS) as file:
-            file.write(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}))
+            file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
         state = {"learner": info, "kl": self.mind.controller.state(), "progress": progress}
         with replacing(folder / STATE) as file:
             file.write(json.dumps(state, indent=2).encode())
@@ -90,13 +90,14 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
     )
     renderer = prepared.renderer or make_renderer(config)
     sampler = TorchSampler(
-        Decoder(base.config, {name: tensor.detach().clone() for name, tensor in learner.published().items()}),
+        Decoder(base.config, {name: tensor.detach().cpu().clone() for name, tensor in learner.published().items()}),
         decode=renderer.tokenizer.decode,
         max_batch=config.engine.max_batch,
         threads=choice.threads,
     )
     try:
-        yield TrainingStage(Mind(learner, reference, controller), sampler, choice.invariant, choice.threads, source)
+        exact = choice.invariant and learner.device.type == "cpu" and not learner.forward.narrow
+        yield TrainingStage(Mind(learner, reference, controller), sampler, exact, choice.threads, source)
     finally:
         await sampler.close()
 
@@ -120,5 +121,13 @@ def make_learner(config: Config, base: Decoder) -> TorchLearner:
     if needs_critic(config):
         critic = Critic.sharing(decoder) if chosen.shared_critic else Critic.copying(decoder)
         critic_settings = replace(policy, lr=chosen.critic_lr)
-    settings = LearnerSettings(policy, critic_settings, recompute_layers=chosen.gradient_checkpointing)
+    if chosen.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"learner.device={chosen.device}: PyTorch finds no CUDA device on this machine")
+    settings = LearnerSettings(
+        policy,
+        critic_settings,
+        device=chosen.device,
+        precision=chosen.precision,
+        recompute_layers=chosen.gradient_checkpointing,
+    )
     return TorchLearner(decoder, settings, temperature=config.sampling.temperature, critic=critic)

@@ -63,7 +63,7 @@ def optimise(
 
 
 def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
-    """One weight update from one minibatch, worked off in micro-batches; nothing happens when nothing has a gradient."""
+    """One weight update from one minibatch, in micro-batches; none when nothing has a gradient."""
     active = [sequence for sequence in part if _has_gradient(sequence, config)]
     if not active:
         return {}
@@ -143,7 +143,8 @@ def check_parity(mind: Mind, sequences: Sequence[TrainSequence], config: Config,
     if not max(gaps) <= allowed:
         raise TurnwiseError(
             f"sampler and learner disagree: the largest log-prob difference is {found}, allowed is {allowed:g}; "
-            "training would be off-policy without knowing it"
+            "training would be off-policy without knowing it (learner.precision=float32 is closest; training.parity "
+            "is what you accept, and algorithm.correction corrects it)"
         )
     return f"parity: sampler and learner log-probs differ by at most {found}"
 
@@ -164,10 +165,11 @@ def _loss(batch: Batch, config: Config) -> Callable[[PolicyTokens], tuple[Tensor
     )
 
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
-        objective, metrics = policy_objective(found.logprobs, found.entropy, batch, policy)
+        here = batch.to(found.logprobs.device)
+        objective, metrics = policy_objective(found.logprobs, found.entropy, here, policy)
         if found.values is None:
             return objective, metrics
-        value_loss, more = value_objective(found.values, batch, ValueSettings(clip=algorithm.value_clip))
+        value_loss, more = value_objective(found.values, here, ValueSettings(clip=algorithm.value_clip))
         return objective + algorithm.value_loss * value_loss, metrics | more
 
     return loss

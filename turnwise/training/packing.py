@@ -6,7 +6,8 @@ Legend: T tokens of a packed batch, N policy tokens among them, S sequences.
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,14 @@ class Batch:
     minibatch_tokens: int
     """Policy tokens of the whole minibatch."""
     minibatch_sequences: int
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device."""
+        if self.tokens.device == device:
+            return self
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors: dict[str, Any] = {name: v.to(device) for name, v in moved.items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)
 
     def sequence_sums(self, values: Tensor) -> Tensor:
         """[S] the sum over each sequence's policy tokens of a value per policy token, with gradient."""
