@@ -63,10 +63,9 @@ def optimise(
 
 
 def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
-    """One weight update from one minibatch, in micro-batches; none when nothing has a gradient."""
+    """One weight update from one minibatch, in micro-batches; what has no gradient is not computed."""
     active = [sequence for sequence in part if _has_gradient(sequence, config)]
-    if not active:
-        return {}
+    active = active or list(part[:1])  # an idle step is a step: the optimizer counts it and its metrics are there
     tokens, counted = (sum(s.policy_tokens for s in chosen) for chosen in (part, active))
     totals: dict[str, float] = defaultdict(float)
     for chosen in fill(active, config.learner.token_budget):
