@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,8 +72,7 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
 
 
 def _note(run: RunDir, console: Console, text: str) -> None:
-    with run.log_path.open("a", encoding="utf-8") as log:
-        log.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
+    run.log(text)
     console.print(text, markup=False, highlight=False)
 
 

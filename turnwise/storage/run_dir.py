@@ -78,6 +78,11 @@ class RunDir:
         """Where the log goes."""
         return self.path / LOG
 
+    def log(self, text: str) -> None:
+        """Add a line with the time to log.txt."""
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
+
     def trajectories_path(self, step: int) -> Path:
         """The trajectories of a training step."""
         return self.file(f"trajectories/step_{step:06d}.parquet")

@@ -1,7 +1,6 @@
 """One training run: its directory, how far it has come, when it ends, and how it goes on after a stop."""
 
 import asyncio
-import datetime
 import json
 import signal
 import time
@@ -68,8 +67,7 @@ class TrainRun:
 
     def note(self, text: str) -> None:
         """Say something to the person and to the log."""
-        with self.dir.log_path.open("a", encoding="utf-8") as log:
-            log.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
+        self.dir.log(text)
         self.console.print(text, markup=False, highlight=False)
 
     def finish_step(self, rounds: int, trajectories: list[Trajectory]) -> None:
