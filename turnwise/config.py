@@ -20,6 +20,7 @@ from turnwise.choices import (
     PolicyLoss,
     Precision,
     Resume,
+    SandboxLevel,
 )
 
 
@@ -138,6 +139,37 @@ class RolloutConfig:
     """Episodes under way at once."""
     max_failures: float = 0.5
     """Share of failed episodes above which the run stops."""
+
+
+LOCAL = ("sandbox.url", "None")
+
+
+@dataclass
+class SandboxConfig:
+    """Where the code that a model writes is run."""
+
+    level: SandboxLevel = field(default=SandboxLevel.auto, metadata=only(*LOCAL))
+    """Exactly this one, or the highest that can be proven."""
+    min_level: SandboxLevel = SandboxLevel.L2
+    """Below this no code is run."""
+    stateless: bool = False
+    """Forget variables and files after each call."""
+    seconds: float = 10.0
+    """Of one call; then it is interrupted."""
+    memory_mb: int = field(default=512, metadata=only(*LOCAL))
+    """Beyond what the preloaded packages take."""
+    scratch_mb: int = field(default=64, metadata=only(*LOCAL))
+    """Of the files of one session."""
+    preload: list[str] = field(
+        default_factory=lambda: ["numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot"], metadata=only(*LOCAL)
+    )
+    """Packages that every session has loaded."""
+    warm: int = field(default=8, metadata=only(*LOCAL))
+    """Sessions made ahead of need."""
+    url: str | None = None
+    """A sandbox server's address instead of this machine, such as http://sandbox:8080."""
+    token_env: str = field(default="TURNWISE_SANDBOX_TOKEN", metadata=only("sandbox.url", "*"))
+    """The environment variable that holds the server's token."""
 
 
 @dataclass
@@ -308,6 +340,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sft: SftConfig = field(default_factory=SftConfig)

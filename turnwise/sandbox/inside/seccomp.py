@@ -1,0 +1,189 @@
+"""The system call filter: a list of what is allowed, checks of some arguments, and refusal of everything else.
+
+The program is a decision tree over runs of equal verdicts, because the kernel compiles it anew for every session and
+its length is what that costs.
+"""
+
+import ctypes
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnwise.sandbox.inside import syscalls
+
+ALLOWED = """
+read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk mremap msync
+mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack
+restart_syscall pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2
+select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer alarm getpid gettid
+getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername exit
+exit_group wait4 waitid uname flock fsync fdatasync sync_file_range ftruncate getdents getdents64 getcwd chdir
+fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat
+umask creat copy_file_range fallocate fadvise64 readahead statfs fstatfs gettimeofday time times getrlimit getrusage
+sysinfo getuid geteuid getgid getegid getgroups getresuid getresgid getpriority capget arch_prctl futex futex_waitv
+set_tid_address set_robust_list get_robust_list rseq membarrier getcpu sched_getparam sched_getscheduler
+sched_get_priority_max sched_get_priority_min sched_rr_get_interval clock_gettime clock_getres getrandom epoll_create
+epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime
+timerfd_gettime close_range getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr mlock munlock mlockall
+munlockall get_mempolicy
+""".split()
+FAKED = """
+chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr
+fsetxattr removexattr lremovexattr fremovexattr
+""".split()
+"""Answered with success and not done: Landlock does not cover them, and harmless programs use them when they copy."""
+ABSENT = "clone3 openat2".split()
+"""Answered as by a kernel without them, so that libraries take the older call, whose arguments a filter can see."""
+
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_ERRNO = 0x00050000
+_LOAD, _JUMP, _JEQ, _JGE, _JSET, _AND, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+
+OWN_PID = 0x7FFFFFF1
+"""Stands in the program for the pid of the session, which is known after its fork."""
+
+Instruction = tuple[int, int, int, int]
+Block = list[Instruction]
+
+
+def _give(verdict: int) -> Block:
+    return [(_RETURN, 0, 0, verdict)]
+
+
+_DENY = _give(_ERRNO | errno.EPERM)
+
+
+def _load(argument: int, high: bool = False) -> Instruction:
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument + (4 if high else 0))
+
+
+def _one_of(argument: int, values: tuple[int, ...], found: Block, other: Block) -> Block:
+    """`found` when the argument's low word is one of the values."""
+    block: Block = [_load(argument)]
+    for index, value in enumerate(values):
+        block.append((_JEQ, len(values) - 1 - index + len(other), 0, value))
+    return [*block, *other, *found]
+
+
+def _zero(argument: int) -> Block:
+    """Allowed when the argument, a pointer, is null."""
+    return [
+        _load(argument),
+        (_JEQ, 0, 2, 0),
+        _load(argument, high=True),
+        (_JEQ, 1, 0, 0),
+        *_DENY,
+        *_give(_ALLOW),
+    ]
+
+
+def _thread_only() -> Block:
+    """clone: a thread, in no new namespace."""
+    return [_load(0), (_JSET, 2, 0, 0x7E020080), (_JSET, 0, 1, 0x00010000), *_give(_ALLOW), *_DENY]
+
+
+def _stream_pair() -> Block:
+    """socketpair: a stream of unix sockets; a datagram one could be made to write to any other by name."""
+    return [
+        _load(0),
+        (_JEQ, 0, 4, 1),
+        _load(1),
+        (_AND, 0, 0, 0xF),
+        (_JEQ, 0, 1, 1),
+        *_give(_ALLOW),
+        *_DENY,
+    ]
+
+
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 10, 15, 1024, 1026, 1031
+_TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_NAMES = (15, 16, 0x53564D41)
+
+CHECKED: dict[str, Callable[[], Block]] = {
+    "clone": _thread_only,
+    "kill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
+    "tkill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
+    "tgkill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
+    "fcntl": lambda: _one_of(
+        1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ), _DENY, _give(_ALLOW)
+    ),
+    "ioctl": lambda: _one_of(1, _TERMINAL_QUESTIONS, _give(_ALLOW), _give(_ERRNO | errno.ENOTTY)),
+    "prctl": lambda: _one_of(0, _NAMES, _give(_ALLOW), _DENY),
+    "prlimit64": lambda: _zero(2),  # asking, not setting
+    "socketpair": _stream_pair,
+    "sendto": lambda: _zero(4),  # to the peer, not to an address
+    "sched_setaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),
+    "sched_getaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),
+}
+
+
+@dataclass(slots=True)
+class Filter:
+    """A program, and where in it the pid goes."""
+
+    program: Block
+    pids: list[int]
+
+    def install(self, pid: int) -> None:
+        """From here on, for this process. Needs no_new_privs; cannot be undone."""
+        for index in self.pids:
+            self.program[index] = (*self.program[index][:3], pid)
+
+        class Code(ctypes.Structure):
+            _fields_ = (
+                ("code", ctypes.c_uint16),
+                ("jt", ctypes.c_uint8),
+                ("jf", ctypes.c_uint8),
+                ("k", ctypes.c_uint32),
+            )
+
+        class Program(ctypes.Structure):
+            _fields_ = (("length", ctypes.c_uint16), ("code", ctypes.POINTER(Code)))
+
+        codes = (Code * len(self.program))(*self.program)
+        program = Program(len(self.program), codes)
+        # Flag 4 keeps older kernels from slowing the process down against speculation attacks on itself.
+        syscalls.call("seccomp", 1, 4, ctypes.byref(program))
+
+
+def build(machine: str, landlock_truncates: bool) -> Filter:
+    """The filter for this machine; where Landlock does not guard truncate(2), it is denied."""
+    numbers = syscalls.NUMBERS
+    verdicts = {number: _DENY for number in numbers.values()}
+    verdicts |= {numbers[name]: _give(_ALLOW) for name in ALLOWED if name in numbers}
+    verdicts |= {numbers[name]: _give(_ERRNO | 0) for name in FAKED if name in numbers}
+    verdicts |= {numbers[name]: _give(_ERRNO | errno.ENOSYS) for name in ABSENT if name in numbers}
+    verdicts |= {numbers[name]: check() for name, check in CHECKED.items() if name in numbers}
+    if landlock_truncates:
+        verdicts[numbers["truncate"]] = _give(_ALLOW)
+    unknown = _give(_ERRNO | errno.ENOSYS)
+    runs: list[tuple[int, Block]] = []
+    for number in range(max(verdicts) + 2):
+        block = verdicts.get(number, unknown)
+        if not runs or runs[-1][1] != block:
+            runs.append((number, block))
+    program = [
+        (_LOAD, 0, 0, _ARCH),
+        (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_JGE, 0, 1, _X32),
+        (_RETURN, 0, 0, _KILL),
+        *_tree(runs),
+    ]
+    return Filter(program, [index for index, one in enumerate(program) if one[0] == _JEQ and one[3] == OWN_PID])
+
+
+def _tree(runs: list[tuple[int, Block]]) -> Block:
+    """Find the run a number belongs to; jumps reach 255 instructions, further ones take a step in between."""
+    if len(runs) == 1:
+        return runs[0][1]
+    middle = len(runs) // 2
+    left, right = _tree(runs[:middle]), _tree(runs[middle:])
+    if len(left) <= 255:
+        return [(_JGE, len(left), 0, runs[middle][0]), *left, *right]
+    return [(_JGE, 0, 1, runs[middle][0]), (_JUMP, 0, 0, len(left)), *left, *right]

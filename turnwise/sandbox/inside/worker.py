@@ -1,0 +1,284 @@
+"""The loop of a session: one request, one reply, until the host closes the channel."""
+
+import builtins
+import io
+import random
+import socket
+import sys
+from array import array
+from ctypes import CDLL
+from dataclasses import dataclass
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from json import JSONDecoder, JSONEncoder
+from os import _exit, close, getpid, pread
+from os.path import basename
+from resource import RUSAGE_SELF, getrusage
+from typing import Any, NoReturn
+
+from turnwise.sandbox.inside.capture import HeadTail, RawOutput, TextStream, cut
+from turnwise.sandbox.inside.execute import Interpreter, TimeLimit, describe, out_of_memory, refused, release
+from turnwise.sandbox.inside.images import Gallery, Inputs, Source
+from turnwise.sandbox.inside.packages import Current, change_packages
+from turnwise.sandbox.wire import PREFIX, ProtocolError, lengths
+
+globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
+
+encode = JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+decode = JSONDecoder().decode
+flush_c_streams = CDLL(None).fflush
+
+FIRST_READ = 65536
+DESCRIPTORS = 64
+"""Most that one message carries."""
+RESERVE = 4 * 1024 * 1024
+"""Address space given back when the code used up all of it, so that a reply can be made."""
+SCM_RIGHTS = socket.SCM_RIGHTS
+SOL_SOCKET = socket.SOL_SOCKET
+MSG_CMSG_CLOEXEC = socket.MSG_CMSG_CLOEXEC
+
+
+@dataclass
+class Settings:
+    """What a session may give back by one call, and where its files are."""
+
+    output: int
+    images: int
+    pixels: int
+    scratch: str
+
+
+class Channel:
+    """Frames over a stream socket; descriptors come along with a frame's bytes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._receive = connection.recvmsg_into
+        self._send = connection.sendall
+        self._first = bytearray(FIRST_READ)
+        self._room = socket.CMSG_SPACE(DESCRIPTORS * 4)
+        self.descriptors: list[int] = []
+
+    def _fill(self, buffer: memoryview) -> int:
+        count, ancillary, _, _ = self._receive([buffer], self._room, MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == SOL_SOCKET and kind == SCM_RIGHTS:
+                numbers = array("i")
+                numbers.frombytes(data[: len(data) - len(data) % 4])
+                self.descriptors += numbers
+        return count
+
+    def read(self) -> tuple[dict[str, Any], memoryview] | None:
+        """The next request and its blobs; None when the host is gone."""
+        first = memoryview(self._first)
+        have = 0
+        while have < PREFIX.size:
+            count = self._fill(first[have:])
+            if not count:
+                return None
+            have += count
+        total, header_size = lengths(bytes(first[: PREFIX.size]))
+        end = PREFIX.size + total
+        frame = first
+        if end > FIRST_READ:
+            frame = memoryview(bytearray(end))
+            frame[:have] = first[:have]
+        while have < end:
+            count = self._fill(frame[have:end])
+            if not count:
+                return None
+            have += count
+        start = PREFIX.size + header_size
+        return decode(str(frame[PREFIX.size : start], "utf-8")), frame[start:end]
+
+    def write(self, reply: dict[str, Any], blobs: list[bytes]) -> None:
+        """Send a reply."""
+        header = encode(reply).encode("ascii")
+        prefix = PREFIX.pack(len(header) + sum(map(len, blobs)), len(header))
+        self._send(prefix + header)
+        for blob in blobs:
+            self._send(blob)
+
+    def close_descriptors(self) -> None:
+        """They were read, or nobody asked for them."""
+        for descriptor in self.descriptors:
+            close(descriptor)
+        self.descriptors = []
+
+
+class Session:
+    """What stays between the calls: the namespace, the streams, the images."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.interpreter = Interpreter()
+        self.gallery = Gallery(settings.images, settings.pixels, settings.scratch)
+        self.inputs = Inputs(self.gallery, settings.scratch)
+        self.out = HeadTail(settings.output)
+        self.err = HeadTail(settings.output)
+        self.streams = (TextStream("<stdout>", self.out, 1), TextStream("<stderr>", self.err, 2))
+        self.raw = RawOutput(fcntl(1, F_DUPFD_CLOEXEC, 10))
+        self.reserve: bytearray | None = bytearray(RESERVE)
+        self.pid = getpid()
+        self.value: str | None = None
+        self.notices: list[str] = []
+        sys.__stdout__, sys.__stderr__ = self.streams  # type: ignore[misc, assignment]
+        self.interpreter.namespace["show"] = self.gallery.show
+        Current.gallery = self.gallery
+
+    def answer(self, request: dict[str, Any], blobs: memoryview, descriptors: list[int]) -> dict[str, Any]:
+        """Run the code of a request; the reply, whose images are with the gallery."""
+        alarm = self.interpreter.alarm
+        alarm.begin()
+        self.begin(request)
+        if request.get("images"):
+            self.notices += self.inputs.install(sources_of(request, blobs, descriptors), self.interpreter.namespace)
+        code = request["code"]
+        self.interpreter.begin(code)
+        error = alarm.guard(lambda: self.work(code))
+        stopped = alarm.stopped
+        if getpid() != self.pid:  # a process that the code forked, and that came back here
+            _exit(0)
+        if error is not None and out_of_memory(error):
+            self.reserve = None
+        try:
+            reply = self.finish(error, stopped)
+        except MemoryError:
+            self.reserve = None
+            self.gallery.begin()
+            reply = self.reply("memory", None)
+        alarm.end()
+        if self.reserve is None:
+            self.restore_reserve()
+        reply["id"] = request["id"]
+        return reply
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Fresh streams and no images; the seed comes with the first call."""
+        self.out.clear()
+        self.err.clear()
+        self.value = None
+        self.notices = []
+        sys.stdout, sys.stderr = self.streams
+        sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        self.gallery.begin()
+        if "seed" in request:
+            seed_all(request["seed"])
+
+    def work(self, code: str) -> None:
+        """The part that runs code of the session, the repr of its value included."""
+        value = self.interpreter.run(code)
+        if value is not None and not self.gallery.offer(value):
+            self.value = cut(str(repr(value)), self.settings.output)
+
+    def finish(self, error: BaseException | None, stopped: bool) -> dict[str, Any]:
+        """Everything that is left to do when the code has ended."""
+        failure: dict[str, Any] | None = None
+        status = "ok"
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            self.notices.append("the code asked to exit; the session goes on")
+            error = None
+        if error is not None:
+            status = "denied" if refused(error) else "error"
+            status = "memory" if out_of_memory(error) else status
+            failure = self.describe(error)
+            if status == "memory":
+                release(error)
+        if stopped:
+            status = "timeout"
+        elif isinstance(self.interpreter.alarm.guard(self.gallery.collect), TimeLimit):
+            status = "timeout"
+            self.notices.append("stopped while reading the image files that the code saved")
+        return self.reply(status, failure)
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        """The failure, made under guard because the exception's class may be the code's own."""
+        found: list[dict[str, Any]] = []
+        fault = self.interpreter.alarm.guard(lambda: found.append(describe(error, self.interpreter)), late=True)
+        if fault is None:
+            return found[0]
+        text = f"<describing the exception raised {type(fault).__name__}>"
+        return {"kind": "BaseException", "message": text, "line": None, "source": None, "traceback": text}
+
+    def reply(self, status: str, failure: dict[str, Any] | None) -> dict[str, Any]:
+        """The header of the reply, without its id."""
+        flush_c_streams(None)
+        if self.raw.drain(self.out):
+            self.notices.append("output of compiled code was lost: it is kept up to a fixed size")
+        pictures, notices = self.gallery.summary()
+        return {
+            "status": status,
+            "stdout": self.out.text(),
+            "stderr": self.err.text(),
+            "value": self.value,
+            "failure": failure,
+            "images": pictures,
+            "notices": self.notices + notices,
+            "peak": getrusage(RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+    def restore_reserve(self) -> None:
+        """Take the address space again, unless variables still fill all of it."""
+        try:
+            self.reserve = bytearray(RESERVE)
+        except MemoryError:
+            self.reserve = None
+
+
+def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int]) -> list[Source]:
+    """The images of a request, read from its descriptors or from its blobs."""
+    sources = []
+    start = 0
+    for index, image in enumerate(request["images"]):
+        length = image["length"]
+        if request.get("inband"):
+            data = bytes(blobs[start : start + length])
+            start += length
+        else:
+            if index >= len(descriptors):
+                raise ProtocolError(f"{len(request['images'])} images with {len(descriptors)} descriptors")
+            data = pread(descriptors[index], length, 0)
+        if len(data) != length:
+            raise ProtocolError(f"{len(data)} bytes instead of {length} of the image {image['name']!r}")
+        size = image.get("size")
+        name = basename(image["name"])
+        if name in ("", ".", ".."):
+            raise ProtocolError(f"{image['name']!r} is no name of a file")
+        sources.append(Source(name, data, image.get("mode"), tuple(size) if size else None))
+    return sources
+
+
+def seed_all(seed: int) -> None:
+    """The generators of `random` and numpy, now or when numpy is imported."""
+    random.seed(seed)
+    Current.seed = seed % 2**32
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(Current.seed)
+
+
+def prepare(preload: list[str]) -> None:
+    """Once, in the process that the sessions are forked from, after it imported the packages `preload`.
+
+    Patches what is loaded, sees to what will be loaded later, and does once what first use would cost every session.
+    """
+    change_packages()
+    main = sys.modules["__main__"]
+    interpreter = Interpreter()
+    interpreter.begin("[0][1]")
+    error = interpreter.alarm.guard(lambda: interpreter.run("[0][1]"))
+    if error is not None:
+        encode(describe(error, interpreter))
+    sys.modules["__main__"] = main
+
+
+def serve(channel: socket.socket, settings: Settings) -> NoReturn:
+    """Answer requests until the host closes the channel; the process ends here."""
+    frames = Channel(channel)
+    session = Session(settings)
+    while True:
+        request = frames.read()
+        if request is None:
+            _exit(0)
+        reply = session.answer(*request, frames.descriptors)
+        frames.close_descriptors()
+        frames.write(reply, session.gallery.blobs())
+        session.gallery.begin()

@@ -1,0 +1,183 @@
+"""The zygote: a clean process with the packages loaded, which forks an isolated session whenever the host asks.
+
+It is started by `exec`, never forked from the host, so that nothing of the host's memory or environment is in it. It
+runs no untrusted code. It ends when the host does.
+
+    host --SEQPACKET--> zygote: {"open": n, "scratch": path} with the session's end of a socket
+    zygote --> host: {"ready": ...} or {"refused": ...} once, then {"opened": n} with a pidfd, {"ended": n, ...}
+"""
+
+import gc
+import importlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from turnwise.sandbox import wire
+from turnwise.sandbox.inside import isolate, syscalls, worker
+
+MAX_MESSAGE = 64 * 1024
+ISOLATION_FAILED = 97
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The first message: what to load and what to put on."""
+
+    plan: isolate.Plan
+    preload: list[str]
+    settings: worker.Settings
+    private: bool
+    """Root gives up its uid even without namespaces."""
+
+    @classmethod
+    def read(cls, message: dict[str, Any]) -> "Orders":
+        plan = dict(message["plan"])
+        plan["readable"] = tuple(plan["readable"])
+        settings = worker.Settings(**message["settings"])
+        return cls(isolate.Plan(**plan), message["preload"], settings, message["private"])
+
+
+def main(control_descriptor: int) -> NoReturn:
+    """What the host executes."""
+    control = socket.socket(fileno=control_descriptor)
+    host = os.pidfd_open(os.getppid())
+    message = control.recv(MAX_MESSAGE)
+    if not message:
+        os._exit(0)  # the host let go
+    try:
+        orders = Orders.read(json.loads(message))
+        _preload(orders.preload)
+        base_memory = int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        if orders.plan.namespaces:
+            isolate.enter_namespaces(orders.plan)
+            _continue_as_first_process()
+        elif orders.private:
+            isolate.become_private()
+        ground = isolate.prepare_ground(orders.plan, base_memory, platform.machine())
+    except isolate.LayerError as error:
+        _say(control, {"refused": {"layer": error.layer, "call": error.call, "errno": error.number}})
+        os._exit(0)
+    except _Threads as error:
+        _say(control, {"threads": error.count})
+        os._exit(0)
+    except ImportError as error:
+        _say(control, {"missing": error.name or str(error)})
+        os._exit(0)
+    gc.collect()
+    gc.freeze()  # or collections in the sessions would copy every page of the packages
+    _say(control, {"ready": {"landlock": ground.landlock, "uid": os.geteuid()}})
+    _Zygote(control, host, ground, orders.settings).serve()
+
+
+def _continue_as_first_process() -> None:
+    """Fork into the new pid namespace; the parent only waits, so that the host sees our end."""
+    child = os.fork()
+    if child:
+        syscalls.close_from(3)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL, "PDEATHSIG")
+
+
+@dataclass(slots=True)
+class _Zygote:
+    """Forks sessions, and tells the host when one has ended and how."""
+
+    control: socket.socket
+    host: int
+    ground: isolate.Ground
+    settings: worker.Settings
+    numbers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By pidfd: the host's number of the session, and its pid."""
+    poll: select.epoll = field(default_factory=select.epoll)
+
+    def serve(self) -> NoReturn:
+        self.poll.register(self.control.fileno(), select.EPOLLIN)
+        self.poll.register(self.host, select.EPOLLIN)
+        # setns with a descriptor of ourselves leads back from the namespace made for the last session.
+        itself = os.pidfd_open(os.getpid())
+        while True:
+            for descriptor, _ in self.poll.poll():
+                if descriptor == self.host:
+                    os._exit(0)
+                elif descriptor == self.control.fileno():
+                    self._listen(itself)
+                else:
+                    self._bury(descriptor)
+
+    def _listen(self, itself: int) -> None:
+        message, descriptors, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
+        if not message:
+            os._exit(0)  # the host let go; everything here ends with us
+        request = json.loads(message)
+        if self.ground.plan.namespaces:
+            syscalls.setns(itself, syscalls.CLONE_NEWPID)
+            syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
+        child = os.fork()
+        if child == 0:
+            _become_session(self.ground, self.settings, descriptors[0], request["scratch"])
+        os.close(descriptors[0])
+        pidfd = os.pidfd_open(child)
+        self.numbers[pidfd] = (request["open"], child)
+        self.poll.register(pidfd, select.EPOLLIN)
+        _say(self.control, {"opened": request["open"]}, pidfd)
+
+    def _bury(self, pidfd: int) -> None:
+        number, child = self.numbers.pop(pidfd)
+        self.poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status, usage = os.wait4(child, 0)
+        _say(self.control, {"ended": number, "status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss})
+
+
+def _become_session(ground: isolate.Ground, settings: worker.Settings, channel: int, scratch: str) -> NoReturn:
+    """In the forked child. Nothing the zygote held is left when untrusted code runs."""
+    os.dup2(channel, isolate.CHANNEL, inheritable=False)
+    connection = socket.socket(fileno=isolate.CHANNEL)
+    try:
+        isolate.isolate(ground, scratch)
+    except isolate.LayerError as error:
+        refusal = {"layer": error.layer, "call": error.call, "errno": error.number}
+        connection.sendall(wire.pack({"id": 0, "refused": refusal}))
+        os._exit(ISOLATION_FAILED)
+    connection.sendall(wire.pack({"id": 0, "ready": True}))
+    worker.serve(connection, replace(settings, scratch=scratch))
+
+
+class _Threads(Exception):
+    """The packages left threads running."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} threads")
+        self.count = count
+
+
+def _preload(packages: list[str]) -> None:
+    for name in packages:
+        importlib.import_module(name)
+    worker.prepare(packages)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise _Threads(threads - 1)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _say(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+    """Tell the host, or end with it."""
+    encoded = json.dumps(message).encode()
+    try:
+        if descriptors:
+            socket.send_fds(control, [encoded], list(descriptors))
+        else:
+            control.send(encoded)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)

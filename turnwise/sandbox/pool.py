@@ -1,0 +1,261 @@
+"""The pool: one zygote, sessions forked ahead of need, and the level of isolation that was proven."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from turnwise.choices import SandboxLevel
+from turnwise.sandbox import probe
+from turnwise.sandbox.inside import isolate
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.process import Child, LayerRefused, Refusal, SandboxLost, SandboxUnavailable, Zygote, python_paths
+from turnwise.sandbox.results import InputImage
+from turnwise.sandbox.session import LocalSession
+
+PRELOAD = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
+QUOTA_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How a pool is made: `PoolSettings(min_level=SandboxLevel.L3)`."""
+
+    level: SandboxLevel = SandboxLevel.auto
+    """The highest that can be proven, or exactly this one."""
+    min_level: SandboxLevel = SandboxLevel.L2
+    limits: Limits = field(default_factory=Limits)
+    preload: tuple[str, ...] = PRELOAD
+    warm: int = 8
+    """Sessions forked ahead of need."""
+    running: int = 0
+    """Calls that run at once; 0 takes two for each core."""
+
+
+class SandboxPool:
+    """Sessions for untrusted Python. Use it as an async context manager, in one event loop."""
+
+    def __init__(self, settings: PoolSettings | None = None) -> None:
+        self.settings = settings or PoolSettings()
+        self.report: probe.Report | None = None
+        """What was proven at the start."""
+        self._zygote: Zygote | None = None
+        self._level = self.settings.level
+        self._folder: Path | None = None
+        self._warm: deque[_Place] = deque()
+        self._places: set[_Place] = set()
+        self._filling: asyncio.Task[None] | None = None
+        self._reviving = asyncio.Lock()
+        self._slots = asyncio.Semaphore(self.settings.running or 2 * (os.cpu_count() or 1))
+        self._next_folder = 0
+
+    async def __aenter__(self) -> "SandboxPool":
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def session(self, *, seed: int = 0, images: Sequence[InputImage] = (), stateless: bool = False) -> LocalSession:
+        """A new session; its process is taken from the pool at the first call."""
+        return LocalSession(self._acquire, self._slots, self.settings.limits, seed, images, stateless)
+
+    async def close(self) -> None:
+        """End every process and remove every file."""
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
+        for place in list(self._places):
+            await place.leave()
+        if self._zygote is not None:
+            await self._zygote.close()
+            self._zygote = None
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _start(self) -> None:
+        """The highest level whose layers the kernel grants and whose attacks all fail."""
+        settings = self.settings
+        if sys.platform != "linux":
+            raise SandboxUnavailable("the sandbox needs Linux; elsewhere name a server with sandbox.url")
+        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-sandbox-"))
+        refusals: list[Refusal] = []
+        for level in probe.candidates(settings.level, settings.min_level):
+            self._level = level
+            try:
+                self._zygote = await self._start_zygote()
+                async with self.session() as session:
+                    self.report = await probe.prove(
+                        session, level, self._layers(), tuple(refusals), settings.limits
+                    )
+            except LayerRefused as error:
+                refusals.append(error.refusal)
+            else:
+                if self.report.level.reaches(level):
+                    return self._fill()
+            if self._zygote is not None:
+                await self._zygote.close()
+                self._zygote = None
+        raise SandboxUnavailable(probe.explain(settings.level, settings.min_level, tuple(refusals), self.report))
+
+    async def _start_zygote(self) -> Zygote:
+        limits, namespaces = self.settings.limits, self._level.reaches(SandboxLevel.L3)
+        assert self._folder is not None
+        root = self._folder / "root"
+        root.mkdir(exist_ok=True)
+        python = python_paths()
+        private = not namespaces and os.geteuid() == 0 and all(map(_open_to_all, python))
+        if private:
+            self._folder.chmod(0o711)
+            os.chown(root, isolate.PRIVATE_ID, isolate.PRIVATE_ID)
+        plan = isolate.Plan(
+            namespaces=namespaces,
+            lsm=self._level.reaches(SandboxLevel.L2),
+            readable=tuple(isolate.readable_paths(python)),
+            root=str(root),
+            memory=limits.memory,
+            file_size=limits.scratch,
+            files=limits.files,
+            cpu_seconds=limits.cpu_seconds,
+        )
+        settings = {"output": limits.output, "images": limits.images, "pixels": limits.pixels, "scratch": ""}
+        return await Zygote.start(
+            {"plan": asdict(plan), "preload": list(self.settings.preload), "settings": settings, "private": private}
+        )
+
+    def _layers(self) -> tuple[str, ...]:
+        assert self._zygote is not None
+        found = ["rlimits", "no_new_privs", "no capabilities"]
+        if self._level.reaches(SandboxLevel.L2):
+            found += [f"landlock (ABI {self._zygote.landlock})", "seccomp"]
+        if self._level.reaches(SandboxLevel.L3):
+            found.append("namespaces (user, pid, mount, net, ipc, uts, cgroup)")
+        if self._zygote.uid != os.geteuid():
+            found.append(f"uid {self._zygote.uid}")
+        return tuple(found)
+
+    async def _acquire(self) -> "_Place":
+        """A ready process: a warm one where there is one."""
+        while self._warm:
+            place = self._warm.popleft()
+            if place.child.broken is None:
+                self._fill()
+                return place
+            await place.leave()
+        self._fill()
+        return await self._fork()
+
+    def _fill(self) -> None:
+        if self.settings.warm and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.ensure_future(self._keep_warm())
+
+    async def _keep_warm(self) -> None:
+        with contextlib.suppress(SandboxLost):  # whoever needs a session next will see it
+            while len(self._warm) < self.settings.warm:
+                self._warm.append(await self._fork())
+
+    async def _fork(self) -> "_Place":
+        zygote = await self._living_zygote()
+        folder = None
+        if not self._level.reaches(SandboxLevel.L3):
+            folder = self._new_folder(zygote.uid)
+        try:
+            child = await zygote.fork(isolate.SCRATCH if folder is None else str(folder))
+        except BaseException:
+            if folder is not None:
+                folder.rmdir()
+            raise
+        place = _Place(child, folder, self.settings.limits, self._places)
+        self._places.add(place)
+        return place
+
+    async def _living_zygote(self) -> Zygote:
+        """The zygote, started again if it was lost; its sessions are not."""
+        async with self._reviving:
+            if self._zygote is None:
+                raise SandboxLost("the sandbox pool is closed")
+            if self._zygote.lost.done():
+                await self._zygote.close()
+                self._zygote = await self._start_zygote()
+            return self._zygote
+
+    def _new_folder(self, uid: int) -> Path:
+        assert self._folder is not None
+        self._next_folder += 1
+        folder = self._folder / "root" / str(self._next_folder)
+        folder.mkdir(mode=0o700)
+        if uid != os.geteuid():
+            os.chown(folder, uid, uid)
+        return folder
+
+
+def _open_to_all(path: str) -> bool:
+    """Whether any user can get there."""
+    return all(os.stat(one).st_mode & 0o005 == 0o005 for one in (path, *map(str, Path(path).parents)))
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A session's process and, where it has no file system of its own, its folder and the quota on it."""
+
+    child: Child
+    folder: Path | None
+    limits: Limits
+    among: set["_Place"]
+
+    def excess(self) -> str | None:
+        if self.folder is None:
+            return None
+        files, size = _usage(self.folder, self.limits.files)
+        if files > self.limits.files:
+            return f"more than {self.limits.files} files in the scratch folder"
+        return f"more than {self.limits.scratch} bytes in the scratch folder" if size > self.limits.scratch else None
+
+    def watch(self) -> "asyncio.Task[None] | None":
+        return None if self.folder is None else asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(QUOTA_SECONDS)
+            if (excess := self.excess()) is not None:
+                self.child.give_up(excess)
+
+    async def leave(self) -> None:
+        self.among.discard(self)
+        self.child.close()
+        await self.child.ended
+        if self.folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+
+def _usage(folder: Path, most: int) -> tuple[int, int]:
+    """(files, bytes) below a folder that untrusted code filled: links are counted, never followed; stops at `most`."""
+    files = size = 0
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:
+            continue  # removed meanwhile
+        for entry in entries:
+            files += 1
+            try:
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+            except OSError:
+                continue
+            if files > most:
+                return files, size
+    return files, size

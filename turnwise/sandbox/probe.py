@@ -1,0 +1,185 @@
+"""What a sandbox is worth here, found out by attacking it: no level is claimed that was not proven at this start."""
+
+import contextlib
+import errno
+import os
+import socket
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from turnwise.choices import SandboxLevel
+from turnwise.sandbox.attacks import ATTACKS, CHMOD, CREATE, TCP, UDP, WRITE, Attack
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.process import Refusal, environment
+from turnwise.sandbox.results import Status
+from turnwise.sandbox.session import Session
+
+MARK = "open: "
+"""What the value of a successful attack begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One attack and how it went: `Proof(attack, True, "PermissionError")`."""
+
+    attack: Attack
+    blocked: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was proven, and what the kernel refused on the way."""
+
+    level: SandboxLevel
+    layers: tuple[str, ...]
+    proofs: tuple[Proof, ...]
+    refusals: tuple[Refusal, ...]
+
+    def failed(self, level: SandboxLevel) -> tuple[Proof, ...]:
+        """Attacks that this level must stop and that came through."""
+        return tuple(one for one in self.proofs if level.reaches(one.attack.level) and not one.blocked)
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"sandbox level {self.level.name}, proven by {len(self.proofs)} attacks: {', '.join(self.layers)}"]
+        for proof in self.proofs:
+            lines.append(f"  {'blocked' if proof.blocked else 'OPEN   '}  {proof.attack.name} ({proof.detail})")
+        lines += [f"  refused: {refusal}; {remedy(refusal)}" for refusal in self.refusals]
+        return "\n".join(lines)
+
+
+def candidates(wanted: SandboxLevel, floor: SandboxLevel) -> list[SandboxLevel]:
+    """Levels to try, the highest first."""
+    if wanted is not SandboxLevel.auto:
+        return [wanted]
+    return [level for level in (SandboxLevel.L3, SandboxLevel.L2, SandboxLevel.L0) if level.reaches(floor)]
+
+
+async def prove(
+    session: Session, level: SandboxLevel, layers: tuple[str, ...], refusals: tuple[Refusal, ...], limits: Limits
+) -> Report:
+    """Attack from inside a fresh session; the level is the highest whose attacks all failed."""
+    with _bait() as bait:
+        names = bait.names(limits)
+        setting = "\n".join(f"{name} = {value!r}" for name, value in names.items())
+        ready = await session.run(f"import os, resource, socket\n{setting}")
+        if ready.status is not Status.OK:
+            raise RuntimeError(f"the probe could not begin: {ready.text()}")
+        proofs = [await _try(session, attack) for attack in ATTACKS]
+        arrived = bait.arrived()
+    proofs = [
+        Proof(one.attack, False, arrived[one.attack.name]) if one.attack.name in arrived else one for one in proofs
+    ]
+    reached = SandboxLevel.L0
+    report = Report(level, layers, tuple(proofs), refusals)
+    for candidate in (SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4):
+        if level.reaches(candidate) and not report.failed(candidate):
+            reached = candidate
+    return Report(reached, layers, tuple(proofs), refusals)
+
+
+async def _try(session: Session, attack: Attack) -> Proof:
+    body = textwrap.indent(attack.code.strip(), "    ")
+    result = await session.run(f"def attack():\n{body}\nfound = attack()\n{MARK!r} + found if found is not None else 'no'")
+    if result.status is Status.OK and result.value is not None and result.value.strip("'\"").startswith(MARK):
+        return Proof(attack, False, result.value.strip("'\"").removeprefix(MARK)[:80])
+    if result.failure is not None:
+        return Proof(attack, True, f"{result.failure.kind}: {result.failure.message}"[:80])
+    if result.status is Status.OK:
+        return Proof(attack, True, "to no effect")
+    return Proof(attack, True, f"{result.status}: {'; '.join(result.notices)}"[:80])
+
+
+@dataclass(frozen=True, slots=True)
+class _Bait:
+    """What the attacks go for; the host looks at it afterwards."""
+
+    folder: Path
+    canary: Path
+    tcp: socket.socket
+    udp: socket.socket
+    unix: str
+
+    def names(self, limits: Limits) -> dict[str, object]:
+        """What the attacks are told."""
+        return {
+            "CANARY": str(self.canary),
+            "FOLDER": str(self.folder),
+            "TCP": self.tcp.getsockname()[1],
+            "UDP": self.udp.getsockname()[1],
+            "UNIX": self.unix,
+            "HOST": os.getpid(),
+            "ENVIRONMENT": [*environment(), "TMPDIR", "LC_CTYPE"],
+            "MEMORY": limits.memory + 1,
+            "SCRATCH": limits.scratch,
+        }
+
+    def arrived(self) -> dict[str, str]:
+        """By attack: what the host sees of it, whatever the session says."""
+        seen = {}
+        if self.canary.stat().st_mode & 0o777 != 0o666:
+            seen[CHMOD] = "the mode changed"
+        if self.canary.read_text() != "canary":
+            seen[WRITE] = "the file changed"
+        if (self.folder / "made").exists():
+            seen[CREATE] = "the file is there"
+        with contextlib.suppress(BlockingIOError):
+            self.udp.recv(16)
+            seen[UDP] = "a packet arrived"
+        with contextlib.suppress(BlockingIOError):
+            self.tcp.accept()[0].close()
+            seen[TCP] = "a connection arrived"
+        return seen
+
+
+@contextlib.contextmanager
+def _bait() -> Iterator[_Bait]:
+    """A file that everybody may read and write, and sockets that everybody may reach, while the probe runs."""
+    unix = f"\0turnwise-probe-{os.urandom(8).hex()}"
+    with tempfile.TemporaryDirectory(prefix="turnwise-probe-") as made, contextlib.ExitStack() as stack:
+        folder = Path(made)
+        folder.chmod(0o777)
+        canary = folder / "canary"
+        canary.write_text("canary")
+        canary.chmod(0o666)
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(unix)
+        listener.listen()
+        tcp.setblocking(False)
+        udp.setblocking(False)
+        yield _Bait(folder, canary, tcp, udp, unix)
+
+
+def remedy(refusal: Refusal) -> str:
+    """What would help."""
+    if refusal.layer == "namespaces" and refusal.errno in (errno.EPERM, errno.EACCES):
+        return (
+            "user namespaces are switched off here (a container's default seccomp profile, AppArmor on Ubuntu, or "
+            "kernel.unprivileged_userns_clone=0); allow them, or accept sandbox.min_level=L2"
+        )
+    if refusal.layer == "namespaces" and refusal.errno in (errno.ENOSPC, errno.EUSERS):
+        return "raise user.max_user_namespaces, or accept sandbox.min_level=L2"
+    if refusal.layer == "landlock":
+        return "Landlock needs Linux 5.13 or newer with `landlock` among the LSMs (boot with lsm=landlock,...)"
+    if refusal.layer == "seccomp":
+        return "the kernel must allow seccomp filters (CONFIG_SECCOMP_FILTER), on x86_64 or aarch64"
+    return "this layer needs a kernel or a container profile that allows it"
+
+
+def explain(wanted: SandboxLevel, floor: SandboxLevel, refusals: tuple[Refusal, ...], report: Report | None) -> str:
+    """Why there is no sandbox: what was asked for, what is missing, what would help."""
+    asked = f"sandbox.level={wanted.name}" if wanted is not SandboxLevel.auto else f"sandbox.min_level={floor.name}"
+    lines = [f"{asked} cannot be had here, so no code was run"]
+    lines += [f"  {refusal}; {remedy(refusal)}" for refusal in refusals]
+    if report is not None:
+        needed = floor if wanted is SandboxLevel.auto else wanted
+        lines += [f"  not blocked: {proof.attack.name} ({proof.detail})" for proof in report.failed(needed)]
+    return "\n".join(lines)

@@ -1,0 +1,135 @@
+"""A session's reply as a Result. Every field was written by untrusted code: it is checked, bounded and cleaned here."""
+
+import math
+from typing import Any
+
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.results import CHANNELS, Failure, Picture, Provenance, Result, Status, Step
+from turnwise.sandbox.wire import ProtocolError
+
+_FROM_INSIDE = {Status.OK, Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.DENIED}
+MAX_STEPS = 64
+MAX_NAME = 200
+MAX_NOTICES = 32
+MAX_FAILURE = 8_000
+
+
+def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: Limits) -> Result:
+    """The result a well-formed reply tells; ProtocolError for any other."""
+    if header.get("id") != number or isinstance(header.get("id"), bool):
+        raise ProtocolError("an answer to another question")
+    try:
+        status = Status(header.get("status"))
+    except ValueError as error:
+        raise ProtocolError("an unknown status") from error
+    if status not in _FROM_INSIDE:
+        raise ProtocolError(f"a status that only the host can know: {status}")
+    peak = header.get("peak", 0)
+    if type(peak) is not int or not 0 <= peak < 1 << 50:
+        raise ProtocolError("a peak memory that is not a number of bytes")
+    value = header.get("value")
+    slack = limits.output + 200  # for the note that says how much was left out
+    return Result(
+        status=status,
+        stdout=_text(header.get("stdout", ""), slack),
+        stderr=_text(header.get("stderr", ""), slack),
+        value=None if value is None else _text(value, slack),
+        images=_pictures(header.get("images", []), blobs, limits),
+        failure=_failure(header.get("failure")),
+        notices=tuple(_text(one, 1000) for one in _list(header.get("notices", []), MAX_NOTICES)),
+        peak_memory=peak,
+    )
+
+
+def clean(text: str) -> str:
+    """Text that can be encoded, stored and tokenised: no lone surrogates, no NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+def _text(value: Any, limit: int) -> str:
+    if not isinstance(value, str):
+        raise ProtocolError("a text that is none")
+    return clean(value[:limit])
+
+
+def _list(value: Any, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise ProtocolError("a list that is none, or too long")
+    return value
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ProtocolError("an object that is none")
+    return value
+
+
+def _failure(value: Any) -> Failure | None:
+    if value is None:
+        return None
+    found = _dict(value)
+    line, source = found.get("line"), found.get("source")
+    if line is not None and (type(line) is not int or not 0 <= line < 1 << 31):
+        raise ProtocolError("a line that is not a number")
+    return Failure(
+        kind=_text(found.get("kind"), MAX_NAME),
+        message=_text(found.get("message"), MAX_FAILURE),
+        line=line,
+        source=None if source is None else _text(source, 1000),
+        traceback=_text(found.get("traceback"), MAX_FAILURE),
+    )
+
+
+def _pictures(value: Any, blobs: memoryview, limits: Limits) -> tuple[Picture, ...]:
+    found, start, pixels = [], 0, 0
+    for entry in map(_dict, _list(value, limits.images)):
+        mode, size, length = entry.get("mode"), entry.get("size"), entry.get("length")
+        if mode not in CHANNELS or type(length) is not int:
+            raise ProtocolError("an image of an unknown kind")
+        if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < 1 << 20 for n in size):
+            raise ProtocolError("an image of impossible size")
+        pixels += size[0] * size[1]
+        if length != size[0] * size[1] * CHANNELS[mode] or start + length > len(blobs) or pixels > limits.pixels:
+            raise ProtocolError("an image whose size does not fit")
+        data = bytes(blobs[start : start + length])
+        start += length
+        provenance = _provenance(_dict(entry.get("provenance", {})))
+        found.append(Picture(_text(entry.get("name"), MAX_NAME), mode, (size[0], size[1]), data, provenance))
+    if start != len(blobs):
+        raise ProtocolError("bytes that belong to no image")
+    return tuple(found)
+
+
+def _provenance(value: dict[str, Any]) -> Provenance:
+    source, box = value.get("source"), value.get("box")
+    if box is not None:
+        if len(_list(box, 4)) != 4 or not all(type(n) in (int, float) and math.isfinite(n) for n in box):
+            raise ProtocolError("a box that is none")
+        box = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+    steps = tuple(
+        Step(_text(step.get("name"), MAX_NAME), _arguments(step.get("arguments", {})))
+        for step in map(_dict, _list(value.get("steps", []), MAX_STEPS))
+    )
+    return Provenance(None if source is None else _text(source, MAX_NAME), box, steps)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    found = _dict(value)
+    if len(repr(found)) > 2000:
+        raise ProtocolError("a step with endless arguments")
+    return {_text(key, MAX_NAME): _clean_all(one) for key, one in found.items()}
+
+
+def _clean_all(value: Any) -> Any:
+    """JSON values with clean texts; the depth is bounded by the length already checked."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [_clean_all(one) for one in value]
+    if isinstance(value, dict):
+        return {clean(key): _clean_all(one) for key, one in value.items()}
+    return value

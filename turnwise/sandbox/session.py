@@ -1,0 +1,218 @@
+"""A session: Python that remembers, in a process of its own, with a deadline for each call."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from turnwise.sandbox import wire
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.process import Child, Frame, SandboxLost
+from turnwise.sandbox.replies import read_reply
+from turnwise.sandbox.results import CHANNELS, InputImage, Result, Status
+
+MAX_CODE = 1024 * 1024
+MAX_IMAGES_IN = 64
+MAX_IMAGE_BYTES = 64 * 1024 * 1024
+NO_ANSWER = "it did not answer in time"
+END_SECONDS = 0.2
+LOST = "the variables and files of this session were lost; later calls start afresh"
+
+
+class Session(Protocol):
+    """What callers see, whether the code runs here or elsewhere."""
+
+    async def run(self, code: str, seconds: float | None = None) -> Result:
+        """Run once; SandboxLost when the machinery failed, which says nothing about the code."""
+        ...
+
+    async def close(self) -> None:
+        """End it; nothing of it is left."""
+        ...
+
+
+class LocalSession:
+    """A session on this machine.
+
+    One call at a time; state survives between calls unless `stateless`. A process that had to be killed is replaced at
+    the next call, and the result says that variables were lost.
+    """
+
+    def __init__(
+        self,
+        acquire: Callable[[], Awaitable["Place"]],
+        slots: asyncio.Semaphore,
+        limits: Limits,
+        seed: int,
+        images: Sequence[InputImage] = (),
+        stateless: bool = False,
+    ) -> None:
+        for image in images:
+            check_image(image)
+        if len(images) > MAX_IMAGES_IN:
+            raise ValueError(f"{len(images)} images; a session takes at most {MAX_IMAGES_IN}")
+        self.limits = limits
+        self._acquire = acquire
+        self._slots = slots
+        self._seed = seed
+        self._images = list(images)
+        self._stateless = stateless
+        self._place: Place | None = None
+        self._calls = 0
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def __aenter__(self) -> "LocalSession":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def run(self, code: str, seconds: float | None = None) -> Result:
+        if len(code) > MAX_CODE:
+            return Result(Status.ERROR, notices=(f"not run: more than {MAX_CODE} characters of code",))
+        async with self._turn:
+            if self._closed:
+                raise SandboxLost("the session was closed")
+            first = self._place is None
+            if self._place is None:
+                self._place = await self._acquire()
+            try:
+                async with self._slots:  # waiting for a slot is not the code's time
+                    result = await self._call(self._place, code, seconds or self.limits.seconds, first)
+            except BaseException:
+                await self._leave()  # half a call, cancelled or lost: nobody can use the process any more
+                raise
+            if self._stateless or not result.kept:
+                await self._leave()
+            return result
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._leave()
+
+    async def _leave(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            await place.leave()
+
+    async def _call(self, place: "Place", code: str, seconds: float, first: bool) -> Result:
+        child = place.child
+        self._calls += 1
+        header: dict[str, object] = {"id": self._calls, "code": code}
+        if first:
+            header["seed"] = self._seed
+            header["images"] = [
+                {"name": image.name, "mode": image.mode, "size": image.size, "length": len(image.data)}
+                for image in self._images
+            ]
+        with contextlib.ExitStack() as stack:
+            sealed = [stack.enter_context(_sealed(image.data)) for image in self._images] if first else []
+            child.signal(signal.SIGCONT)
+            start = time.monotonic()
+            reply = child.expect()
+            await child.send(wire.pack(header), sealed)
+        result = await self._settle(place, reply, start, seconds)
+        if result.kept:
+            child.signal(signal.SIGSTOP)  # threads it left behind get no time between calls
+        return replace(result, seconds=time.monotonic() - start)
+
+    async def _settle(self, place: "Place", reply: "asyncio.Future[Frame]", start: float, seconds: float) -> Result:
+        """The result, whether the code answers, has to be interrupted, or has to be killed."""
+        child = place.child
+        loop = asyncio.get_running_loop()
+        interrupt = loop.call_later(seconds, child.signal, signal.SIGINT)
+        kill = loop.call_later(seconds + self.limits.grace, child.give_up, NO_ANSWER)
+        watch = place.watch()
+        try:
+            header, blobs = await reply
+            result = read_reply(header, blobs, self._calls, self.limits)
+        except wire.ProtocolError as error:
+            return await _killed(child, str(error), seconds if time.monotonic() - start >= seconds else None)
+        finally:
+            interrupt.cancel()
+            kill.cancel()
+            if watch is not None:
+                watch.cancel()
+        if (excess := place.excess()) is not None:
+            return replace(result, status=Status.KILLED, kept=False, notices=(*result.notices, f"{excess}; {LOST}"))
+        if result.status is Status.TIMEOUT:
+            note = f"stopped after {seconds:g} s; variables keep the values they had at that point"
+            result = replace(result, notices=(*result.notices, note))
+        return result
+
+
+class Place(Protocol):
+    """A process with a scratch folder."""
+
+    child: Child
+
+    def excess(self) -> str | None:
+        """What the scratch folder has too much of, where the kernel does not see to that."""
+        ...
+
+    def watch(self) -> "asyncio.Task[None] | None":
+        """Look at that while code runs."""
+        ...
+
+    async def leave(self) -> None:
+        """Kill the process and remove its folder."""
+        ...
+
+
+def check_image(image: InputImage) -> None:
+    """ValueError for an image that no session can be given."""
+    if os.path.basename(image.name) != image.name or image.name in ("", ".", "..") or "\0" in image.name:
+        raise ValueError(f"an image's name is a plain file name, not {image.name!r}")
+    if len(image.name.encode()) > 200 or not 0 < len(image.data) <= MAX_IMAGE_BYTES:
+        raise ValueError(f"image {image.name[:80]!r}: its name or content is empty or too long")
+    if (image.mode is None) != (image.size is None):
+        raise ValueError(f"image {image.name!r}: raw pixels need a mode and a size")
+    if image.mode is not None and image.size is not None:
+        wanted = image.size[0] * image.size[1] * CHANNELS.get(image.mode, 0)
+        if wanted != len(image.data):
+            raise ValueError(f"image {image.name!r}: {len(image.data)} bytes are not {image.size} in mode {image.mode}")
+
+
+@contextlib.contextmanager
+def _sealed(data: bytes) -> Iterator[int]:
+    """A memory file with these bytes that nobody can change any more."""
+    descriptor = os.memfd_create("image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
+    """Why the process is gone, from those who know: the zygote for its death, we for what we ended.
+
+    `seconds` is the limit when the call ran into it.
+    """
+    if reason != NO_ANSWER:
+        await asyncio.wait((child.ended,), timeout=END_SECONDS)  # it may be about to end by itself
+    by_itself = child.ended.done()
+    child.signal(signal.SIGKILL)
+    status = await child.ended
+    if status is None:
+        raise SandboxLost("the sandbox's zygote ended in the middle of a call")
+    if seconds is not None:
+        what = f"stopped after {seconds:g} s"
+    elif not by_itself:
+        what = f"stopped: {reason}"
+    elif status >= 0:
+        what = f"the process ended with exit status {status}"
+    else:
+        what = f"the process was killed by {signal.Signals(-status).name}"
+    kind = Status.KILLED if seconds is None else Status.TIMEOUT
+    return Result(kind, kept=False, notices=(f"{what}; {LOST}",), peak_memory=child.peak)

@@ -1,0 +1,42 @@
+"""Frames between the host and a session: two lengths, a JSON header, raw blobs. Never pickle.
+
+Both sides use it; the host treats everything it reads as written by an attacker.
+"""
+
+import json
+import struct
+from typing import Any
+
+PREFIX = struct.Struct("!II")
+"""Bytes after the prefix, and how many of them are the header."""
+MAX_HEADER = 4 * 1024 * 1024
+MAX_FRAME = 128 * 1024 * 1024
+
+
+class ProtocolError(Exception):
+    """Bytes that are not a frame, or a frame that breaks the rules."""
+
+
+def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
+    """One frame."""
+    encoded = json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode()
+    return b"".join((PREFIX.pack(len(encoded) + sum(map(len, blobs)), len(encoded)), encoded, *blobs))
+
+
+def lengths(prefix: bytes) -> tuple[int, int]:
+    """(bytes after the prefix, bytes of the header)."""
+    total, header = PREFIX.unpack(prefix)
+    if header > total or header > MAX_HEADER or total > MAX_FRAME:
+        raise ProtocolError(f"a frame of {total} bytes with a header of {header}")
+    return total, header
+
+
+def read_header(encoded: bytes) -> dict[str, Any]:
+    """The header, which must be a JSON object."""
+    try:
+        header = json.loads(encoded)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a header that is not JSON: {type(error).__name__}") from error
+    if not isinstance(header, dict):
+        raise ProtocolError("a header that is not a JSON object")
+    return header
