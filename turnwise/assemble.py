@@ -28,7 +28,8 @@ from turnwise.rollout.speakers import EndpointSpeaker, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users import Interactions
-from turnwise.scoring.scorer import Scorer, resolve
+from turnwise.scoring.scorer import Scorer
+from turnwise.scoring.service import Scoring
 from turnwise.types import JsonSchema, Sample
 
 MODELS_PACKAGE = "turnwise.models"
@@ -47,7 +48,13 @@ class Prepared:
     toolbox: Toolbox
     interactions: Interactions
     plan: Plan
-    scorers: dict[str, Scorer]
+    scoring: Scoring
+
+    @asynccontextmanager
+    async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
+        """What tools and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.scoring.running():
+            yield
 
 
 def prepare(
@@ -60,23 +67,21 @@ def prepare(
     scorer: Scorer | None = None,
 ) -> Prepared:
     """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
-    found = [load_tool(spec) for spec in config.rollout.tools] if tools is None else [as_tool(entry) for entry in tools]
-    toolbox = Toolbox(found, config.rollout)
+    specs = config.rollout.tools if tools is None else []
+    found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
+    toolbox = Toolbox(found, config.rollout, config.sandbox)
     interactions = Interactions(config.rollout)
     chosen = list(islice(samples, limit)) if samples is not None else load_samples(config, split, limit)
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
     sources = sorted({sample.data_source for sample in chosen})
-    scorers = {source: scorer or resolve(source, config.scoring.scorers) for source in sources}
-    unused = set(config.scoring.scorers) - {*sources, "default"}
-    if unused:
-        raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
+    scoring = Scoring.of(config.scoring, sources, scorer)
     renderer, dropped = None, 0
     if config.engine.name is not EngineName.openai:
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox)
-    return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scorers)
+    return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
@@ -159,6 +164,12 @@ async def open_stage(
 
     A script replaces the engine. `say` is told what was measured and decided while it was opened.
     """
+    async with prepared.running(say or (lambda text: None)), _engine(prepared, script, say) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def _engine(prepared: Prepared, script: Script | None, say: Callable[[str], None] | None) -> AsyncIterator[Stage]:
     config = prepared.config
     if script is None and config.engine.name is EngineName.openai:
         from turnwise.engines.endpoint import ChatEndpoint

@@ -176,3 +176,16 @@ class SandboxLevel(enum.Enum):
         """Whether this level is at least the other; `auto` is not a level that something can have."""
         order = (SandboxLevel.L0, SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4)
         return order.index(self) >= order.index(other)
+
+
+class ScoringRun(enum.Enum):
+    """How scorers are run; what they say is the same."""
+
+    inline = "inline"
+    """In this process, one after the other (verl's naive)."""
+    pool = "pool"
+    """In processes of their own, with a timeout each (verl's prime)."""
+    http = "http"
+    """By a reward server (SWE-Dev's way, for any scorer)."""
+    batch = "batch"
+    """One call of a function for many trajectories."""

@@ -20,6 +20,7 @@ examples:
   turnwise train run=first                         reinforcement learning with checkpoints
   turnwise train run=first resume=auto             go on with it
   turnwise check data.eval_files=test.parquet      try everything that can go wrong, load no model
+  turnwise check sandbox                           attack the sandbox and show what holds
   turnwise prepare gsm8k --source DIR              GSM8K as train.parquet and test.parquet under data/gsm8k
   turnwise show runs/NAME --sample 3               one transcript, coloured by who wrote what
 
@@ -77,7 +78,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     commands["eval"].add_argument("--no-transcript", action="store_true", help="leave out the example transcript")
     command("train", _train, "train with reinforcement learning, then evaluate")
     commands["train"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    command("check", _check, "try everything that can go wrong without loading a model")
+    command("check", _check, "try everything that can go wrong, load no model; `check sandbox` attacks the sandbox")
     commands["check"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("sft", _sft, "fine-tune a model on scripted or recorded trajectories")
     command("show", _show, "print a recorded trajectory, coloured by origin", config=False)
@@ -157,6 +158,9 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    if args.overrides[:1] == ["sandbox"]:
+        del args.overrides[0]
+        return _check_sandbox(args)
     composed = _compose(args)
     from turnwise.preflight import preflight
 
@@ -166,6 +170,27 @@ def _check(args: argparse.Namespace) -> int:
         findings = [{"check": f.check, "outcome": f.outcome.value, "text": f.text} for f in report.findings]
         sys.stdout.write(json.dumps({"passed": report.passed, "findings": findings}) + "\n")
     return 0 if report.passed else 1
+
+
+def _check_sandbox(args: argparse.Namespace) -> int:
+    """What the sandbox is worth here: every attack of the probe and how it went."""
+    import asyncio
+
+    composed = _compose(args)
+    from turnwise.rollout.tools.python import open_pool
+    from turnwise.sandbox.probe import Report as SandboxReport
+
+    async def probe() -> SandboxReport:
+        async with open_pool(composed.config.sandbox) as pool:
+            return pool.report
+
+    report = asyncio.run(probe())
+    sys.stdout.write(report.text() + "\n")
+    if args.json:
+        blocked = {proof.attack.name: proof.blocked for proof in report.proofs}
+        found = {"level": report.level.name, "layers": report.layers, "blocked": blocked}
+        sys.stdout.write(json.dumps(found) + "\n")
+    return 0
 
 
 def _print_check(composed: "Composed", report: "Report") -> None:

@@ -21,6 +21,7 @@ from turnwise.choices import (
     Precision,
     Resume,
     SandboxLevel,
+    ScoringRun,
 )
 
 
@@ -178,6 +179,22 @@ class ScoringConfig:
 
     scorers: dict[str, str] = field(default_factory=dict)
     """Scorer by data source: a built-in name or module:function. The key "default" serves all others."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options by scorer, such as {gsm8k: {wrong: -0.1}}."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """By part: the reward is then the weighted sum of the parts; those not named count fully."""
+    run: ScoringRun = ScoringRun.inline
+    """How scorers are run."""
+    workers: int = field(default=0, metadata=only("scoring.run", "pool", "http"))
+    """Processes of the pool, or requests under way; 0 takes the number of cores, and 32 requests."""
+    timeout: float = field(default=30.0, metadata=only("scoring.run", "pool", "http", "batch"))
+    """Seconds for one trajectory (for a whole batch with `batch`)."""
+    retries: int = field(default=3, metadata=only("scoring.run", "pool", "http", "batch"))
+    """How often a failure of the machinery is tried again."""
+    url: str | None = field(default=None, metadata=only("scoring.run", "http"))
+    """The reward server's address, such as http://127.0.0.1:8200."""
+    batch_size: int = field(default=64, metadata=only("scoring.run", "batch"))
+    """Most trajectories given to a batch scorer in one call."""
 
 
 @dataclass

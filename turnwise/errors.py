@@ -2,8 +2,9 @@
 
 1. `ToolError` is told to the model as the tool's reply; the episode goes on.
 2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
-3. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
-4. Everything else is a bug and stops the run with its traceback.
+3. `ScoringFailed` leaves one trajectory without a reward and out of baselines; it is counted, never a zero.
+4. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
+5. Everything else is a bug and stops the run with its traceback.
 """
 
 import difflib
@@ -40,6 +41,10 @@ class StorageError(TurnwiseError):
 
 class ToolError(Exception):
     """A tool's failure that the model is told about; the episode goes on."""
+
+
+class ScoringFailed(Exception):
+    """The machinery of scoring failed (a worker, a service, a judge), which says nothing about the trajectory."""
 
 
 class EpisodeError(Exception):

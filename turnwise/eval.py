@@ -59,11 +59,11 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
         async with open_stage(prepared, say=lambda text: _note(run, console, text)) as stage:
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, stage, trajectories, seen)
+            seconds = time.perf_counter() - start
+            judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
             write_trajectories(run.eval_path(0), trajectories)
-    seconds = time.perf_counter() - start
-    judged = [await judge(trajectory, prepared.scorers[trajectory.sample.data_source]) for trajectory in trajectories]
     report = _report(run, seconds, judged)
     run.write_json("eval/step_000000.json", report.as_json())
     if config.eval.dump_jsonl is not None:
@@ -87,7 +87,7 @@ async def measure(
         trajectories: list[Trajectory] = []
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
-        judged = [await judge(t, prepared.scorers[t.sample.data_source]) for t in trajectories]
+        judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
         write_trajectories(run.file(f"eval/{name}step_{step:06d}.parquet"), trajectories)
         for source in _sources(judged):
             found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
@@ -112,7 +112,7 @@ async def play_all(
     async def run(sample: Sample) -> Group:
         group = await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
         for trajectory in group.trajectories:
-            await apply(prepared.scorers[sample.data_source], trajectory)
+            await apply(prepared.scoring.scorers[sample.data_source], trajectory)
             seen(trajectory)
         return group
 

@@ -54,7 +54,7 @@ def _engine(config: Config) -> str:
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:
-    scorer = prepared.scorers[data_source]
+    scorer = prepared.scoring.scorers[data_source]
     name = getattr(scorer, "__name__", type(scorer).__name__)
     scorers = prepared.config.scoring.scorers
     given = data_source in scorers or "default" in scorers

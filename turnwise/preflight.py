@@ -230,12 +230,16 @@ def example_arguments(schema: JsonSchema) -> dict[str, Any]:
 def _rollouts(prepared: Prepared, report: Report) -> None:
     """One scripted episode per route. Tools are refused a malformed call, not run: a check must have no effects."""
     chosen = _one_of_each(prepared)
+    started: list[str] = []
 
     async def play() -> list[Trajectory]:
-        async with open_stage(prepared, _dry_script) as stage:
+        async with open_stage(prepared, _dry_script, say=started.append) as stage:
             return [await run_episode(sample, sibling=0, step=0, stage=stage) for sample in chosen.values()]
 
-    for trajectory in asyncio.run(play()):
+    trajectories = asyncio.run(play())
+    for text in started:
+        report.add("started", Outcome.OK, text)
+    for trajectory in trajectories:
         name = f"scripted rollout of {trajectory.sample.data_source}"
         problem = _trajectory_problem(trajectory)
         turns = f"{len(trajectory.turns)} turns, {trajectory.stop_reason}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, reduce
 from turnwise.scoring.scorer import Score, Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.types import CallStatus, Role, StopReason, Trajectory
@@ -89,8 +90,13 @@ async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
     if is_failed(trajectory) or trajectory.reward is None:
         return Judged(trajectory, None, None, spoke)
     final = is_right(Score(trajectory.reward, trajectory.parts))
-    first = await score_answer(scorer, trajectory, before) if spoke else None
-    return Judged(trajectory, is_right(first) if first is not None else final, final, spoke)
+    if not spoke:
+        return Judged(trajectory, final, final, spoke)
+    try:
+        first = await score_answer(scorer, trajectory, before)
+    except ScoringFailed:  # the final answer has its score; of the first nothing is known
+        first = None
+    return Judged(trajectory, None if first is None else is_right(first), final, spoke)
 
 
 def summarise(data_source: str, judged: Sequence[Judged]) -> SourceReport:
@@ -105,7 +111,7 @@ def summarise(data_source: str, judged: Sequence[Judged]) -> SourceReport:
         failed=len(judged) - len(good),
         accuracy=means.get("accuracy"),
         first_accuracy=means.get("first_accuracy"),
-        wrong_to_right=sum(not entry.first_right and bool(entry.right) for entry in good),
+        wrong_to_right=sum(entry.first_right is False and bool(entry.right) for entry in good),
         right_to_wrong=sum(bool(entry.first_right) and not entry.right for entry in good),
         reward=means.get("reward"),
         num_turns=means.get("num_turns"),
@@ -126,13 +132,14 @@ def _metrics(entry: Judged) -> list[Metric]:
     valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
     metrics = [
         Metric("accuracy", float(bool(entry.right))),
-        Metric("first_accuracy", float(bool(entry.first_right))),
         Metric("reward", trajectory.reward or 0.0),
         Metric("num_turns", len(trajectory.turns)),
         Metric("valid_call", float(valid)),
         Metric("user_turns", len(said)),
         Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
     ]
+    if entry.first_right is not None:
+        metrics.append(Metric("first_accuracy", float(entry.first_right)))
     if trajectory.turns:
         metrics.append(Metric("prompt_tokens", trajectory.turns[0].prompt_tokens))
     if trajectory.render_check is not None:

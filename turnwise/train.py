@@ -31,7 +31,7 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
     if algorithm.overlong_tokens and config.rollout.max_tokens is None:
         raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
     prepared = prepare(config, "train", limit=training.samples)
-    heldout = prepare(config, "test", limit=config.eval.samples)
+    heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
     return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))
 
 
@@ -43,7 +43,8 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
     run.dir.write_text("plan.txt", plan)
     console.print(plan, markup=False, highlight=False)
     after: dict[str, float] = {}
-    async with open_training(config, prepared, run.note) as engines:
+    services = prepared.running(run.note), heldout.running(run.note)
+    async with services[0], services[1], open_training(config, prepared, run.note) as engines:
         with run.catching_signals(), Display(run) as display:
             run.resume(engines)
             await engines.publish(run.progress.step)

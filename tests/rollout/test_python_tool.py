@@ -1,23 +1,26 @@
-"""The python tool: results, errors the model can act on, and limits that leave nothing behind."""
+"""The python tool: one sandbox session per episode, errors the model can act on, and nothing left behind."""
 
 import asyncio
-import os
+import base64
+import io
 import tempfile
-import time
-import tracemalloc
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from turnwise.errors import ToolError
-from turnwise.rollout.tools.python import MAX_OUTPUT, PythonTool, python, run_python
-from turnwise.rollout.tools.tool import ToolContext, validate
-from turnwise.types import Sample
+from turnwise.choices import SandboxLevel
+from turnwise.config import RolloutConfig, SandboxConfig
+from turnwise.errors import EpisodeError, ToolError
+from turnwise.rollout.toolbox import Toolbox, load_tool
+from turnwise.rollout.tools.python import PythonTool, code_in, read_image
+from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
+from turnwise.sandbox.process import SandboxUnavailable
+from turnwise.types import Image, Sample
 
 
 @pytest.fixture(autouse=True)
 def no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    """Programs run in folders under this one; none may stay."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -25,227 +28,163 @@ def no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object
     assert list(scratch.iterdir()) == []
 
 
-def run(code: str, seconds: float | None = 60.0) -> str:
-    return asyncio.run(run_python(code, seconds))
+def play(body: Callable[[PythonTool], Awaitable[object]], **knobs: object) -> object:
+    async def run() -> object:
+        tool = PythonTool(sandbox=SandboxConfig(preload=[], warm=1, **knobs))
+        try:
+            await tool.start()
+            return await body(tool)
+        finally:
+            await tool.stop()
+
+    return asyncio.run(run())
 
 
-def error(code: str, seconds: float | None = 60.0) -> str:
-    with pytest.raises(ToolError) as caught:
-        run(code, seconds)
-    return str(caught.value)
+def context(number: int = 0, *images: Image) -> ToolContext:
+    return ToolContext(Sample(f"s{number}", (), "x", images=images), {}, seed=number)
 
 
-def is_alive(pid: int) -> bool:
+async def say(session: ToolSession, code: str) -> str:
+    """What the model reads, an error with its class."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+        return (await session.call({"code": code})).text
+    except ToolError as error:
+        return f"ToolError: {error}"
 
 
-def wait_until_dead(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still alive"
-        time.sleep(0.01)
+def replies(*codes: str, **knobs: object) -> list[str]:
+    async def body(tool: PythonTool) -> list[str]:
+        session = await tool.open(context())
+        try:
+            return [await say(session, code) for code in codes]
+        finally:
+            await session.close()
+
+    return play(body, **knobs)  # type: ignore[return-value]
+
+
+def test_variables_live_as_long_as_the_episode() -> None:
+    assert replies("x = 6", "print(x * 7)", "x") == ["(no output)", "42", "6"]
+    assert replies("x = 6", "'x' in globals()", stateless=True) == ["(no output)", "False"]
+
+
+def test_an_error_names_the_line_and_keeps_what_was_printed() -> None:
+    reply = replies("print('so far')\nvalue = 1\nvalue / 0")[0]
+    assert reply.startswith("ToolError: so far\n")
+    assert "line 3" in reply and "value / 0" in reply and "ZeroDivisionError" in reply
+
+
+def test_time_is_limited_and_the_session_goes_on() -> None:
+    first, second = replies("x = 1\nwhile True: pass", "x", seconds=0.3)
+    assert "stopped after 0.3 s" in first and "keep the values" in first
+    assert second == "1"
+
+
+def test_episodes_do_not_see_each_other_and_have_seeds_of_their_own() -> None:
+    async def body(tool: PythonTool) -> list[str]:
+        sessions = [await tool.open(context(number)) for number in (1, 1, 2)]
+        drawn = [await say(one, "import random\nsecret = 1\nrandom.random()") for one in sessions]
+        fourth = await tool.open(context(4))
+        drawn.append(await say(fourth, "'secret' in globals()"))
+        for one in (*sessions, fourth):
+            await one.close()
+        return drawn
+
+    one, again, other, seen = play(body)  # type: ignore[misc]
+    assert one == again != other
+    assert seen == "False"
 
 
 @pytest.mark.parametrize(
-    ("code", "output"),
+    ("text", "code"),
     [
-        ("print(6 * 7)", "42"),
-        ("6 * 7", "42"),
-        ("x = 6\nx * 7  # the answer", "42"),
-        ("'a'", "'a'"),
-        ("print('a')\n5", "a"),
-        ("import sys\nsys.stdout.write('a')\n5", "a"),
-        ("None", "(no output)"),
-        ("x = 1", "(no output)"),
-        ("", "(no output)"),
-        ("# nothing", "(no output)"),
-        ("print(__name__)", "__main__"),
-        ("print('a')\nexit()", "a"),
-        ("import sys\nprint('a')\nsys.exit(0)", "a"),
-        ("print('ä €')", "ä €"),
-        ("print(chr(0xd800))", "\\ud800"),
-        ("import sys\nsys.stdout.buffer.write(b'\\xff\\xfea')\nNone", "\ufffd\ufffda"),
-        ("def f(n):\n    return 1 if n < 2 else n * f(n - 1)\nprint(f(5))", "120"),
-        ("import numpy\nprint(int(numpy.arange(5).sum()))", "10"),
-        ("if __name__ == '__main__':\n    print('main')", "main"),
-        ("import sys\nprint(sys.argv, 'run' in globals())", "['<code>'] False"),
+        ("print(1)", "print(1)"),
+        ("```python\nprint(1)\n```", "print(1)\n"),
+        ("Sure:\n```py\na = 1\n```\nand\n```\nprint(a)\n```", "a = 1\n\nprint(a)\n"),
+        ("<code>\nprint(1)\n</code>", "\nprint(1)\n"),
+        ("<code>```python\nprint(1)\n```</code>", "print(1)\n"),
+        ("x = '```'", "x = '```'"),
     ],
 )
-def test_output(code: str, output: str) -> None:
-    assert run(code) == output
+def test_code_is_taken_out_of_fences_and_tags(text: str, code: str) -> None:
+    assert code_in(text) == code
 
 
-def test_the_order_of_sets_is_the_same_in_every_run() -> None:
-    code = "print({'alpha', 'beta', 'gamma', 'delta', 'epsilon'})"
-    assert len({run(code) for _ in range(4)}) == 1
+def test_images_come_in_by_name_and_their_provenance_is_recorded(tmp_path: Path) -> None:
+    from PIL import Image as Pillow
 
+    path = tmp_path / "cat.png"
+    Pillow.new("RGB", (40, 30), (200, 10, 10)).save(path)
 
-@pytest.mark.parametrize(
-    ("code", "pieces"),
-    [
-        ("x = 1\ny = x / 0", ['File "<code>", line 2', "y = x / 0", "ZeroDivisionError: division by zero"]),
-        ("print('before')\n\nundefined", ["before\n", "line 3", "NameError"]),
-        ("def f():\n    raise KeyError('k')\nf()", ["line 3", "line 2, in f", "KeyError: 'k'"]),
-        ("x = (1,\nprint(", ["SyntaxError", "line"]),
-        ("def f(): f()\nf()", ["RecursionError"]),
-        ("input()", ["EOFError"]),
-        ("import sys\nsys.exit('gave up')", ["gave up"]),
-        ("import sys\nsys.exit(3)", ["exit status 3"]),
-        ("import os\nprint('so far')\nos.abort()", ["so far", "SIGABRT"]),
-        ("a\x00b", ["null bytes"]),
-        ("\ud800", ["surrogates not allowed"]),
-        ("raise ValueError('x' * 100_000)", ["...", "xxx"]),
-        ("raise BaseException('base')", ["BaseException: base"]),
-        ("import not_a_module", ["ModuleNotFoundError", "not_a_module"]),
-    ],
-)
-def test_errors_name_exception_and_line(code: str, pieces: list[str]) -> None:
-    text = error(code)
-    assert all(piece in text for piece in pieces), text
-    assert len(text) < 3000
-    assert "_RUNNER" not in text and 'File "<string>"' not in text
-
-
-def test_memory_is_limited() -> None:
-    assert "MemoryError" in error("x = bytearray(2 * 1024**3)")
-
-
-def test_files_are_limited() -> None:
-    assert "File too large" in error(
-        "with open('big', 'wb') as f:\n    f.truncate(1)\n    f.seek(10**9)\n    f.write(b'x')"
-    )
-
-
-@pytest.mark.parametrize("code", ["while True: print('x' * 1000)", "print('x' * 10_000_000)", "print('é' * 40_000)"])
-def test_output_is_cut_and_the_program_stopped(code: str) -> None:
-    text = run(code)
-    assert MAX_OUTPUT - 10 < len(text.encode()) < MAX_OUTPUT + 100
-    assert text.endswith("more than 65536 bytes]")
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_output_is_not_piled_up_in_memory(stream: str) -> None:
-    code = f"import sys\nfor _ in range(200): sys.{stream}.write('e' * 100_000)\nraise ValueError('end')"
-    tracemalloc.start()
-    try:
-        if stream == "stdout":
-            run(code)
-        else:
-            assert "ValueError: end" in error(code)
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_the_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    assert run("import os, sys\nprint('OPENAI_API_KEY' in os.environ, '/somewhere' in sys.path)") == "False False"
-
-
-def test_each_call_has_its_own_folder() -> None:
-    assert run("import os\nopen('a', 'w').close()\nprint(os.listdir())") == "['a']"
-    assert run("import os\nos.mkdir('d')\nos.chmod('d', 0)\nprint(os.listdir())") == "['d']"
-
-
-LEAVE_A_CHILD = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({path!r}, "w").write(str(child.pid))
-print("started", flush=True)
-{then}
-"""
-
-
-def read_pid(path: Path) -> int:
-    deadline = time.monotonic() + 30
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return int(path.read_text())
-
-
-def test_what_a_program_leaves_running_is_ended(tmp_path: Path) -> None:
-    code = LEAVE_A_CHILD.format(path=str(tmp_path / "pid"), then="")
-    assert run(code) == "started"
-    wait_until_dead(read_pid(tmp_path / "pid"))
-
-
-def test_timeout_ends_the_whole_group(tmp_path: Path) -> None:
-    code = LEAVE_A_CHILD.format(path=str(tmp_path / "pid"), then="time.sleep(600)")
-    text = error(code, seconds=3.0)
-    assert "started" in text and "stopped after 3 s" in text
-    wait_until_dead(read_pid(tmp_path / "pid"))
-
-
-def test_cancellation_ends_the_whole_group(tmp_path: Path) -> None:
-    code = LEAVE_A_CHILD.format(path=str(tmp_path / "pid"), then="import os\nprint(os.getpid())\ntime.sleep(600)")
-
-    async def cancelled() -> None:
-        session = await python.open(ToolContext(Sample("s", (), "x"), {}))
-        call = asyncio.ensure_future(session.call({"code": code}))
-        await asyncio.to_thread(read_pid, tmp_path / "pid")
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+    async def body(tool: PythonTool) -> object:
+        session = await tool.open(context(0, Image(str(path))))
+        result = await session.call(
+            {"code": "from PIL import Image\nshow(Image.open('cat.png').crop((5, 6, 15, 26)))\nimg0.size"}
+        )
         await session.close()
+        return result
 
-    asyncio.run(cancelled())
-    wait_until_dead(read_pid(tmp_path / "pid"))
-
-
-def test_cancellation_while_starting_leaves_nothing() -> None:
-    async def cancelled() -> None:
-        for delay in (0, 0, 0.001, 0.005, 0.01, 0.02):
-            call = asyncio.ensure_future(run_python("import time; time.sleep(600)"))
-            await asyncio.sleep(delay)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-
-    asyncio.run(cancelled())
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert [child for child in children if b"-P" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\x00")] == []
+    result = play(body)
+    assert "(40, 30)" in result.text and "[image 1: show, 10x20]" in result.text  # type: ignore[attr-defined]
+    facts = result.info["images"][0]  # type: ignore[attr-defined]
+    assert facts["source"] == "cat.png" and facts["box"] == [5.0, 6.0, 15.0, 26.0]
 
 
-def test_a_process_that_leaves_its_session_does_not_hold_the_call(tmp_path: Path) -> None:
-    path = tmp_path / "pid"
-    code = (
-        "import os, time\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        f"    open({str(path)!r}, 'w').write(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
-        f"while not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
-        "print('parent')"
-    )
-    try:
-        assert run(code, seconds=60.0) == "parent"
-    finally:
-        os.kill(read_pid(path), 9)  # documented: limits, not isolation
+def test_data_urls_are_read_and_missing_files_end_the_episode(tmp_path: Path) -> None:
+    content = base64.b64encode(b"bytes").decode()
+    found = read_image(Image(f"data:image/jpeg;base64,{content}"), 3)
+    assert (found.name, found.data) == ("image_3.jpeg", b"bytes")
+    with pytest.raises(EpisodeError, match="image 0 of the sample cannot be read"):
+        read_image(Image(str(tmp_path / "no.png")), 0)
 
 
-def test_many_at_once() -> None:
-    async def many() -> list[str]:
-        return await asyncio.gather(*(run_python(f"print({number})") for number in range(12)))
+def test_verls_name_is_known_and_gets_the_runs_sandbox() -> None:
+    chosen = load_tool("code_interpreter", SandboxConfig(seconds=3))
+    assert isinstance(chosen, PythonTool) and chosen.name == "code_interpreter"
+    assert chosen.schema["function"]["name"] == "code_interpreter"
+    assert chosen.timeout > chosen.sandbox.seconds == 3
+    with pytest.raises(ToolError):
+        validate(chosen, {"source": "1"})
 
-    assert asyncio.run(many()) == [str(number) for number in range(12)]
+
+def test_a_toolbox_starts_and_stops_it_and_two_can_share_it() -> None:
+    said: list[str] = []
+
+    async def body() -> PythonTool:
+        tool = load_tool("python", SandboxConfig(preload=[], warm=0))
+        box = Toolbox([tool], RolloutConfig())
+        other = Toolbox(box.shared(), RolloutConfig())
+        async with box.running(said.append):
+            async with other.running(said.append):
+                pass
+            session = await tool.open(context())
+            assert await say(session, "1 + 1") == "2"
+            await session.close()
+        return tool  # type: ignore[return-value]
+
+    tool = asyncio.run(body())
+    assert said[0].startswith("tool python: sandbox level ") and said[0] == said[1]
+    with pytest.raises(EpisodeError, match="not started"):
+        asyncio.run(tool.open(context()))
 
 
-def test_the_tool_tells_the_model_what_it_takes() -> None:
-    function = python.schema["function"]
-    assert python.name == function["name"] == "python"
-    assert function["description"] == "Run Python code and return what it prints."
-    validate(python, {"code": "1"})
-    for bad in ({}, {"code": 1}):
-        with pytest.raises(ToolError, match="code"):
-            validate(python, bad)
+def test_a_level_that_cannot_be_had_stops_the_run_before_any_code() -> None:
+    with pytest.raises(SandboxUnavailable, match="L4"):
+        play(lambda tool: tool.open(context()), min_level=SandboxLevel.L4)  # type: ignore[arg-type, return-value]
 
-    async def call() -> str:
-        session = await PythonTool().open(ToolContext(Sample("s", (), "x"), {}))
-        return (await session.call({"code": "1 + 1"})).text
 
-    assert asyncio.run(call()) == "2"
+def test_a_package_that_is_not_there_is_named() -> None:
+    async def body() -> None:
+        await PythonTool(sandbox=SandboxConfig(preload=["no_such_package"])).start()
+
+    with pytest.raises(SandboxUnavailable, match="no_such_package"):
+        asyncio.run(body())
+
+
+def test_the_picture_can_be_written_as_a_file() -> None:
+    from PIL import Image as Pillow
+
+    from turnwise.sandbox.results import Picture, Provenance
+
+    picture = Picture("show", "L", (2, 1), b"\x00\xff", Provenance(None, None))
+    assert Pillow.open(io.BytesIO(picture.png())).tobytes() == b"\x00\xff"

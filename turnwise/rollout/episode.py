@@ -91,7 +91,7 @@ def _cast(sample: Sample, sibling: int, step: int, route: Route, stage: Stage) -
     conversation = f"{step}/{sample.id}/{sibling}/{uuid4().hex[:12]}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
     speaker = stage.make_speaker(conversation, noise, stage.toolbox.schemas(route.tools))
-    tools = stage.toolbox.open(sample, route.tools)
+    tools = stage.toolbox.open(sample, route.tools, noise.bits())
     user = None
     if route.interaction is not None:
         spec = stage.interactions.spec_for(sample)

@@ -1,32 +1,39 @@
 """Running tool calls: every call gets an answer and a record, whatever the model or the tool does."""
 
 import asyncio
+import contextlib
 import copy
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
 
 from turnwise.choices import Keep
-from turnwise.config import RolloutConfig
+from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import strangers
 from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
-from turnwise.rollout.tools.tool import FunctionTool, Tool, ToolContext, ToolSession, as_result, tool
+from turnwise.rollout.tools.python import PythonTool
+from turnwise.rollout.tools.tool import FunctionTool, Service, Tool, ToolContext, ToolSession, as_result, tool
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, Sample, ToolCall, ToolResult
 
 CLOSE_SECONDS = 10.0
 
 
-def load_tool(spec: str) -> Tool:
-    """A tool by built-in name or module:function; a plain typed function is made into one."""
+def load_tool(spec: str, sandbox: SandboxConfig | None = None) -> Tool:
+    """A tool by built-in name or module:function; a plain typed function is made into one.
+
+    Those that run code get the sandbox.
+    """
     if ":" in spec or "." in spec:
         found = load(spec, "tool")
     else:
         found = vars(builtin("turnwise.rollout.tools", spec, "tool", leave_out=("tool",)))[spec]
+    if sandbox is not None and isinstance(found, PythonTool):
+        return PythonTool(found.name, sandbox)  # a run's own: it has a pool to start and to stop
     return as_tool(found)
 
 
@@ -64,9 +71,10 @@ class Toolbox:
     first named.
     """
 
-    def __init__(self, tools: Sequence[Tool], config: RolloutConfig) -> None:
+    def __init__(self, tools: Sequence[Tool], config: RolloutConfig, sandbox: SandboxConfig | None = None) -> None:
         self.tools: dict[str, Tool] = {}
         self._config = config
+        self._sandbox = sandbox or SandboxConfig()
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,7 +91,7 @@ class Toolbox:
                 if name not in builtin_tools():
                     hint = nearest(name, [*self.tools, *builtin_tools()])
                     raise PluginError(f"sample {sample.id}: tool_selection names {name!r}, which nobody offers: {hint}")
-                self._add(load_tool(name))
+                self._add(load_tool(name, self._sandbox))
         return sample.tools
 
     def _add(self, entry: Tool) -> None:
@@ -94,13 +102,27 @@ class Toolbox:
             raise PluginError(f"tool {entry.name!r}: its schema calls it {entry.schema['function']['name']!r}")
         self.tools[entry.name] = entry
 
+    def shared(self) -> list[Tool]:
+        """The configured tools, for another toolbox of the same run: one sandbox serves both."""
+        return [self.tools[name] for name in self.common]
+
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
         """What the model is told of these tools."""
         return [self.tools[name].schema for name in names]
 
-    def open(self, sample: Sample, names: Sequence[str]) -> "EpisodeTools":
+    @contextlib.asynccontextmanager
+    async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
+        """Services among the tools are started, and stopped on every path."""
+        async with contextlib.AsyncExitStack() as stack:
+            for name, chosen in self.tools.items():
+                if isinstance(chosen, Service):
+                    stack.push_async_callback(chosen.stop)
+                    say(f"tool {name}: {await chosen.start()}")
+            yield
+
+    def open(self, sample: Sample, names: Sequence[str], seed: int = 0) -> "EpisodeTools":
         """The tools at work in one episode."""
-        return EpisodeTools({name: self._entry(name) for name in names}, sample, self._config)
+        return EpisodeTools({name: self._entry(name) for name in names}, sample, self._config, seed)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
@@ -119,6 +141,7 @@ class EpisodeTools:
     entries: Mapping[str, _Entry]
     sample: Sample
     config: RolloutConfig
+    seed: int
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
     _own_sample: Sample | None = None
 
@@ -226,7 +249,7 @@ class EpisodeTools:
     def _context(self, chosen: Tool) -> ToolContext:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
-        return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}))
+        return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}), self.seed)
 
 
 async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Message]:

@@ -43,8 +43,7 @@ class SandboxPool:
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
-        self.report: probe.Report | None = None
-        """What was proven at the start."""
+        self._report: probe.Report | None = None
         self._zygote: Zygote | None = None
         self._level = self.settings.level
         self._folder: Path | None = None
@@ -65,6 +64,13 @@ class SandboxPool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def report(self) -> probe.Report:
+        """What was proven at the start."""
+        if self._report is None:
+            raise SandboxLost("the sandbox pool was not started")
+        return self._report
 
     def session(self, *, seed: int = 0, images: Sequence[InputImage] = (), stateless: bool = False) -> LocalSession:
         """A new session; its process is taken from the pool at the first call."""
@@ -96,18 +102,16 @@ class SandboxPool:
             try:
                 self._zygote = await self._start_zygote()
                 async with self.session() as session:
-                    self.report = await probe.prove(
-                        session, level, self._layers(), tuple(refusals), settings.limits
-                    )
+                    self._report = await probe.prove(session, level, self._layers(), tuple(refusals), settings.limits)
             except LayerRefused as error:
                 refusals.append(error.refusal)
             else:
-                if self.report.level.reaches(level):
+                if self._report.level.reaches(level):
                     return self._fill()
             if self._zygote is not None:
                 await self._zygote.close()
                 self._zygote = None
-        raise SandboxUnavailable(probe.explain(settings.level, settings.min_level, tuple(refusals), self.report))
+        raise SandboxUnavailable(probe.explain(settings.level, settings.min_level, tuple(refusals), self._report))
 
     async def _start_zygote(self) -> Zygote:
         limits, namespaces = self.settings.limits, self._level.reaches(SandboxLevel.L3)

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox.attacks import ATTACKS, CHMOD, CREATE, TCP, UDP, WRITE, Attack
@@ -85,7 +84,9 @@ async def prove(
 
 async def _try(session: Session, attack: Attack) -> Proof:
     body = textwrap.indent(attack.code.strip(), "    ")
-    result = await session.run(f"def attack():\n{body}\nfound = attack()\n{MARK!r} + found if found is not None else 'no'")
+    result = await session.run(
+        f"def attack():\n{body}\nfound = attack()\n{MARK!r} + found if found is not None else 'no'"
+    )
     if result.status is Status.OK and result.value is not None and result.value.strip("'\"").startswith(MARK):
         return Proof(attack, False, result.value.strip("'\"").removeprefix(MARK)[:80])
     if result.failure is not None:

@@ -91,7 +91,8 @@ class Zygote:
                 )
             if "missing" in answer:
                 raise SandboxUnavailable(
-                    f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it or leave it out"
+                    f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it or "
+                    "leave it out"
                 )
             if "refused" in answer:
                 raise LayerRefused(Refusal(**answer["refused"]))
@@ -117,7 +118,8 @@ class Zygote:
         opening = self._opening[number] = asyncio.get_running_loop().create_future()
         try:
             with theirs:
-                socket.send_fds(self._control, [json.dumps({"open": number, "scratch": scratch}).encode()], [theirs.fileno()])
+                request = json.dumps({"open": number, "scratch": scratch}).encode()
+                socket.send_fds(self._control, [request], [theirs.fileno()])
             child.pidfd = await opening
             header, _ = await hello
             if "refused" in header:
@@ -165,10 +167,9 @@ class Zygote:
         reason = "the sandbox's zygote ended"
         if not self.lost.done():
             self.lost.set_result(reason)
-        for waiting in (*self._opening.values(), self._ready):
-            if not waiting.done():
-                waiting.set_exception(SandboxLost(reason))
-                waiting.exception()  # somebody may have stopped waiting
+        for opening in self._opening.values():
+            _fail(opening, reason)
+        _fail(self._ready, reason)
         for child in self._children.values():
             child.has_ended(None, 0)
         self._opening.clear()
@@ -286,11 +287,18 @@ class Child:
         self._hang_up()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(wire.ProtocolError(reason))
+            self._waiting.exception()  # whoever waited may have stopped
 
     def _hang_up(self) -> None:
         if self._channel.fileno() >= 0:
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()
+
+
+def _fail(waiting: "asyncio.Future[Any]", reason: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(SandboxLost(reason))
+        waiting.exception()  # whoever waited may have stopped
 
 
 def _spawn(control: int) -> "subprocess.Popen[bytes]":

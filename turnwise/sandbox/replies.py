@@ -19,7 +19,7 @@ def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: L
     if header.get("id") != number or isinstance(header.get("id"), bool):
         raise ProtocolError("an answer to another question")
     try:
-        status = Status(header.get("status"))
+        status = Status(str(header.get("status")))
     except ValueError as error:
         raise ProtocolError("an unknown status") from error
     if status not in _FROM_INSIDE:

@@ -5,25 +5,14 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
 from turnwise.plugins import load
-from turnwise.scoring.exact_match import exact_match
-from turnwise.scoring.gsm8k import gsm8k, gsm8k_flexible, gsm8k_strict
 from turnwise.types import Ledger, Role, StopReason, Trajectory
 
-Scorer = Callable[[Trajectory], Awaitable[float | dict[str, float]]]
-"""Reads a finished trajectory, changes nothing, and says what it is worth: a number, or numbers by part."""
-
-BUILTIN: dict[str, Scorer] = {
-    "gsm8k": gsm8k,
-    "gsm8k_strict": gsm8k_strict,
-    "gsm8k_flexible": gsm8k_flexible,
-    "exact_match": exact_match,
-}
 KNOWN = {"openai/gsm8k": "gsm8k", "arithmetic": "gsm8k"}
 """The scorer of data sources that `scoring.scorers` does not cover."""
 TOTAL = "score"
@@ -34,10 +23,40 @@ _VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trajectory is worth: `Score(1.5, {"correct": 1.0, "format": 0.5})`."""
+    """What a trajectory is worth: `Score(1.5, {"correct": 1.0, "format": 0.5})`; `turns` has scores by turn index."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)
+    turns: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+Scorer = Callable[[Trajectory], Awaitable[float | dict[str, float] | Score]]
+"""Reads a finished trajectory, changes nothing, and says what it is worth: a number, numbers by part, or a Score."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerSpec:
+    """A scorer by name and options: all that another process needs to make it."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Scorer:
+        """The scorer, with its name, options and signature checked."""
+        if self.name in BUILTIN:
+            return as_scorer(load(BUILTIN[self.name], "scorer"), self.name, self.options)
+        if not {":", "."} & set(self.name):
+            raise ConfigError(unknown("scorer", self.name, BUILTIN) + " Your own is written module:function.")
+        return as_scorer(load(self.name, "scorer"), self.name, self.options)
+
+
+BUILTIN: dict[str, str] = {
+    "gsm8k": "turnwise.scoring.gsm8k:gsm8k",
+    "gsm8k_strict": "turnwise.scoring.gsm8k:gsm8k_strict",
+    "gsm8k_flexible": "turnwise.scoring.gsm8k:gsm8k_flexible",
+    "exact_match": "turnwise.scoring.exact_match:exact_match",
+}
+"""Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
 
 def spec_for(data_source: str, scorers: Mapping[str, str]) -> str:
@@ -49,17 +68,7 @@ def spec_for(data_source: str, scorers: Mapping[str, str]) -> str:
     raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
 
 
-def resolve(data_source: str, scorers: Mapping[str, str]) -> Scorer:
-    """The scorer of a data source, loaded and with its signature checked."""
-    spec = spec_for(data_source, scorers)
-    if spec in BUILTIN:
-        return BUILTIN[spec]
-    if not {":", "."} & set(spec):
-        raise ConfigError(unknown("scorer", spec, BUILTIN) + " Your own is written module:function.")
-    return as_scorer(load(spec, "scorer"), spec)
-
-
-def as_scorer(function: Any, spec: str) -> Scorer:
+def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None) -> Scorer:
     """A loaded function as a scorer: `f(trajectory)` or verl's `compute_score(data_source, ...)`, async or not."""
     if not callable(function):
         raise PluginError(f"scorer {spec}: {type(function).__name__} cannot be called")
@@ -70,21 +79,34 @@ def as_scorer(function: Any, spec: str) -> Scorer:
     is_verl = all(name in parameters for name in _VERL_PARAMETERS)
     accepted = (*_VERL_PARAMETERS, "extra_info") if is_verl else tuple(parameters)[:1]
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = dict(options or {})
     extra = [
         name
         for name, parameter in parameters.items()
-        if name not in accepted and parameter.default is parameter.empty and parameter.kind not in open_kinds
+        if name not in (*accepted, *given) and parameter.default is parameter.empty and parameter.kind not in open_kinds
     ]
     first = next(iter(parameters.values()), None)
     takes_one = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
     if extra or not (is_verl or takes_one):
         wanted = "(trajectory) or (data_source, solution_str, ground_truth, extra_info)"
         raise PluginError(f"scorer {spec} takes ({', '.join(map(str, parameters.values()))}); it must take {wanted}")
-    return _verl_scorer(function, spec, "extra_info" in parameters) if is_verl else _plain_scorer(function, spec)
+    _check_options(given, [name for name in parameters if name not in accepted], parameters, spec)
+    if is_verl:
+        return _verl_scorer(functools.partial(function, **given), spec, "extra_info" in parameters)
+    return _plain_scorer(functools.partial(function, **given), spec)
+
+
+def _check_options(
+    given: Mapping[str, Any], known: Sequence[str], parameters: Mapping[str, inspect.Parameter], spec: str
+) -> None:
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"scoring.options, scorer {spec}: {unknown('option', key, known)}")
 
 
 def _plain_scorer(function: Callable[..., Any], spec: str) -> Scorer:
-    @functools.wraps(function, updated=())
     async def scorer(trajectory: Trajectory) -> Any:
         result = function(trajectory)
         return await result if inspect.isawaitable(result) else result
@@ -97,7 +119,6 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
     """A verl reward function. It is given the last assistant message, not the whole conversation as in verl, where
     tool and user text could be taken for an answer. Its dict must hold `score`; text beside it is not a reward."""
 
-    @functools.wraps(function, updated=())
     async def scorer(trajectory: Trajectory) -> Any:
         sample = trajectory.sample
         arguments: dict[str, Any] = {
@@ -131,16 +152,29 @@ def _verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
 
 
 async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
-    """Fill `reward` and `parts`. A failed trajectory keeps None: its failure is not the policy's."""
+    """Fill `reward`, `parts` and the turns' `scores`. A failed trajectory keeps None: its failure is not the policy's.
+
+    When the machinery of scoring fails, the trajectory is failed too: left out of baselines, never given a zero.
+    """
     if is_failed(trajectory):
         return
-    score = await _score(scorer, trajectory)
+    try:
+        score = await evaluate(scorer, trajectory)
+    except ScoringFailed as error:
+        trajectory.failure = f"{SCORING}: {error}"
+        return
     trajectory.reward, trajectory.parts = score.reward, score.parts
+    for turn in trajectory.turns:
+        turn.scores = dict(score.turns.get(turn.index, {}))
+
+
+SCORING = "scoring"
+"""How the failure of a trajectory begins when nothing was wrong with its episode."""
 
 
 async def score_answer(scorer: Scorer, trajectory: Trajectory, upto: int) -> Score | None:
     """The score had the episode ended after its first `upto` turns; None for a failed trajectory."""
-    return None if is_failed(trajectory) else await _score(scorer, cut(trajectory, upto))
+    return None if is_failed(trajectory) else await evaluate(scorer, cut(trajectory, upto))
 
 
 def is_failed(trajectory: Trajectory) -> bool:
@@ -187,13 +221,18 @@ def _cut_ledger(ledger: Ledger, end: int) -> Ledger:
     return Ledger(ledger.token_ids[:end], ledger.origins[:end], ledger.turns[:end], ledger.logprobs[:end])
 
 
-async def _score(scorer: Scorer, trajectory: Trajectory) -> Score:
+async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
+    """What the scorer says, checked: finite numbers by name, for turns that exist."""
     name = getattr(scorer, "__qualname__", type(scorer).__name__)
     try:
         result: Any = await scorer(trajectory)
+    except ScoringFailed:
+        raise
     except Exception as error:
         error.add_note(f"raised by scorer {name} on sample {trajectory.sample.id!r}, sibling {trajectory.sibling}")
         raise
+    if isinstance(result, Score):
+        return _checked(result, trajectory, name)
     if not isinstance(result, dict):
         return Score(_number(result, name, "a score"))
     parts = {str(part): _number(value, name, f"part {part!r}") for part, value in result.items()}
@@ -201,6 +240,20 @@ async def _score(scorer: Scorer, trajectory: Trajectory) -> Score:
         raise PluginError(f"scorer {name} returned an empty dict; it needs {TOTAL!r} or parts to add up")
     total = parts.pop(TOTAL) if TOTAL in parts else sum(parts.values())
     return Score(_number(total, name, "the sum of its parts"), parts)
+
+
+def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
+    existing = {turn.index for turn in trajectory.turns}
+    if not existing.issuperset(score.turns):
+        raise PluginError(f"scorer {name} scored turns {sorted(score.turns)}; there are {sorted(existing)}")
+    return Score(
+        _number(score.reward, name, "the reward"),
+        {part: _number(value, name, f"part {part!r}") for part, value in score.parts.items()},
+        {
+            turn: {part: _number(value, name, f"{part!r} of turn {turn}") for part, value in scores.items()}
+            for turn, scores in score.turns.items()
+        },
+    )
 
 
 def _number(value: Any, scorer: str, what: str) -> float:

@@ -74,6 +74,7 @@ _TURN = pa.struct(
         ("calls", pa.list_(_RECORD)),
         ("replies", pa.list_(_MESSAGE)),
         ("user_score", pa.float64()),
+        ("scores", pa.map_(pa.string(), pa.float64())),
         ("generate_seconds", pa.float64()),
         ("reply_seconds", pa.float64()),
     ]
@@ -255,6 +256,7 @@ def _turn_row(turn: Turn) -> Row:
         "calls": calls,
         "replies": _message_rows(turn.replies),
         "user_score": turn.user_score,
+        "scores": list(turn.scores.items()),
         "generate_seconds": turn.generate_seconds,
         "reply_seconds": turn.reply_seconds,
     }
@@ -309,12 +311,14 @@ def _turn(row: Row) -> Turn:
         )
         for record in row["calls"]
     ]
-    plain = {name: value for name, value in row.items() if name not in ("message", "finish_reason", "calls", "replies")}
+    made = ("message", "finish_reason", "calls", "replies", "scores")
+    plain = {name: value for name, value in row.items() if name not in made}
     return Turn(
         message=_message(row["message"]),
         finish_reason=FinishReason(row["finish_reason"]),
         calls=calls,
         replies=list(_messages(row["replies"])),
+        scores=dict(row["scores"]),
         **plain,
     )
 

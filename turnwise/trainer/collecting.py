@@ -61,7 +61,7 @@ class Groups:
     """Plays draws and hands a step its groups. `allow` is called when new weights have been published."""
 
     def __init__(self, engines: TrainingStage, prepared: Prepared, draws: Draws) -> None:
-        self._config, self._scorers = prepared.config, prepared.scorers
+        self._config, self._scorers = prepared.config, prepared.scoring.scorers
         self._stage = engines.stage(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage is Advantage.remax
         self._greedy = engines.stage(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None

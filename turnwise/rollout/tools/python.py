@@ -39,12 +39,13 @@ def schema_of(name: str) -> JsonSchema:
 
 @dataclass(slots=True)
 class PythonTool:
-    """One pool of sandboxes for all episodes of a run; `start` before the first and `stop` after the last."""
+    """One pool of sandboxes for all episodes of a run. It is open from the first `start` to the last `stop`."""
 
     name: str = "python"
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     concurrency: int = 2 * (os.cpu_count() or 1)
     _pool: SandboxPool | None = None
+    _users: int = 0
 
     @property
     def schema(self) -> JsonSchema:
@@ -56,15 +57,16 @@ class PythonTool:
 
     async def start(self) -> str:
         """Open the sandbox; what was proven of it is returned for the run's log."""
+        self._users += 1
         if self._pool is None:
-            self._pool = await SandboxPool(pool_settings(self.sandbox)).__aenter__()
+            self._pool = await open_pool(self.sandbox).__aenter__()
         report = self._pool.report
-        assert report is not None
         return f"sandbox level {report.level.name}, proven: {', '.join(report.layers)}"
 
     async def stop(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        self._users -= 1
+        if self._users == 0 and self._pool is not None:
+            pool, self._pool = self._pool, None
             await pool.close()
 
     async def open(self, context: ToolContext) -> ToolSession:
@@ -95,10 +97,10 @@ class _PythonSession:
 python = PythonTool()
 
 
-def pool_settings(config: SandboxConfig) -> PoolSettings:
-    """The pool that a config asks for."""
+def open_pool(config: SandboxConfig) -> SandboxPool:
+    """The pool that a config asks for, still to be entered."""
     limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
-    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm)
+    return SandboxPool(PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm))
 
 
 def code_in(text: str) -> str:

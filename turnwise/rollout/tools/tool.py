@@ -5,7 +5,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -35,6 +35,8 @@ class ToolContext:
     sample: Sample
     kwargs: dict[str, Any]
     """The row's `tools_kwargs` for this tool (in verl's form: `create_kwargs` and so on)."""
+    seed: int = 0
+    """The episode's own; the same when it is played again."""
 
 
 class ToolSession(Protocol):
@@ -52,13 +54,30 @@ class ToolSession(Protocol):
 class Tool(Protocol):
     """A tool as the rollout sees it. `schema` is the OpenAI function schema, kept whole."""
 
-    name: str
-    schema: JsonSchema
-    timeout: float
-    concurrency: int
+    @property
+    def name(self) -> str: ...
+    @property
+    def schema(self) -> JsonSchema: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def concurrency(self) -> int: ...
 
     async def open(self, context: ToolContext) -> ToolSession:
         """A session for one episode."""
+        ...
+
+
+@runtime_checkable
+class Service(Protocol):
+    """A tool that has something to start before the first episode and to stop after the last."""
+
+    async def start(self) -> str:
+        """Start it; what is worth knowing about it is returned for the run's log."""
+        ...
+
+    async def stop(self) -> None:
+        """Called on every path."""
         ...
 
 

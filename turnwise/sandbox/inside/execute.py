@@ -3,14 +3,15 @@
 import builtins
 import linecache
 import sys
+from _signal import SIGINT, signal  # type: ignore[import-not-found]  # the compiled part: it needs no builtins
 from ast import AST, Expr, Expression, Module
 from collections.abc import Callable
 from contextlib import suppress
 from errno import EACCES, EPERM, EROFS
 from gc import collect
-from signal import SIGINT, signal
+from io import StringIO
 from socket import gaierror
-from sys import setprofile, settrace
+from sys import getrecursionlimit, setprofile, setrecursionlimit, settrace
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -28,6 +29,8 @@ CHAIN = 4
 """Exceptions of one traceback: the one that was raised and those it came from."""
 MESSAGE = 2_000
 TRACEBACK = 4_000
+OWN_DEPTH = 200
+"""Of our own calls, which the code could make impossible by a low recursion limit."""
 REFUSED = {EPERM, EACCES, EROFS}
 
 
@@ -79,14 +82,23 @@ class Alarm:
                 self._armed = False
             except BaseException as error:
                 self._armed = False
-                settrace(None)
                 setprofile(None)
+                settrace(None)
+                keep_depth()
                 return error
-            settrace(None)
+            # What would get in the way of our own code is undone by calls that a trace function does not see.
             setprofile(None)
-        except TimeLimit as error:  # the signal came while another exception was being caught
+            settrace(None)
+            keep_depth()
+        except BaseException as error:  # the signal, while another exception was being caught; or a profile function's
             return error
         return None
+
+
+def keep_depth() -> None:
+    """Room for our own calls, whatever limit the code set."""
+    if getrecursionlimit() < OWN_DEPTH:
+        setrecursionlimit(OWN_DEPTH)
 
 
 class Cells:
@@ -99,7 +111,7 @@ class Cells:
 
     def add(self, name: str, code: str) -> None:
         """Keep a source, and drop the oldest ones."""
-        lines = code.splitlines(keepends=True)
+        lines = list(StringIO(code, newline=None))  # the ends of lines that the parser knows, and no others
         self._lines[name] = lines
         self._sizes[name] = len(code)
         if len(code) <= KEPT_CHARACTERS:
@@ -162,10 +174,14 @@ def text_of(error: BaseException) -> tuple[str, str]:
     """(name, message) of an exception, both of which may be the code's own making."""
     try:
         kind = cut(str(type(error).__name__), 200)
+    except TimeLimit:
+        raise
     except BaseException:
         kind = "BaseException"
     try:
         message = cut(str(error.msg if isinstance(error, SyntaxError) else error), MESSAGE)
+    except TimeLimit:
+        raise
     except BaseException as fault:
         message = f"<str() of the exception raised {type(fault).__name__}>"
     return kind, message

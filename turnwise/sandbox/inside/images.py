@@ -10,6 +10,7 @@ from os import O_CLOEXEC, O_CREAT, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_W
 from stat import S_ISREG
 from typing import Any
 
+from turnwise.sandbox.inside.arrays import trail_of_array
 from turnwise.sandbox.inside.pixels import Pixels, Refused, pixels_of_array, pixels_of_figure, pixels_of_image
 from turnwise.sandbox.inside.trail import IDENTITY, Trail, files, identity, mark, trail_of
 
@@ -18,6 +19,7 @@ globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MOST_FILES = 4096
 """Entries of the folder that are looked at after a call."""
+MOST_SIDE = 1 << 20
 NOTHING: dict[str, Any] = {"source": None, "box": None, "steps": []}
 
 modules = sys.modules
@@ -51,8 +53,7 @@ class Gallery:
     def begin(self) -> None:
         """A new call."""
         self._pictures: list[dict[str, Any]] = []
-        self._blobs: list[bytes] = []
-        self._seen: set[Any] = set()
+        self._kept: list[Pixels] = []
         self._pixels = 0
         self._left_out = 0
         self._notices: list[str] = []
@@ -93,15 +94,15 @@ class Gallery:
             return False
         if value.ndim not in (2, 3):
             raise ValueError(f"show() takes arrays of 2 or 3 dimensions, not of the shape {value.shape}")
-        provenance = {**NOTHING, "steps": [{"name": "fromarray", "arguments": {}}]}
-        self.add("show", (value.shape[1], value.shape[0]), lambda: pixels_of_array(value), provenance)
+        size = (value.shape[1], value.shape[0])
+        self.add("show", size, lambda: pixels_of_array(value), trail_of_array(value).report(size))
         return True
 
     def add(self, name: str, size: tuple[int, int], read: Any, provenance: dict[str, Any]) -> None:
         """Keep an image within the limits; `read` gives its pixels."""
         area = size[0] * size[1]
-        if area <= 0:
-            self._notices.append("an image without pixels was left out")
+        if not 0 < min(size) <= max(size) < MOST_SIDE:
+            self._notices.append(f"an image of {size[0]} x {size[1]} pixels was left out")
             return
         if len(self._pictures) >= self._most or self._pixels + area > self._most_pixels:
             self._left_out += 1
@@ -111,11 +112,10 @@ class Gallery:
         except Refused as error:
             self._notices.append(f"{name}: {error}")
             return
-        if found.key() in self._seen:
+        if any(found.looks_like(other) for other in self._kept):
             return
-        self._seen.add(found.key())
+        self._kept.append(found)
         self._pixels += area
-        self._blobs.append(found.data)
         self._pictures.append(
             {
                 "name": name,
@@ -170,7 +170,7 @@ class Gallery:
 
     def blobs(self) -> list[bytes]:
         """The pixels of those images."""
-        return self._blobs
+        return [found.data for found in self._kept]
 
 
 def opened(file: Any) -> Any:
@@ -218,20 +218,26 @@ class Images(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._given: set[str] = set()
+        self._decoded: dict[str, Any] = {}
 
-    def give(self, name: str, image: Any) -> None:
+    def give(self, source: "Source") -> None:
         """Add an image of which the code gets copies."""
-        super().__setitem__(name, image)
-        self._given.add(name)
+        self[source.name] = source
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
-        return value.copy() if name in self._given else value
+        if not isinstance(value, Source):
+            return value
+        if name not in self._decoded:
+            self._decoded[name] = value.image()
+        return self._decoded[name].copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._given.discard(name)
+        self._decoded.pop(name, None)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return f"images({', '.join(map(repr, self))})"
 
     def get(self, name: str, default: Any = None) -> Any:
         if name not in self:
@@ -276,8 +282,9 @@ class Inputs:
         image = source.image()
         if status is not None:
             files.remember(status, trail_of(image))
+            files.remember_content(source.data, trail_of(image))
         namespace[f"img{number}"] = image
-        self._images.give(source.name, source.image())
+        self._images.give(source)
 
     def _write(self, source: Source) -> os.stat_result:
         """A copy that cannot be written to; a link of that name is replaced, never followed."""

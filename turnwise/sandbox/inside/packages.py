@@ -9,7 +9,13 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.sandbox.inside.images import Gallery
-from turnwise.sandbox.inside.pillow import wrap_pil_draw, wrap_pil_enhance, wrap_pil_image, wrap_pil_operations
+from turnwise.sandbox.inside.pillow import (
+    wrap_pil_draw,
+    wrap_pil_enhance,
+    wrap_pil_image,
+    wrap_pil_jpeg,
+    wrap_pil_operations,
+)
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
@@ -65,6 +71,7 @@ def seed_numpy(module: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], None]] = {
     "PIL.Image": change_pil_image,
+    "PIL.JpegImagePlugin": wrap_pil_jpeg,
     "PIL.ImageDraw": wrap_pil_draw,
     "PIL.ImageOps": wrap_pil_operations,
     "PIL.ImageEnhance": wrap_pil_enhance,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from turnwise.sandbox.inside.arrays import wrap_arrays
 from turnwise.sandbox.inside.trail import (
     IDENTITY,
     Matrix,
@@ -13,6 +14,7 @@ from turnwise.sandbox.inside.trail import (
     mark,
     scaled,
     short,
+    shortened,
     trail_of,
     turned,
 )
@@ -26,11 +28,6 @@ Geometry = Callable[[Any, Any, dict[str, Any]], Matrix | None]
 def named(names: tuple[str, ...], given: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name."""
     return {**dict(zip(names, given, strict=False)), **keywords}
-
-
-def shortened(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as a step shows them."""
-    return {str(name)[:40]: short(value) for name, value in list(arguments.items())[:8]}
 
 
 def unchanged(image: Any, result: Any, arguments: dict[str, Any]) -> Matrix | None:
@@ -143,22 +140,20 @@ def wrap_in_place(cls: Any, name: str, names: tuple[str, ...]) -> None:
     setattr(cls, name, method)
 
 
-def wrap_sizing(cls: Any) -> None:
-    """`thumbnail` and `draft` change the size of their own image."""
-    for name in ("thumbnail", "draft"):
-        original = getattr(cls, name)
+def wrap_sizing(cls: Any, name: str, names: tuple[str, ...]) -> None:
+    """A method that changes the size of its own image."""
+    original = getattr(cls, name)
 
-        @wraps(original)
-        def method(self: Any, *given: Any, original: Any = original, name: str = name, **keywords: Any) -> Any:
-            trail, size = trail_of(self), self.size
-            result = original(self, *given, **keywords)
-            if self.size != size:
-                names = ("size", "resample", "reducing_gap") if name == "thumbnail" else ("mode", "size")
-                arguments = shortened(named(names, given, keywords))
-                mark(self, trail.after(name, arguments, scaled((0, 0, *size), self.size)))
-            return result
+    @wraps(original)
+    def method(self: Any, *given: Any, **keywords: Any) -> Any:
+        trail, size = trail_of(self), self.size
+        result = original(self, *given, **keywords)
+        if self.size != size:
+            arguments = shortened(named(names, given, keywords))
+            mark(self, trail.after(name, arguments, scaled((0, 0, *size), self.size)))
+        return result
 
-        setattr(cls, name, method)
+    setattr(cls, name, method)
 
 
 def wrap_lifecycle(cls: Any) -> None:
@@ -292,9 +287,15 @@ def wrap_pil_image(module: Any) -> None:
         wrap_method(cls, name, names, geometry)
     for name, names in IN_PLACE.items():
         wrap_in_place(cls, name, names)
-    wrap_sizing(cls)
+    wrap_sizing(cls, "thumbnail", ("size", "resample", "reducing_gap"))
     wrap_lifecycle(cls)
+    wrap_arrays(module)
     wrap_functions(module)
+
+
+def wrap_pil_jpeg(module: Any) -> None:
+    """PIL.JpegImagePlugin was imported."""
+    wrap_sizing(module.JpegImageFile, "draft", ("mode", "size"))
 
 
 def wrap_pil_draw(module: Any) -> None:

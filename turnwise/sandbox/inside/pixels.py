@@ -25,11 +25,10 @@ class Pixels:
     plain: bytes | None = None
     """The same without an alpha channel that is opaque everywhere."""
 
-    def key(self) -> tuple[str, tuple[int, int], bytes]:
-        """Equal for images that look the same."""
-        if self.plain is not None:
-            return ("RGB", self.size, self.plain)
-        return (self.mode, self.size, self.data)
+    def looks_like(self, other: "Pixels") -> bool:
+        """The same picture, perhaps with an alpha channel that does nothing."""
+        ours, theirs = self.plain or self.data, other.plain or other.data
+        return self.size == other.size and len(ours) == len(theirs) and ours == theirs
 
 
 def pixels_of_image(image: Any) -> Pixels:

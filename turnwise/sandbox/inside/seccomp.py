@@ -11,28 +11,35 @@ from dataclasses import dataclass
 
 from turnwise.sandbox.inside import syscalls
 
-ALLOWED = """
-read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk mremap msync
-mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack
-restart_syscall pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2
-select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer alarm getpid gettid
-getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt setsockopt getsockname getpeername exit
-exit_group wait4 waitid uname flock fsync fdatasync sync_file_range ftruncate getdents getdents64 getcwd chdir
-fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat
-umask creat copy_file_range fallocate fadvise64 readahead statfs fstatfs gettimeofday time times getrlimit getrusage
-sysinfo getuid geteuid getgid getegid getgroups getresuid getresgid getpriority capget arch_prctl futex futex_waitv
-set_tid_address set_robust_list get_robust_list rseq membarrier getcpu sched_getparam sched_getscheduler
-sched_get_priority_max sched_get_priority_min sched_rr_get_interval clock_gettime clock_getres getrandom epoll_create
-epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 timerfd_create timerfd_settime
-timerfd_gettime close_range getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr mlock munlock mlockall
-munlockall get_mempolicy
-""".split()
-FAKED = """
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ALLOWED = _words("""
+read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk mremap
+msync mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
+sigaltstack restart_syscall pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat
+faccessat2 pipe pipe2 select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer
+alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt setsockopt
+getsockname getpeername exit exit_group wait4 waitid uname flock fsync fdatasync sync_file_range ftruncate getdents
+getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink
+symlinkat readlink readlinkat umask creat copy_file_range fallocate fadvise64 readahead statfs fstatfs gettimeofday
+time times getrlimit getrusage sysinfo getuid geteuid getgid getegid getgroups getresuid getresgid getpriority
+capget arch_prctl futex futex_waitv set_tid_address set_robust_list get_robust_list rseq membarrier getcpu
+sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval clock_gettime
+clock_getres getrandom epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
+timerfd_create timerfd_settime timerfd_gettime close_range getxattr lgetxattr fgetxattr listxattr llistxattr
+flistxattr mlock munlock mlockall munlockall get_mempolicy
+""")
+FAKED = _words("""
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr
 fsetxattr removexattr lremovexattr fremovexattr
-""".split()
+""")
 """Answered with success and not done: Landlock does not cover them, and harmless programs use them when they copy."""
-ABSENT = "clone3 openat2".split()
+ABSENT = _words("""
+clone3 openat2
+""")
 """Answered as by a kernel without them, so that libraries take the older call, whose arguments a filter can see."""
 
 _ALLOW = 0x7FFF0000
@@ -144,7 +151,7 @@ class Filter:
         class Program(ctypes.Structure):
             _fields_ = (("length", ctypes.c_uint16), ("code", ctypes.POINTER(Code)))
 
-        codes = (Code * len(self.program))(*self.program)
+        codes = (Code * len(self.program))(*(Code(*one) for one in self.program))
         program = Program(len(self.program), codes)
         # Flag 4 keeps older kernels from slowing the process down against speculation attacks on itself.
         syscalls.call("seccomp", 1, 4, ctypes.byref(program))
@@ -153,7 +160,7 @@ class Filter:
 def build(machine: str, landlock_truncates: bool) -> Filter:
     """The filter for this machine; where Landlock does not guard truncate(2), it is denied."""
     numbers = syscalls.NUMBERS
-    verdicts = {number: _DENY for number in numbers.values()}
+    verdicts = dict.fromkeys(numbers.values(), _DENY)
     verdicts |= {numbers[name]: _give(_ALLOW) for name in ALLOWED if name in numbers}
     verdicts |= {numbers[name]: _give(_ERRNO | 0) for name in FAKED if name in numbers}
     verdicts |= {numbers[name]: _give(_ERRNO | errno.ENOSYS) for name in ABSENT if name in numbers}

@@ -2,6 +2,7 @@
 
 import builtins
 from enum import Enum
+from io import BytesIO
 from math import isfinite
 from os import stat, stat_result
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
 MAX_STEPS = 32
+MAX_ARGUMENTS = 1000
+"""Characters of the arguments of one step; longer ones are not told."""
 MAX_FILES = 256
 ATTRIBUTE = "_trail"
 
@@ -129,6 +132,12 @@ def short(value: Any, depth: int = 0) -> Any:
     return str(getattr(value, "__name__", None) or type(value).__name__)[:80]
 
 
+def shortened(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as a step shows them."""
+    found = {str(name)[:40]: short(value) for name, value in list(arguments.items())[:8]}
+    return found if len(repr(found)) <= MAX_ARGUMENTS else {}
+
+
 def trail_of(image: Any) -> Trail:
     """The trail an image carries."""
     found = getattr(image, ATTRIBUTE, None)
@@ -150,6 +159,11 @@ class Files:
 
     def __init__(self) -> None:
         self._trails: dict[Identity, Trail] = {}
+        self._contents: list[tuple[bytes, Trail]] = []
+
+    def remember_content(self, content: bytes, trail: Trail) -> None:
+        """A file was given; the code may read it itself and open the bytes."""
+        self._contents.append((content, trail))
 
     def remember(self, status: stat_result, trail: Trail) -> None:
         """A file was written."""
@@ -171,10 +185,18 @@ class Files:
     def find_path(self, path: Any) -> Trail | None:
         """The trail of what `Image.open` was given: a path, or a file object."""
         try:
+            if isinstance(path, BytesIO):
+                return self._find_content(path.getbuffer())
             number = path.fileno() if hasattr(path, "fileno") else path
             return self.find(stat(number))
         except (OSError, TypeError, ValueError):
             return None
+
+    def _find_content(self, content: memoryview) -> Trail | None:
+        for known, trail in self._contents:
+            if len(known) == len(content) and known == content:
+                return trail
+        return None
 
 
 files = Files()

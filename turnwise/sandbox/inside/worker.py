@@ -9,7 +9,10 @@ from array import array
 from ctypes import CDLL
 from dataclasses import dataclass
 from fcntl import F_DUPFD_CLOEXEC, fcntl
-from json import JSONDecoder, JSONEncoder
+from json import JSONDecoder
+from json.encoder import c_make_encoder, encode_basestring_ascii
+from json.scanner import c_make_scanner
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from os import _exit, close, getpid, pread
 from os.path import basename
 from resource import RUSAGE_SELF, getrusage
@@ -19,17 +22,20 @@ from turnwise.sandbox.inside.capture import HeadTail, RawOutput, TextStream, cut
 from turnwise.sandbox.inside.execute import Interpreter, TimeLimit, describe, out_of_memory, refused, release
 from turnwise.sandbox.inside.images import Gallery, Inputs, Source
 from turnwise.sandbox.inside.packages import Current, change_packages
+from turnwise.sandbox.inside.warmup import warm_up
 from turnwise.sandbox.wire import PREFIX, ProtocolError, lengths
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
-encode = JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
-decode = JSONDecoder().decode
+# The compiled parts of json, because its Python parts use builtins that the code may have replaced.
+encode = c_make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, False)
+decode = c_make_scanner(JSONDecoder())
 flush_c_streams = CDLL(None).fflush
 
 FIRST_READ = 65536
 DESCRIPTORS = 64
 """Most that one message carries."""
+MOST_NOTICES = 12
 RESERVE = 4 * 1024 * 1024
 """Address space given back when the code used up all of it, so that a reply can be made."""
 SCM_RIGHTS = socket.SCM_RIGHTS
@@ -87,11 +93,11 @@ class Channel:
                 return None
             have += count
         start = PREFIX.size + header_size
-        return decode(str(frame[PREFIX.size : start], "utf-8")), frame[start:end]
+        return decode(str(frame[PREFIX.size : start], "utf-8"), 0)[0], frame[start:end]
 
     def write(self, reply: dict[str, Any], blobs: list[bytes]) -> None:
         """Send a reply."""
-        header = encode(reply).encode("ascii")
+        header = "".join(encode(reply, 0)).encode("ascii")
         prefix = PREFIX.pack(len(header) + sum(map(len, blobs)), len(header))
         self._send(prefix + header)
         for blob in blobs:
@@ -116,7 +122,7 @@ class Session:
         self.err = HeadTail(settings.output)
         self.streams = (TextStream("<stdout>", self.out, 1), TextStream("<stderr>", self.err, 2))
         self.raw = RawOutput(fcntl(1, F_DUPFD_CLOEXEC, 10))
-        self.reserve: bytearray | None = bytearray(RESERVE)
+        self.reserve: mmap | None = reserve()
         self.pid = getpid()
         self.value: str | None = None
         self.notices: list[str] = []
@@ -138,16 +144,16 @@ class Session:
         if getpid() != self.pid:  # a process that the code forked, and that came back here
             _exit(0)
         if error is not None and out_of_memory(error):
-            self.reserve = None
+            self.give_up_reserve()
         try:
             reply = self.finish(error, stopped)
         except MemoryError:
-            self.reserve = None
+            self.give_up_reserve()
             self.gallery.begin()
             reply = self.reply("memory", None)
         alarm.end()
         if self.reserve is None:
-            self.restore_reserve()
+            self.restore_reserve(reply)
         reply["id"] = request["id"]
         return reply
 
@@ -182,7 +188,7 @@ class Session:
             failure = self.describe(error)
             if status == "memory":
                 release(error)
-        if stopped:
+        if stopped or self.interpreter.alarm.stopped:
             status = "timeout"
         elif isinstance(self.interpreter.alarm.guard(self.gallery.collect), TimeLimit):
             status = "timeout"
@@ -195,7 +201,7 @@ class Session:
         fault = self.interpreter.alarm.guard(lambda: found.append(describe(error, self.interpreter)), late=True)
         if fault is None:
             return found[0]
-        text = f"<describing the exception raised {type(fault).__name__}>"
+        text = f"<describing {type(error).__name__[:200]} raised {type(fault).__name__[:200]}>"
         return {"kind": "BaseException", "message": text, "line": None, "source": None, "traceback": text}
 
     def reply(self, status: str, failure: dict[str, Any] | None) -> dict[str, Any]:
@@ -211,16 +217,27 @@ class Session:
             "value": self.value,
             "failure": failure,
             "images": pictures,
-            "notices": self.notices + notices,
+            "notices": self.notices[:MOST_NOTICES] + notices,
             "peak": getrusage(RUSAGE_SELF).ru_maxrss * 1024,
         }
 
-    def restore_reserve(self) -> None:
+    def give_up_reserve(self) -> None:
+        """Make room for the reply."""
+        if self.reserve is not None:
+            self.reserve.close()
+            self.reserve = None
+
+    def restore_reserve(self, reply: dict[str, Any]) -> None:
         """Take the address space again, unless variables still fill all of it."""
         try:
-            self.reserve = bytearray(RESERVE)
-        except MemoryError:
-            self.reserve = None
+            self.reserve = reserve()
+        except OSError:
+            reply["notices"].append("the memory is still full: variables that are not needed should be deleted")
+
+
+def reserve() -> mmap:
+    """Address space that is never touched, so that it takes no memory."""
+    return mmap(-1, RESERVE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int]) -> list[Source]:
@@ -261,12 +278,13 @@ def prepare(preload: list[str]) -> None:
     Patches what is loaded, sees to what will be loaded later, and does once what first use would cost every session.
     """
     change_packages()
+    warm_up()
     main = sys.modules["__main__"]
     interpreter = Interpreter()
     interpreter.begin("[0][1]")
     error = interpreter.alarm.guard(lambda: interpreter.run("[0][1]"))
     if error is not None:
-        encode(describe(error, interpreter))
+        encode(describe(error, interpreter), 0)
     sys.modules["__main__"] = main
 
 
@@ -274,6 +292,8 @@ def serve(channel: socket.socket, settings: Settings) -> NoReturn:
     """Answer requests until the host closes the channel; the process ends here."""
     frames = Channel(channel)
     session = Session(settings)
+    session.interpreter.alarm.begin()
+    session.interpreter.alarm.end()
     while True:
         request = frames.read()
         if request is None:

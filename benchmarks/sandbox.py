@@ -1,0 +1,482 @@
+"""Every number of the Python sandbox, with its target: latency, throughput, memory, deadlines, leaks.
+
+Ratios are against ipykernel (left out where it is not installed) and a fresh `python -c` with the same imports. `busy`
+is what others took of the cores right before. Rates are over several rounds: the median, and the worst for the p99.
+
+    python benchmarks/sandbox.py [--level L2] [--quick]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from turnwise.choices import SandboxLevel
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
+from turnwise.sandbox.results import InputImage, Result, Status
+from turnwise.sandbox.session import LocalSession, Place
+
+IMPORTS = "\n".join(f"import {name}" for name in PRELOAD)
+PANDAS = "import pandas as pd\npd.DataFrame({'a': [1, 1, 2], 'b': [3, 4, 5]}).groupby('a').sum()"
+SYMPY = "import sympy\nx = sympy.symbols('x')\nsympy.solve(x**2 - 5*x + 6, x)"
+SPIN, SLEEP = "while True: pass", "import time\ntime.sleep(60)"
+IN_C = "sum(iter(int, 1))"
+"""Never lets Python see a signal, so that the process has to be killed."""
+TOUCH = "img0.getpixel((512, 512))"
+RAW = InputImage("photo", os.urandom(1024 * 1024 * 3), "RGB", (1024, 1024))
+MS, MB = 1e3, 1e-6
+
+
+@dataclass(slots=True)
+class Run:
+    """What to measure, what was found, and the table of it, printed line by line."""
+
+    level: SandboxLevel
+    quick: bool
+    busy: float = 0.0
+    judged: int = 0
+    missed: list[str] = field(default_factory=list)
+    found: dict[str, float] = field(default_factory=dict)
+    """By name: the p50 as printed, for the ratios."""
+
+    def count(self, usual: int, quick: int) -> int:
+        return quick if self.quick else usual
+
+    def head(self, title: str) -> None:
+        """A new section, after a look at what others are doing."""
+        self.busy = others_busy()
+        print(f"\n{title:<50} {'p50':>9} {'p99':>9} {'':6} {'target':>9}  met   busy", flush=True)
+
+    def line(self, name: str, middle: float, worst: float, unit: str, target: float = math.inf, note: str = "") -> None:
+        """A number, held against its target if it has one. Rates are better when larger."""
+        met = wanted = ""
+        self.found[name] = middle
+        if math.isfinite(target):
+            larger = unit == "/s"
+            good = middle >= target if larger else middle <= target
+            met, wanted = "yes" if good else "NO", f"{'>=' if larger else '<='} {target:g}"
+            self.judged += 1
+            self.missed += [] if good else [name]
+        numbers = f"{middle:9.4g} {worst:9.4g} {unit:6} {wanted:>9}"
+        print(f"{name:<50} {numbers}  {met:<4} {self.busy:4.0%}  {note}".rstrip(), flush=True)
+
+    def times(self, name: str, seconds: list[float], target: float = math.inf, note: str = "") -> None:
+        self.line(name, median(seconds) * MS, p99(seconds) * MS, "ms", target, note)
+
+    def added(self, name: str, plain: list[float], given: list[float]) -> None:
+        """What an image adds to a call."""
+        note = f"{median(given) * MS:.2f} with, {median(plain) * MS:.2f} without; p99 - p99"
+        self.line(name, (median(given) - median(plain)) * MS, (p99(given) - p99(plain)) * MS, "ms", 5, note)
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+# ---- what the kernel says
+
+
+def others_busy() -> float:
+    """The part of all cores that was taken while we slept."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]
+
+    total, idle = ticks()
+    time.sleep(0.3)
+    total_after, idle_after = ticks()
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
+def available() -> int:
+    """Bytes that the machine could still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+
+
+def private_pages(pids: Iterable[int]) -> float:
+    """Mean bytes that a process shares with no other; nan where we may not look."""
+    try:
+        texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    except OSError:
+        return math.nan
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("Private_")]
+    return sum(int(line.split()[1]) for line in lines) * 1024 / len(texts)
+
+
+class Process(NamedTuple):
+    """One living process; the start tells it from a later one with its pid."""
+
+    parent: int
+    start: int
+
+
+def look(pid: int) -> Process | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else Process(int(fields[1]), int(fields[19]))
+
+
+def below(root: int) -> dict[int, Process]:
+    """The living processes that descend from one."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    every = {pid: found for pid in pids if (found := look(pid)) is not None}
+    inside = {root}
+    while more := {pid for pid, one in every.items() if one.parent in inside} - inside:
+        inside |= more
+    return {pid: every[pid] for pid in inside - {root}}
+
+
+class Holdings(NamedTuple):
+    """What could leak: below this process, open in it and below it, and in the folder for temporary files."""
+
+    processes: int
+    descriptors: int
+    files: int
+
+    @classmethod
+    def now(cls) -> "Holdings":
+        pids = below(os.getpid())
+        descriptors = 0
+        for pid in (os.getpid(), *pids):
+            with contextlib.suppress(OSError):  # a plain user sees only its own
+                descriptors += len(os.listdir(f"/proc/{pid}/fd"))
+        return cls(len(pids), descriptors, sum(1 for _ in Path(tempfile.gettempdir()).rglob("*")))
+
+    @classmethod
+    async def settled(cls) -> "Holdings":
+        """When nothing changes any more: the pool fills itself in the background."""
+        before = cls.now()
+        while True:
+            await asyncio.sleep(0.3)
+            if (after := cls.now()) == before:
+                return after
+            before = after
+
+
+# ---- sessions
+
+
+def require(result: Result, *wanted: Status) -> Result:
+    """A number about any other outcome would be a lie."""
+    if result.status not in wanted:
+        raise RuntimeError(f"{result.status}: {result.text()}")
+    return result
+
+
+async def timed(work: Awaitable[object]) -> float:
+    start = time.perf_counter()
+    await work
+    return time.perf_counter() - start
+
+
+async def call(session: LocalSession, code: str = "1") -> None:
+    require(await session.run(code), Status.OK)
+
+
+async def take(pool: SandboxPool) -> Place:
+    """A process that is ready and has run nothing; the pool gives those only to its sessions."""
+    return await pool._acquire()
+
+
+@contextlib.asynccontextmanager
+async def opened(run: Run, warm: int = 8, grace: float = 0.5) -> AsyncIterator[SandboxPool]:
+    async with SandboxPool(PoolSettings(level=run.level, warm=warm, limits=Limits(grace=grace))) as pool:
+        await Holdings.settled()
+        yield pool
+
+
+async def first_calls(pool: SandboxPool, count: int) -> tuple[list[float], list[float]]:
+    """(session and first call, its end), with a pause after each in which the pool fills itself."""
+    opening, ending = [], []
+    for seed in range(count):
+        session = pool.session(seed=seed)
+        opening.append(await timed(call(session)))
+        ending.append(await timed(session.close()))
+        await asyncio.sleep(1 / 60)
+    return opening, ending
+
+
+async def latency(run: Run) -> None:
+    run.head("latency")
+    async with opened(run, warm=0) as pool:
+        opening, _ = await first_calls(pool, run.count(300, 50))
+        run.times("on demand: session + first call", opening, 10)
+    async with opened(run) as pool:
+        opening, ending = await first_calls(pool, run.count(500, 100))
+        run.times("warm pool: session + first call", opening, 2, "at most 60 a second")
+        run.times("end of a session", ending)
+        async with pool.session() as session:
+            await call(session)
+            further = [await timed(call(session)) for _ in range(run.count(5000, 1000))]
+        run.times("further call", further, 0.5)
+        run.line("further call, its p99", p99(further) * MS, max(further) * MS, "ms", 2, "the worst instead of p99")
+
+
+async def rate(run: Run, name: str, each: int, tasks: int, work: Callable[[int], Awaitable[None]], goal: float) -> None:
+    """Per second, when `tasks` at a time do `each` pieces of work together."""
+
+    async def many(task: int) -> None:
+        for _ in range(each // tasks):
+            await work(task)
+
+    found = []
+    for _ in range(run.count(7, 3)):
+        found.append(each / await timed(asyncio.gather(*map(many, range(tasks)))))
+    run.line(name, median(found), min(found), "/s", goal)
+
+
+async def throughput(run: Run) -> None:
+    run.head("throughput")
+    async with opened(run) as pool:
+
+        async def whole(_: int) -> None:
+            async with pool.session() as session:
+                await call(session)
+
+        await rate(run, "session + call + kill, 1 at a time", run.count(200, 80), 1, whole, math.inf)
+        await rate(run, "session + call + kill, 4 at a time", run.count(200, 80), 4, whole, 140)
+        sessions = [pool.session() for _ in range(8)]
+        await asyncio.gather(*map(call, sessions))
+        await rate(run, "trivial calls over 8 sessions", 2000, 8, lambda task: call(sessions[task]), 5000)
+        await asyncio.gather(*(session.close() for session in sessions))
+
+
+async def memory(run: Run) -> None:
+    """MemAvailable counts what the kernel needs for a process too, and what others do; private pages neither."""
+    run.head("memory of a session (p50: MemAvailable)")
+    count = run.count(200, 100)
+    for name, code, goal in (
+        ("untouched", "", 2),
+        ("trivial", "1", math.inf),
+        ("pandas", PANDAS, 8),
+        ("sympy", SYMPY, 8),
+    ):
+        async with opened(run, warm=0) as pool:
+            zygote, before = set(below(os.getpid())), available()
+            sessions = [pool.session() for _ in range(count)]
+            await asyncio.gather(*(call(one, code) if code else take(pool) for one in sessions))
+            used = (before - available()) / count
+            pages = private_pages(set(below(os.getpid())) - zygote)
+            title = f"after a {name} call" if code else name
+            run.line(title, used * MB, pages * MB, "MB", goal, f"of {count}; private pages instead of p99")
+
+
+async def deadlines(run: Run) -> None:
+    run.head("deadlines")
+    limit, grace = 0.05, 0.1
+    async with opened(run, grace=grace) as pool:
+        for name, code, extra, goal in (
+            ("soft timeout overshoot, in a loop", SPIN, 0.0, 20),
+            ("soft timeout overshoot, asleep", SLEEP, 0.0, 20),
+            ("killed: overshoot of limit + grace", IN_C, grace, math.inf),
+        ):
+            async with pool.session() as session:
+                over = []
+                for _ in range(run.count(50, 10)):
+                    start = time.perf_counter()
+                    result = require(await session.run(code, limit), Status.TIMEOUT)
+                    over.append(time.perf_counter() - start - limit - extra)
+                    if result.kept is not (extra == 0):
+                        raise RuntimeError(f"{name}: {result.text()}")
+            run.times(name, over, goal)
+
+
+async def images(run: Run) -> None:
+    """With and without in turn, so that a busy moment hits both."""
+    run.head("a 3 MB image in (1024 x 1024 RGB, raw)")
+    times: dict[bool, list[float]] = {False: [], True: []}
+    async with opened(run) as pool:
+        for number in range(run.count(300, 60)):
+            given = number % 2 == 1
+            async with pool.session(images=[RAW] if given else []) as session:
+                times[given].append(await timed(call(session, TOUCH if given else "1")))
+            await asyncio.sleep(1 / 60)
+        run.added("added to session + first call", times[False], times[True])
+        place = await take(pool)
+        times = {False: [], True: []}
+
+        async def again() -> Place:
+            return place
+
+        for number in range(run.count(300, 60)):
+            given = number % 2 == 1
+            session = LocalSession(again, asyncio.Semaphore(1), pool.settings.limits, 0, [RAW] if given else [])
+            times[given].append(await timed(call(session, TOUCH if given else "1")))
+        run.added("added to a call of one process", times[False], times[True])
+        await place.leave()
+
+
+# ---- leaks
+
+
+async def leaks(run: Run) -> None:
+    run.head("leaks (p50: more than before; p99: before)")
+    calls, timeouts = run.count(10_000, 1000), run.count(1000, 100)
+    outside = await Holdings.settled()
+    async with opened(run, grace=0.05) as pool:
+        await turmoil(pool, calls // 10, timeouts // 50)  # what is made once and kept is no leak
+        before = await Holdings.settled()
+        await turmoil(pool, calls, 0)
+        compare(run, f"after {calls} calls", before, await Holdings.settled())
+        await turmoil(pool, 0, timeouts)
+        compare(run, f"after {timeouts} timeouts", before, await Holdings.settled())
+    compare(run, "after the pool", outside, await Holdings.settled())
+
+
+async def turmoil(pool: SandboxPool, calls: int, timeouts: int) -> None:
+    """Calls of many kinds over 8 sessions, each hundredth a crash; then timeouts in a row, each tenth a kill."""
+    codes = ("1", "print('x' * 20000)", "1 / 0", "open('a.txt', 'w').write('a')", "show(img0)")
+    sessions = [pool.session(images=[InputImage("small", bytes(300), "RGB", (10, 10))]) for _ in range(8)]
+
+    async def many(session: LocalSession) -> None:
+        for number in range(calls // 8):
+            code = "import os\nos._exit(1)" if number % 100 == 99 else codes[number % len(codes)]
+            require(await session.run(code), Status.OK, Status.ERROR, Status.KILLED)
+
+    await asyncio.gather(*map(many, sessions))
+    for number in range(timeouts):
+        require(await sessions[0].run(IN_C if number % 10 == 9 else SPIN, 0.02), Status.TIMEOUT)
+    for session in sessions:
+        await session.close()
+
+
+def compare(run: Run, when: str, before: Holdings, after: Holdings) -> None:
+    for name, was, now in zip(Holdings._fields, before, after, strict=True):
+        run.line(f"{name} {when}", now - was, was, "", 0)
+
+
+# ---- the end of the host
+
+
+async def be_a_host(level: SandboxLevel) -> None:
+    """Hold sessions of every kind until killed: idle, computing, asleep, in C."""
+    async with SandboxPool(PoolSettings(level=level, running=16)) as pool:
+        idle = [pool.session() for _ in range(2)]
+        await asyncio.gather(*map(call, idle))
+        running = [asyncio.ensure_future(pool.session().run(code, 60)) for code in (SPIN, SLEEP, IN_C) * 2]
+        await Holdings.settled()
+        print("ready", flush=True)
+        await asyncio.gather(*running)
+
+
+def host_killed(run: Run) -> None:
+    """The time from the signal until none of the sandbox's processes is alive."""
+    run.head("the host is killed with -9")
+    found = []
+    command = [sys.executable, __file__, "--level", run.level.name, "--host"]
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    for _ in range(run.count(9, 3)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as host:
+            assert host.stdout is not None
+            if host.stdout.readline() != b"ready\n":
+                raise RuntimeError("the host did not come up")
+            left = processes = below(host.pid)
+            start = time.perf_counter()
+            host.kill()
+            while left := {pid: was for pid, was in left.items() if (now := look(pid)) and now.start == was.start}:
+                time.sleep(0.001)
+            found.append(time.perf_counter() - start)
+    run.times("until nothing is alive", found, 100, f"{len(processes)} processes")
+
+
+# ---- others
+
+
+def fresh_python(run: Run) -> None:
+    run.head("a fresh python with the same imports")
+    found = []
+    for _ in range(run.count(5, 2)):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found.append(time.perf_counter() - start)
+    run.times("python -c", found)
+    ratio(run, "python -c", "on demand: session + first call", "warm pool: session + first call")
+
+
+def ipykernel(run: Run) -> None:
+    run.head("ipykernel")
+    try:
+        from jupyter_client.manager import KernelManager
+    except ImportError as error:
+        return print(f"  not compared: {error}")
+    opening, further, pages = [], [], []
+    for _ in range(run.count(3, 1)):
+        start = time.perf_counter()
+        manager: Any = KernelManager()
+        manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        client = manager.client()
+        try:
+            client.start_channels()
+            client.wait_for_ready(timeout=60)
+            for number in range(run.count(100, 20)):
+                begun = time.perf_counter()
+                reply = client.execute_interactive("1", timeout=60, output_hook=lambda _: None)
+                assert reply["content"]["status"] == "ok", reply
+                if number:
+                    further.append(time.perf_counter() - begun)
+                else:
+                    opening.append(time.perf_counter() - start)
+            pages.append(private_pages([manager.provisioner.pid]))
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+    run.times("kernel: start + first call", opening, note="without any import")
+    ratio(run, "kernel: start + first call", "on demand: session + first call", "warm pool: session + first call")
+    run.times("kernel: further call", further)
+    ratio(run, "kernel: further call", "further call")
+    run.line("kernel: private pages", mean(pages) * MB, max(pages) * MB, "MB", note="without any import")
+    ratio(run, "kernel: private pages", "untouched")
+
+
+def ratio(run: Run, theirs: str, *ours: str) -> None:
+    print("  " + "; ".join(f"{run.found[theirs] / run.found[name]:.0f} times `{name}`" for name in ours))
+
+
+async def measure(run: Run) -> None:
+    """Everything that needs an event loop."""
+    async with SandboxPool(PoolSettings(level=run.level)) as pool:
+        assert pool.report is not None
+        run.level = pool.report.level
+        print(pool.report.text().split("\n", 1)[0])
+    for part in (latency, throughput, memory, deadlines, images, leaks):
+        await part(run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=[level.name for level in SandboxLevel], default="auto")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions everywhere")
+    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    run = Run(SandboxLevel[arguments.level], arguments.quick)
+    if arguments.host:
+        return asyncio.run(be_a_host(run.level))
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+    with tempfile.TemporaryDirectory(prefix="turnwise-benchmark-") as folder:
+        os.chmod(folder, 0o711)  # sessions of another uid have their folders in it
+        tempfile.tempdir = folder
+        asyncio.run(measure(run))
+        host_killed(run)
+        fresh_python(run)
+        ipykernel(run)
+    print(f"\n{run.judged - len(run.missed)} of {run.judged} targets met; load {os.getloadavg()[0]:.2f}")
+    print("".join(f"  missed: {name}\n" for name in run.missed), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""An HTTP server for our own sandbox: SandboxFusion's two calls, and sessions that remember."""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnwise.errors import ConfigError
+from turnwise.sandbox import probe
+from turnwise.sandbox.fusion import (
+    CallRequest,
+    OpenAnswer,
+    OpenRequest,
+    ReportTold,
+    ResultTold,
+    RunCodeAnswer,
+    RunCodeRequest,
+    RunJupyterAnswer,
+    RunJupyterRequest,
+    RunStatus,
+)
+from turnwise.sandbox.limits import MIB, Limits
+from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.scripts import run_notebook, run_script
+from turnwise.sandbox.session import LocalSession
+
+LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
+BUSY = "as many calls are running as this server takes; try again"
+RETRY_SECONDS = "1"
+OUTPUT = 100_000
+"""Of a server's sessions: graders compare whole outputs, which the usual limit would cut."""
+
+
+def _pool_settings() -> PoolSettings:
+    return PoolSettings(limits=Limits(output=OUTPUT))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server is made: `ServerSettings(sessions=64)`."""
+
+    pool: PoolSettings = field(default_factory=_pool_settings)
+    body: int = 64 * MIB
+    """Bytes of one request."""
+    calls: int = 256
+    """Requests in progress, those that wait for a core included; more are turned away."""
+    sessions: int = 1024
+    """Open at once."""
+    idle_seconds: float = 900.0
+    """Without a call, after which a session is closed."""
+    seconds: float = 300.0
+    """The most that one call may ask for."""
+
+
+async def serve(host: str, port: int, token: str | None = None, settings: ServerSettings | None = None) -> None:
+    """Serve until interrupted."""
+    check_binding(host, token)
+    settings = settings or ServerSettings()
+    async with SandboxPool(settings.pool) as pool:
+        config = uvicorn.Config(
+            make_app(pool, token, settings),
+            host=host,
+            port=port,
+            log_level="warning",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=75,  # longer than a client keeps an idle connection, so that none is used as it closes
+            timeout_graceful_shutdown=5,
+        )
+        await uvicorn.Server(config).serve()
+
+
+def check_binding(host: str, token: str | None) -> None:
+    """ConfigError for a server that strangers could use."""
+    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError("a sandbox server's token is printable ASCII without spaces, and not empty")
+    if token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"a sandbox server on {host!r} runs code for everybody who reaches it: give it a token, or bind 127.0.0.1"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_app(pool: SandboxPool, token: str | None, settings: ServerSettings | None = None) -> FastAPI:
+    """The server's app, for a pool that has been started in the same event loop."""
+    settings = settings or ServerSettings(pool=pool.settings)
+    sessions = _Sessions(pool, settings)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
+    app.add_middleware(_Gate, token=token, settings=settings)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    _add_basics(app, pool)
+    _add_fusion(app, pool, settings)
+    _add_sessions(app, sessions, settings)
+    return app
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """What is wrong and where, without the input, which may be long."""
+    assert isinstance(error, RequestValidationError)
+    faults = [f"{'.'.join(str(part)[:80] for part in one['loc'])}: {one['msg'][:200]}" for one in error.errors()[:8]]
+    return JSONResponse({"detail": "; ".join(faults)}, status_code=422)
+
+
+def _add_basics(app: FastAPI, pool: SandboxPool) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/report")
+    async def report() -> Response:
+        if pool.report is None:
+            raise HTTPException(503, "nothing has been proven yet")
+        return _json(ReportTold(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
+
+
+def _words(report: probe.Report) -> str:
+    """The report without details, which name files of this machine."""
+    lines = [f"sandbox level {report.level.name}, proven by {len(report.proofs)} attacks: {', '.join(report.layers)}"]
+    lines += [f"  {'blocked' if proof.blocked else 'OPEN   '}  {proof.attack.name}" for proof in report.proofs]
+    lines += [f"  refused: {refusal}" for refusal in report.refusals]
+    return "\n".join(lines)
+
+
+def _add_fusion(app: FastAPI, pool: SandboxPool, settings: ServerSettings) -> None:
+    limits = pool.settings.limits
+
+    @app.post("/run_code")
+    async def run_code(request: RunCodeRequest) -> Response:
+        try:
+            async with pool.session() as session:
+                return _json(await run_script(session, request, limits, settings.seconds))
+        except SandboxLost:
+            return _json(RunCodeAnswer(status=RunStatus.SandboxError, message=LOST))
+
+    @app.post("/run_jupyter")
+    async def run_jupyter(request: RunJupyterRequest) -> Response:
+        try:
+            async with pool.session() as session:
+                return _json(await run_notebook(session, request, limits, settings.seconds))
+        except SandboxLost:
+            return _json(RunJupyterAnswer(status=RunStatus.SandboxError, message=LOST))
+
+
+def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings) -> None:
+    @app.post("/sessions")
+    async def open_session(request: OpenRequest) -> Response:
+        return _json(OpenAnswer(id=sessions.open(request)))
+
+    @app.post("/sessions/{number}/run")
+    async def run(number: str, request: CallRequest) -> Response:
+        with sessions.using(number) as session:
+            try:
+                limit = min(request.seconds or session.limits.seconds, settings.seconds)
+                return _json(ResultTold.of(await session.run(request.code, limit)))
+            except SandboxLost as error:
+                await sessions.close(number)  # its variables are gone: the client must not go on as if they were there
+                raise HTTPException(410, LOST) from error
+
+    @app.delete("/sessions/{number}")
+    async def close(number: str) -> Response:
+        await sessions.close(number)
+        return Response(status_code=204)
+
+
+@dataclass(slots=True)
+class _Entry:
+    session: LocalSession
+    last: float
+    """When it was used."""
+    running: int = 0
+
+
+class _Sessions:
+    """The open sessions by their ids, which nobody can guess."""
+
+    def __init__(self, pool: SandboxPool, settings: ServerSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._entries: dict[str, _Entry] = {}
+
+    def open(self, request: OpenRequest) -> str:
+        if len(self._entries) >= self._settings.sessions:
+            text = f"{self._settings.sessions} sessions are open, as many as this server takes"
+            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
+        images = [one.image() for one in request.images]
+        try:
+            session = self._pool.session(seed=request.seed, images=images, stateless=request.stateless)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        number = secrets.token_urlsafe(24)
+        self._entries[number] = _Entry(session, time.monotonic())
+        return number
+
+    @contextlib.contextmanager
+    def using(self, number: str) -> Iterator[LocalSession]:
+        """A session, which does not expire meanwhile."""
+        entry = self._entries.get(number)
+        if entry is None:
+            raise HTTPException(404, "there is no such session; it may have expired")
+        entry.running += 1
+        try:
+            yield entry.session
+        finally:
+            entry.running -= 1
+            entry.last = time.monotonic()
+
+    async def close(self, number: str) -> None:
+        entry = self._entries.pop(number, None)
+        if entry is not None:
+            await entry.session.close()
+
+    @contextlib.asynccontextmanager
+    async def swept(self) -> AsyncIterator[None]:
+        """While the app lives: idle sessions are closed; afterwards all are."""
+        sweeping = asyncio.ensure_future(self._sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.wait((sweeping,))
+            for number in list(self._entries):
+                await self.close(number)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.idle_seconds / 4)
+            oldest = time.monotonic() - self._settings.idle_seconds
+            for number, entry in list(self._entries.items()):
+                if not entry.running and entry.last < oldest:
+                    await self.close(number)
+
+
+class _Gate:
+    """Turns away before anything is read: the wrong token, too many calls, a body that is too long."""
+
+    def __init__(self, app: ASGIApp, token: str | None, settings: ServerSettings) -> None:
+        self._app = app
+        self._token = token
+        self._settings = settings
+        self._calls = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            return await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
+        if self._token is not None and not _allowed(headers.get(b"authorization", b""), self._token.encode()):
+            refusal = JSONResponse({"detail": "this server needs its token"}, 401, {"WWW-Authenticate": "Bearer"})
+            return await refusal(scope, receive, send)
+        if scope["method"] != "POST":  # asking and closing are always possible
+            return await self._app(scope, receive, send)
+        if self._calls >= self._settings.calls:
+            return await JSONResponse({"detail": BUSY}, 429, {"Retry-After": RETRY_SECONDS})(scope, receive, send)
+        self._calls += 1
+        try:
+            body = await self._body(headers.get(b"content-length", b""), receive)
+            if body is None:
+                text = f"a request has at most {self._settings.body} bytes"
+                return await JSONResponse({"detail": text}, 413, {"Connection": "close"})(scope, receive, send)
+            await self._app(scope, _again(body, receive), send)
+        finally:
+            self._calls -= 1
+
+    async def _body(self, length: bytes, receive: Receive) -> bytes | None:
+        """The whole body, or None as soon as it is known to be too long."""
+        if length.isdigit() and int(length[:20]) > self._settings.body:
+            return None
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                break  # the client went away; whoever reads the body finds it incomplete
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._settings.body:
+                return None
+        return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body once more, then what comes after it."""
+    given = False
+
+    async def next_message() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message
+
+
+def _allowed(header: bytes, token: bytes) -> bool:
+    """`Bearer TOKEN`, or `Basic` with it as the password: all that a client has which only takes a URL."""
+    scheme, _, given = header.partition(b" ")
+    if scheme.lower() == b"basic":
+        try:
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return False
+    elif scheme.lower() != b"bearer":
+        return False
+    return hmac.compare_digest(given, token)

@@ -1,0 +1,22 @@
+"""The `inline` runner: scorers are called where they are needed."""
+
+from turnwise.config import ScoringConfig
+from turnwise.scoring.scorer import Scorer, ScorerSpec
+
+
+class InlineRunner:
+    """Nothing to start, nothing to stop."""
+
+    def scorer(self, spec: ScorerSpec) -> Scorer:
+        return spec.make()
+
+    async def start(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        return None
+
+
+def make(config: ScoringConfig) -> InlineRunner:
+    """The runner for `scoring.run=inline`."""
+    return InlineRunner()

@@ -1,0 +1,88 @@
+"""A run's scorers: which one each data source gets, with its options and weights, and the runner that runs them."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Protocol
+
+from turnwise.config import ScoringConfig
+from turnwise.errors import ConfigError, unknown
+from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, spec_for
+from turnwise.types import Trajectory
+
+
+class Runner(Protocol):
+    """How scorers are run. Each file of turnwise/scoring/runners has one, made from the config."""
+
+    def scorer(self, spec: ScorerSpec) -> Scorer:
+        """The scorer as this runner runs it; names and options are checked now, nothing is started."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        """Called on every path."""
+        ...
+
+
+class Scoring:
+    """The scorers by data source, and the runner behind them."""
+
+    def __init__(self, runner: Runner, scorers: dict[str, Scorer]) -> None:
+        self.runner = runner
+        self.scorers = scorers
+
+    @classmethod
+    def of(cls, config: ScoringConfig, sources: Sequence[str], own: Scorer | None = None) -> "Scoring":
+        """What the config asks for; `own` replaces every scorer and runs as it is."""
+        runner = make_runner(config)
+        if own is not None:
+            return cls(runner, dict.fromkeys(sources, weighted(own, config.weights)))
+        named = {source: spec_for(source, config.scorers) for source in sources}
+        unused = set(config.scorers) - {*sources, "default"}
+        if unused:
+            raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
+        idle = set(config.options) - set(named.values())
+        if idle:
+            hint = unknown("scorer", min(idle), named.values())
+            raise ConfigError(f"scoring.options: no data source has the {hint}")
+        made = {name: runner.scorer(ScorerSpec(name, config.options.get(name) or {})) for name in named.values()}
+        return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Between start and stop."""
+        try:
+            await self.runner.start()
+            yield
+        finally:
+            await self.runner.stop()
+
+
+def make_runner(config: ScoringConfig) -> Runner:
+    """The runner the config names."""
+    make: Callable[[ScoringConfig], Runner] = import_module(f"turnwise.scoring.runners.{config.run.value}").make
+    return make(config)
+
+
+def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
+    """The scorer with its parts weighed; a weight for a part that it does not have is an error."""
+    if not weights:
+        return scorer
+    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+
+    async def weigh(trajectory: Trajectory) -> Score:
+        found = await evaluate(scorer, trajectory)
+        for part in weights:
+            if part not in found.parts:
+                raise ConfigError(f"scoring.weights, scorer {name}: {unknown('part', part, found.parts)}")
+        reward = sum(weights.get(part, 1.0) * value for part, value in found.parts.items())
+        return Score(reward, found.parts, found.turns)
+
+    weigh.__qualname__ = name
+    return weigh
+
+
+def scorer_names() -> list[str]:
+    """The built-in scorers."""
+    return sorted(BUILTIN)
