@@ -20,6 +20,7 @@ LAYERS = (
     {"plan_text"},
     {"eval", "preflight", "sft", "trainer"},
     {"train", "models"},
+    {"commands"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

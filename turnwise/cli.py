@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,10 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     prepare.add_argument(
         "--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify"
     )
+    for name in ("sandbox",):
+        verb = import_module(f"turnwise.commands.{name}")
+        command(name, verb.run, verb.HELP, config=False)
+        verb.add_arguments(commands[name])
     return parser, commands
 
 
@@ -178,18 +183,17 @@ def _check_sandbox(args: argparse.Namespace) -> int:
 
     composed = _compose(args)
     from turnwise.rollout.tools.python import open_pool
-    from turnwise.sandbox.probe import Report as SandboxReport
 
-    async def probe() -> SandboxReport:
+    async def probe() -> tuple[str, str]:
         async with open_pool(composed.config.sandbox) as pool:
-            return pool.report
+            if pool.report is None:
+                raise ConfigError(f"{composed.config.sandbox.url} does not say what it proved")
+            return pool.report.level.name, pool.report.text()
 
-    report = asyncio.run(probe())
-    sys.stdout.write(report.text() + "\n")
+    level, text = asyncio.run(probe())
+    sys.stdout.write(text + "\n")
     if args.json:
-        blocked = {proof.attack.name: proof.blocked for proof in report.proofs}
-        found = {"level": report.level.name, "layers": report.layers, "blocked": blocked}
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps({"level": level, "report": text.splitlines()}) + "\n")
     return 0
 
 

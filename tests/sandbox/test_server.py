@@ -150,7 +150,10 @@ def test_standard_input_ends_and_may_be_long_and_may_be_replaced(client):
     answer = run_code(client, "input(); input()", stdin="one line\n")
     assert answer["run_result"]["stderr"].endswith("EOFError: EOF when reading a line\n")
     long = "7\n" * 400_000
-    assert run_code(client, "import sys; print(sum(map(int, sys.stdin)))", stdin=long)["run_result"]["stdout"] == "2800000\n"
+    assert (
+        run_code(client, "import sys; print(sum(map(int, sys.stdin)))", stdin=long)["run_result"]["stdout"]
+        == "2800000\n"
+    )
     code = "import sys, io\nsys.stdin = io.StringIO('mine')\nprint(input())"
     assert run_code(client, code, stdin="theirs")["run_result"]["stdout"] == "mine\n"
 
@@ -213,12 +216,17 @@ def test_cells_share_their_state_and_an_exception_ends_only_its_cell(client):
     assert [cell["stdout"] for cell in answer["cells"]] == ["", "", "123\n", "", "", ""]
     assert answer["cells"][1]["display"] == [{"text/plain": "123"}]
     assert answer["cells"][3]["stderr"] == "oh"
-    assert (answer["cells"][4]["error"][0]["ename"], answer["cells"][4]["error"][0]["evalue"]) == ("RuntimeError", "bad")
+    assert (answer["cells"][4]["error"][0]["ename"], answer["cells"][4]["error"][0]["evalue"]) == (
+        "RuntimeError",
+        "bad",
+    )
     assert answer["cells"][5]["display"] == [{"text/plain": "124"}]
 
 
 def test_a_notebook_stops_at_its_time_limit(client):
-    answer = client.post("/run_jupyter", json={"cells": ["print(1)", "while True: pass", "print(2)"], "cell_timeout": 0.3}).json()
+    answer = client.post(
+        "/run_jupyter", json={"cells": ["print(1)", "while True: pass", "print(2)"], "cell_timeout": 0.3}
+    ).json()
     assert (answer["status"], answer["driver"]["status"]) == ("Failed", "TimeLimitExceeded")
     assert len(answer["cells"]) == 2
     assert answer["cells"][0]["stdout"] == "1\n"
@@ -240,12 +248,19 @@ def test_64_requests_at_once_are_not_mixed_up(client):
     assert [answer["run_result"]["stdout"] for answer in answers] == [f"{n * 1000 + n + 1}\n" for n in range(64)]
 
 
-@pytest.mark.parametrize("header", [None, "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer", "Basic !!", "Bearer \xff"])
+@pytest.mark.parametrize(
+    "header", [None, "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer", "Basic !!", "Bearer \xff"]
+)
 def test_nothing_without_the_token(client, header):
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     bare = httpx.Client(base_url=client.base_url)
     with bare:
-        for method, path in [("POST", "/run_code"), ("POST", "/sessions"), ("GET", "/report"), ("DELETE", "/sessions/x")]:
+        for method, path in [
+            ("POST", "/run_code"),
+            ("POST", "/sessions"),
+            ("GET", "/report"),
+            ("DELETE", "/sessions/x"),
+        ]:
             assert bare.request(method, path, headers=headers).status_code == 401
         assert bare.get("/health").json() == {"status": "ok"}
 
@@ -286,7 +301,8 @@ def test_a_body_that_is_too_long_is_not_read(client):
         b'{"code": "1", "language": "python", "run_timeout": NaN}',
         b'{"code": "1", "language": "python", "run_timeout": -1}',
         b'{"code": "1", "language": "python", "files": {"a": "not base64!"}}',
-        b'{"code": "\\ud800", "language": "python"}',
+        b'{"code": "1", "language": "python", "stdin": "\\ud800"}',
+        b'{"code": "1", "language": "python", "fetch_files": ["\\ud800"]}',
     ],
 )
 def test_nonsense_is_refused_without_an_echo_or_a_trace(client, body):
@@ -294,6 +310,16 @@ def test_nonsense_is_refused_without_an_echo_or_a_trace(client, body):
     assert response.status_code == 422
     assert "Traceback" not in response.text
     assert len(response.text) < 1000
+
+
+def test_code_that_cannot_be_encoded_is_the_code_s_fault(client):
+    answer = client.post(
+        "/run_code",
+        content=b'{"code": "print(\'\\ud800\')", "language": "python"}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert answer.json()["run_result"]["return_code"] == 1
 
 
 def test_a_session_remembers_and_is_gone_when_closed(client):

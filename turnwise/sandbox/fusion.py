@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox.replies import MAX_NOTICES, MAX_STEPS, clean
@@ -32,6 +32,15 @@ def _decode(value: object) -> object:
         raise ValueError("not base64") from error
 
 
+def encodable(text: str) -> str:
+    """The text, if it has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text that cannot be encoded") from error
+    return text
+
+
 def encode(data: bytes) -> str:
     """Base64, as it stands in JSON."""
     return base64.b64encode(data).decode("ascii")
@@ -41,7 +50,8 @@ Base64 = Annotated[bytes, BeforeValidator(_decode), PlainSerializer(encode, when
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 NoSeconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Name = Annotated[str, Field(max_length=1000)]
+Encodable = Annotated[str, AfterValidator(encodable)]
+Name = Annotated[Encodable, Field(max_length=1000)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -66,7 +76,7 @@ class RunCodeRequest(BaseModel):
 
     code: str
     language: Annotated[str, Field(max_length=100)]
-    stdin: str | None = None
+    stdin: Encodable | None = None
     compile_timeout: NoSeconds = 10
     run_timeout: Seconds = 10
     memory_limit_MB: int = -1

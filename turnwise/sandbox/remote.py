@@ -23,6 +23,7 @@ from turnwise.sandbox.fusion import (
     RunCodeAnswer,
     RunCodeRequest,
     RunStatus,
+    encodable,
 )
 from turnwise.sandbox.inside.capture import cut
 from turnwise.sandbox.limits import MIB, Limits
@@ -237,7 +238,9 @@ class RemoteSession:
     async def run(self, code: str, seconds: float | None = None) -> Result:
         if len(code) > MAX_CODE:
             return Result(Status.ERROR, notices=(f"not run: more than {MAX_CODE} characters of code",))
-        if not _encodable(code):
+        try:
+            encodable(code)
+        except ValueError:
             return Result(Status.ERROR, notices=("not run: the code holds characters that cannot be encoded",))
         limit = seconds or self._pool.seconds
         async with self._turn:
@@ -317,11 +320,3 @@ def _retry_after(response: httpx.Response) -> float:
 def _short(content: bytes) -> str:
     """The beginning of a server's words, on one line."""
     return " ".join(clean(content[:400].decode("utf-8", "replace")).split())[:300]
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

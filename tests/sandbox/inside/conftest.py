@@ -165,7 +165,12 @@ class Zygote:
             os.chown(scratch, NOBODY, NOBODY)
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
-        order = {"scratch": scratch, "ordinary": ordinary, "limits": limits, **({} if memory is None else {"memory": memory})}
+        order = {
+            "scratch": scratch,
+            "ordinary": ordinary,
+            "limits": limits,
+            **({} if memory is None else {"memory": memory}),
+        }
         socket.send_fds(self.control, [json.dumps(order).encode()], [theirs.fileno()])
         theirs.close()
         return Host(ours, int(self.control.recv(100)), scratch)

@@ -124,7 +124,10 @@ def test_a_chain_of_exceptions_is_told(host):
     assert (found["kind"], found["line"]) == ("RuntimeError", 4)
     text = found["traceback"]
     assert text.index("KeyError: 'k'") < text.index("caused the next one") < text.index("RuntimeError: outer")
-    assert "KeyError" not in failure(host, "try:\n    {}['k']\nexcept KeyError:\n    raise RuntimeError from None")["traceback"]
+    assert (
+        "KeyError"
+        not in failure(host, "try:\n    {}['k']\nexcept KeyError:\n    raise RuntimeError from None")["traceback"]
+    )
 
 
 def test_exceptions_in_a_circle_end(host):
@@ -156,7 +159,10 @@ def test_a_huge_message_is_cut(host):
 def test_odd_classes_of_exceptions_do_not_break_the_reply(host):
     code = "class M(type):\n    @property\n    def __module__(cls): raise ValueError\nclass E(Exception, metaclass=M): pass\nraise E('x')"
     assert host.run(code)["status"] == "error"
-    assert host.run("class E(SyntaxError):\n    msg = property(lambda s: 1 / 0)\nraise E('x', ('f', 1, 1, 't'))")["status"] == "error"
+    assert (
+        host.run("class E(SyntaxError):\n    msg = property(lambda s: 1 / 0)\nraise E('x', ('f', 1, 1, 't'))")["status"]
+        == "error"
+    )
     assert host.run("1")["value"] == "1"
 
 
@@ -208,4 +214,9 @@ def test_sources_of_many_cells_do_not_pile_up(host):
         host.run("x = 1" + " " * 200_000)
     code = "import linecache\nlen([n for n in linecache.cache if n.startswith('<cell')])"
     assert int(host.run(code)["value"]) <= 16
-    assert host.run("import traceback\ntry:\n    1 / 0\nexcept Exception:\n    text = traceback.format_exc()\n'1 / 0' in text")["value"] == "True"
+    assert (
+        host.run(
+            "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    text = traceback.format_exc()\n'1 / 0' in text"
+        )["value"]
+        == "True"
+    )

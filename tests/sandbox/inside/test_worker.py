@@ -114,7 +114,12 @@ def stop_after(host, seconds):
 
 @pytest.mark.parametrize(
     "code",
-    ["while True: pass", "import time\ntime.sleep(60)", "import threading\nthreading.Event().wait()", "import asyncio\nasyncio.run(asyncio.sleep(60))"],
+    [
+        "while True: pass",
+        "import time\ntime.sleep(60)",
+        "import threading\nthreading.Event().wait()",
+        "import asyncio\nasyncio.run(asyncio.sleep(60))",
+    ],
 )
 def test_a_signal_stops_the_code_and_keeps_the_variables(host, code):
     timer = stop_after(host, 0.2)
@@ -252,7 +257,9 @@ def test_packages_that_the_code_imports_itself_are_changed_then(scratch):
     assert host.run("numpy.random.seed(5)\nnumpy.random.rand()")["value"] == first
     reply = host.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.get_backend()")
     assert [image["name"] for image in reply["images"]] == ["figure"] and reply["value"].lower() == "'agg'"
-    reply = host.run("from PIL import Image, ImageDraw\nimage = Image.new('RGB', (8, 8))\nImageDraw.Draw(image)\nimage.show()")
+    reply = host.run(
+        "from PIL import Image, ImageDraw\nimage = Image.new('RGB', (8, 8))\nImageDraw.Draw(image)\nimage.show()"
+    )
     assert [step["name"] for step in reply["images"][0]["provenance"]["steps"]] == ["new", "draw"]
     ours.close()
     assert process.wait(10) == 0

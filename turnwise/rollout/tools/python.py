@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from turnwise.config import SandboxConfig
@@ -18,6 +18,9 @@ from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
 from turnwise.types import Image, JsonSchema, ToolResult
+
+if TYPE_CHECKING:
+    from turnwise.sandbox.remote import RemotePool
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
@@ -44,7 +47,7 @@ class PythonTool:
     name: str = "python"
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     concurrency: int = 2 * (os.cpu_count() or 1)
-    _pool: SandboxPool | None = None
+    _pool: "SandboxPool | RemotePool | None" = None
     _users: int = 0
 
     @property
@@ -61,7 +64,7 @@ class PythonTool:
         if self._pool is None:
             self._pool = await open_pool(self.sandbox).__aenter__()
         report = self._pool.report
-        return f"sandbox level {report.level.name}, proven: {', '.join(report.layers)}"
+        return "a sandbox" if report is None else report.text().splitlines()[0]
 
     async def stop(self) -> None:
         self._users -= 1
@@ -97,10 +100,19 @@ class _PythonSession:
 python = PythonTool()
 
 
-def open_pool(config: SandboxConfig) -> SandboxPool:
-    """The pool that a config asks for, still to be entered."""
+def open_pool(config: SandboxConfig) -> "SandboxPool | RemotePool":
+    """The pool that a config asks for, here or at a server, still to be entered."""
+    if config.url is None:
+        return SandboxPool(pool_settings(config))
+    from turnwise.sandbox.remote import RemotePool
+
+    return RemotePool(config.url, os.environ.get(config.token_env), config.seconds, min_level=config.min_level)
+
+
+def pool_settings(config: SandboxConfig) -> PoolSettings:
+    """A pool on this machine."""
     limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
-    return SandboxPool(PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm))
+    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm)
 
 
 def code_in(text: str) -> str:

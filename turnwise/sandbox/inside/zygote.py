@@ -111,7 +111,10 @@ class _Zygote:
                     self._bury(descriptor)
 
     def _listen(self, itself: int) -> None:
-        message, descriptors, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.control, MAX_MESSAGE, 1)
+        except ConnectionResetError:
+            os._exit(0)
         if not message:
             os._exit(0)  # the host let go; everything here ends with us
         request = json.loads(message)

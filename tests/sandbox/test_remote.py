@@ -1,0 +1,527 @@
+"""Sessions over HTTP: against our own server, a plain SandboxFusion server, and servers that misbehave."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn")
+fastapi = pytest.importorskip("fastapi")
+
+from PIL import Image
+
+from turnwise.choices import SandboxLevel
+from turnwise.errors import ConfigError
+from turnwise.sandbox import remote
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.process import SandboxLost, SandboxUnavailable
+from turnwise.sandbox.remote import RemotePool
+from turnwise.sandbox.results import InputImage, Status
+from turnwise.sandbox.server import ServerSettings, make_app
+
+TOKEN = "a-token-for-tests"
+POOL = PoolSettings(preload=("numpy", "PIL.Image"), warm=2)
+
+
+@contextlib.contextmanager
+def serving(open_app):
+    """The URL of an app, which lives in a thread."""
+    started = concurrent.futures.Future()
+
+    async def main():
+        async with open_app() as app:
+            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+            running = asyncio.ensure_future(server.serve())
+            while not server.started:
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            started.set_result((server, server.servers[0].sockets[0].getsockname()[1]))
+            await running
+
+    def work():
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    server, port = started.result(60)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@contextlib.asynccontextmanager
+async def ours(settings=None):
+    settings = settings or ServerSettings(pool=POOL)
+    async with SandboxPool(settings.pool) as pool:
+        yield make_app(pool, TOKEN, settings)
+
+
+@contextlib.asynccontextmanager
+async def given(app):
+    yield app
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving(ours) as url:
+        yield url
+
+
+def in_session(url, work, seed=0, images=(), stateless=False, token=TOKEN, **more):
+    """The result of `work(session)`."""
+
+    async def main():
+        async with RemotePool(url, token, **more) as pool:
+            async with pool.session(seed=seed, images=images, stateless=stateless) as session:
+                return await work(session)
+
+    return asyncio.run(main())
+
+
+def test_state_survives_between_calls_and_not_between_sessions(url):
+    async def work(session):
+        assert (await session.run("x = 20\nprint('made')")).stdout == "made\n"
+        return await session.run("x + 1")
+
+    result = in_session(url, work)
+    assert (result.status, result.value, result.kept) == (Status.OK, "21", True)
+    other = in_session(url, lambda session: session.run("x"))
+    assert (other.status, other.failure.kind) == (Status.ERROR, "NameError")
+
+
+def test_stateless_sessions_forget(url):
+    async def work(session):
+        await session.run("x = 20")
+        return await session.run("x")
+
+    assert in_session(url, work, stateless=True).failure.kind == "NameError"
+
+
+def test_a_remote_result_is_the_local_result(url):
+    pixels = Image.linear_gradient("L").tobytes()
+    images = [InputImage("ramp", pixels, "L", (256, 256))]
+    calls = [
+        "import random, sys\nprint(random.random())\nprint('err', file=sys.stderr)\n{'a': 1}",
+        "def f(n):\n    return 1 / n\nf(0)",
+        "part = ramp.crop((10, 20, 40, 50))\nshow(part.resize((60, 60)))",
+        "open('/etc/shadow')",
+        "x = bytearray(10**10)",
+        "print('y' * 30_000)",
+        "import os; os.abort()",
+        "'fresh'",
+    ]
+
+    async def work(session):
+        return [await session.run(code, 5) for code in calls]
+
+    async def at_home():
+        async with SandboxPool(POOL) as pool, pool.session(seed=7, images=images) as session:
+            return await work(session)
+
+    def core(result):
+        return (
+            result.status,
+            result.stdout,
+            result.stderr,
+            result.value,
+            result.images,
+            result.failure,
+            result.notices,
+            result.kept,
+        )
+
+    remote_results = in_session(url, work, seed=7, images=images)
+    local_results = asyncio.run(at_home())
+    assert [core(one) for one in remote_results] == [core(one) for one in local_results]
+    assert len(remote_results[2].images) == 1
+    assert remote_results[2].images[0].provenance.source == "ramp"
+
+
+def test_an_image_file_goes_in_and_pixels_come_out(url):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 4), (1, 2, 3)).save(buffer, "PNG")
+    code = "from PIL import Image\nshow(Image.open('photo.png').rotate(90, expand=True))"
+    result = in_session(url, lambda session: session.run(code), images=[InputImage("photo.png", buffer.getvalue())])
+    assert [(one.mode, one.size, one.pixels) for one in result.images] == [("RGB", (4, 8), bytes([1, 2, 3]) * 32)]
+
+
+def test_a_timeout_is_a_result(url):
+    async def work(session):
+        await session.run("x = 1")
+        stopped = await session.run("while True: pass", 0.2)
+        return stopped, await session.run("x")
+
+    stopped, after = in_session(url, work)
+    assert (stopped.status, stopped.kept, after.value) == (Status.TIMEOUT, True, "1")
+
+
+def test_64_sessions_at_once_are_not_mixed_up(url):
+    async def one(pool, number):
+        async with pool.session(seed=number) as session:
+            await session.run(f"mine = {number}")
+            return (await session.run("mine * 1000 + mine")).value
+
+    async def main():
+        async with RemotePool(url, TOKEN) as pool:
+            return await asyncio.gather(*(one(pool, number) for number in range(64)))
+
+    assert asyncio.run(main()) == [str(number * 1001) for number in range(64)]
+
+
+def test_the_report_is_the_server_s(url):
+    async def main():
+        async with RemotePool(url + "/run_code", TOKEN) as pool:
+            return pool.report
+
+    report = asyncio.run(main())
+    assert report.level.value >= SandboxLevel.L2.value
+    assert "blocked  read a file outside" in report.text()
+
+
+def test_a_level_the_server_has_not_proven_is_refused_before_any_code_is_sent(url):
+    with pytest.raises(SandboxUnavailable, match="min_level=L4"):
+        in_session(url, lambda session: session.run("1"), min_level=SandboxLevel.L4)
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_wrong_token_is_said_to_be_wrong(url, token):
+    with pytest.raises(SandboxUnavailable, match="token"):
+        in_session(url, lambda session: session.run("1"), token=token)
+
+
+def test_code_that_cannot_be_sent_is_the_code_s_fault(url):
+    assert in_session(url, lambda session: session.run("print('\ud800')")).status is Status.ERROR
+    assert in_session(url, lambda session: session.run("#" * (1 << 21))).status is Status.ERROR
+
+
+def test_an_expired_session_is_lost_and_stays_lost():
+    with serving(lambda: ours(ServerSettings(pool=POOL, idle_seconds=0.2))) as url:
+
+        async def work(session):
+            await session.run("x = 1")
+            await asyncio.sleep(1.5)
+            for _ in range(2):
+                with pytest.raises(SandboxLost):
+                    await session.run("x = 2")
+
+        in_session(url, work)
+
+
+def test_a_session_that_held_nothing_yet_may_start_again(url):
+    async def work(session):
+        session._number = "A" * 32  # as if the server had forgotten it
+        with pytest.raises(SandboxLost):
+            await session.run("1")
+        return await session.run("2")
+
+    assert in_session(url, work).value == "2"
+
+
+def test_closing_frees_the_server_s_place():
+    with serving(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
+        for number in range(3):
+            assert in_session(url, lambda session, n=number: session.run(str(n)), retries=0).value == str(number)
+
+
+def test_a_full_server_is_tried_again():
+    with serving(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
+
+        async def main():
+            async with RemotePool(url, TOKEN, retries=8) as pool:
+                first = pool.session()
+                await first.run("1")
+                waiting = asyncio.ensure_future(pool.session().run("2"))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+                await first.close()
+                return await waiting
+
+        assert asyncio.run(main()).value == "2"
+
+
+def test_a_url_is_checked():
+    with pytest.raises(ConfigError, match="http"):
+        RemotePool("localhost:8080")
+    with pytest.raises(ConfigError, match="password"):
+        RemotePool("http://me:secret@localhost")
+
+
+def test_no_server_at_all():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SandboxUnavailable, match="does not accept connections"):
+        in_session(f"http://127.0.0.1:{port}", lambda session: session.run("1"), retries=1)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_server_killed_in_the_middle_of_a_call_loses_it_and_nothing_else():
+    port = free_port()
+    program = (
+        "import asyncio\nfrom turnwise.sandbox.pool import PoolSettings\n"
+        "from turnwise.sandbox.server import ServerSettings, serve\n"
+        f"asyncio.run(serve('127.0.0.1', {port}, {TOKEN!r}, ServerSettings(pool=PoolSettings(preload=(), warm=1))))"
+    )
+    root = str(Path(remote.__file__).parents[2])
+    server = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": root})
+    try:
+
+        async def main():
+            async with RemotePool(f"http://127.0.0.1:{port}", TOKEN, retries=10) as pool:
+                session, later = pool.session(), pool.session()
+                assert (await session.run("1 + 1")).value == "2"
+                call = asyncio.ensure_future(session.run("import time; time.sleep(30)", 60))
+                await asyncio.sleep(0.5)
+                assert not call.done()
+                server.send_signal(signal.SIGKILL)
+                server.wait()
+                with pytest.raises(SandboxLost):
+                    await call
+                pool._retries = 0
+                with pytest.raises(SandboxLost, match="does not accept connections"):
+                    await later.run("1")
+
+        asyncio.run(main())
+    finally:
+        server.kill()
+        server.wait()
+
+
+# A plain SandboxFusion server, written from its contract: one process per request.
+
+
+def plain_app(seen=None):
+    app = fastapi.FastAPI()
+
+    @app.post("/run_code")
+    def run_code(request: dict):
+        if seen is not None:
+            seen.append(request)
+        start = time.time()
+        ran = {"status": "Finished", "execution_time": None, "return_code": None, "stdout": None, "stderr": None}
+        try:
+            process = subprocess.run(
+                [sys.executable, "-c", request["code"]],
+                input=request.get("stdin") or "",
+                capture_output=True,
+                text=True,
+                timeout=request.get("run_timeout", 10),
+            )
+            ran.update(return_code=process.returncode, stdout=process.stdout, stderr=process.stderr)
+        except subprocess.TimeoutExpired:
+            ran.update(status="TimeLimitExceeded", stdout="", stderr="")
+        ran["execution_time"] = time.time() - start
+        status = "Success" if ran["return_code"] == 0 else "Failed"
+        return {
+            "status": status,
+            "message": "",
+            "compile_result": None,
+            "run_result": ran,
+            "executor_pod_name": None,
+            "files": {},
+        }
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with serving(lambda: given(plain_app())) as url:
+        yield url
+
+
+def plainly(url, code, seconds=None):
+    return in_session(url, lambda s: s.run(code, seconds), stateless=True, token=None, min_level=SandboxLevel.L0)
+
+
+def test_a_plain_server_runs_stateless_code(plain):
+    result = plainly(plain + "/run_code", "print(6 * 7)")
+    assert (result.status, result.stdout, result.value) == (Status.OK, "42\n", None)
+    assert result.seconds > 0
+
+
+def test_a_plain_server_s_failures_keep_their_kind(plain):
+    failed = plainly(plain, "print('out'); 1 / 0")
+    assert (failed.status, failed.stdout) == (Status.ERROR, "out\n")
+    assert "ZeroDivisionError" in failed.stderr
+    assert plainly(plain, "import time; time.sleep(20)", 0.3).status is Status.TIMEOUT
+    assert plainly(plain, "import os; os.abort()").status is Status.KILLED
+    assert "characters left out" in plainly(plain, f"print('x' * {10 * Limits().output})").stdout
+
+
+def test_a_plain_server_cannot_remember_and_says_so_at_once(plain):
+    async def main():
+        async with RemotePool(plain, min_level=SandboxLevel.L0) as pool:
+            with pytest.raises(SandboxUnavailable, match="only /run_code, without sessions that remember"):
+                pool.session()
+            with pytest.raises(SandboxUnavailable, match="only /run_code, without images"):
+                pool.session(stateless=True, images=[InputImage("a.png", b"x")])
+
+    asyncio.run(main())
+
+
+def test_a_plain_server_has_proven_nothing(plain):
+    with pytest.raises(SandboxUnavailable, match="plain SandboxFusion"):
+        in_session(plain, lambda session: session.run("1"), stateless=True, token=None)
+
+
+def told(**more):
+    whole = {
+        "status": "ok",
+        "stdout": "",
+        "stderr": "",
+        "value": "1",
+        "images": [],
+        "failure": None,
+        "notices": [],
+        "seconds": 0.1,
+        "peak_memory": 0,
+        "kept": True,
+    }
+    return {**whole, **more}
+
+
+def liar(answer):
+    """A server that opens a session and then answers a call in its own way; the calls it got."""
+    app = fastapi.FastAPI()
+    calls = []
+
+    @app.get("/report")
+    def report():
+        return {"level": "L3", "text": "trust me"}
+
+    @app.post("/sessions")
+    def open_session():
+        return {"id": "a" * 32}
+
+    @app.post("/sessions/{number}/run")
+    def run(number: str):
+        calls.append(number)
+        return answer(len(calls))
+
+    return app, calls
+
+
+PROVENANCE = {"source": None, "box": None, "steps": []}
+GARBAGE = {
+    "not json": fastapi.Response(b"<html>gateway</html>"),
+    "empty": fastapi.Response(b""),
+    "list": [],
+    "no fields": {},
+    "unknown status": told(status="great"),
+    "text that is none": told(stdout=5),
+    "text without end": told(stdout="x" * 3_000_000),
+    "lone surrogate": fastapi.Response(b'{"status": "ok", "stdout": "\\ud800"}'),
+    "infinite time": fastapi.Response(b'{"status": "ok", "seconds": Infinity}'),
+    "image too short": told(
+        images=[{"name": "a", "mode": "L", "size": [9, 9], "data": "eA==", "provenance": PROVENANCE}]
+    ),
+    "image of no kind": told(
+        images=[{"name": "a", "mode": "P", "size": [1, 1], "data": "eA==", "provenance": PROVENANCE}]
+    ),
+    "image not base64": told(
+        images=[{"name": "a", "mode": "L", "size": [1, 1], "data": "!", "provenance": PROVENANCE}]
+    ),
+    "too many notices": told(notices=["n"] * 1000),
+    "500": fastapi.Response(b"oops", status_code=500),
+    "redirect": fastapi.Response(b"", status_code=302, headers={"Location": "/"}),
+    "compressed": fastapi.Response(b"x", headers={"Content-Encoding": "gzip"}),
+    "deep": fastapi.Response(b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_lost_and_never_a_result(name):
+    app, calls = liar(lambda _: GARBAGE[name])
+    with serving(lambda: given(app)) as url:
+        with pytest.raises(SandboxLost):
+            in_session(url, lambda session: session.run("1"))
+    assert len(calls) == 1  # it may have run: never twice
+
+
+def test_an_answer_without_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr(remote, "MAX_ANSWER", 100_000)
+
+    async def forever():
+        while True:
+            yield b"x" * 10_000
+            await asyncio.sleep(0)
+
+    app, _ = liar(lambda _: fastapi.responses.StreamingResponse(forever()))
+    with serving(lambda: given(app)) as url:
+        with pytest.raises(SandboxLost, match="more than 100000 bytes"):
+            in_session(url, lambda session: session.run("1"))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_and_answers(status):
+    app, calls = liar(lambda count: told() if count == 3 else fastapi.Response(status_code=status))
+    with serving(lambda: given(app)) as url:
+        assert in_session(url, lambda session: session.run("1")).value == "1"
+    assert len(calls) == 3
+
+
+def test_a_server_that_stays_busy_is_given_up():
+    app, calls = liar(lambda _: fastapi.Response(b"full", status_code=429))
+    with serving(lambda: given(app)) as url:
+        with pytest.raises(SandboxLost, match="429: full .3 attempts."):
+            in_session(url, lambda session: session.run("1"), retries=2)
+    assert len(calls) == 3
+
+
+def test_no_answer_in_time_is_lost():
+    async def slow():
+        await asyncio.sleep(5)
+        return told()
+
+    app, _ = liar(lambda _: None)
+    app.router.routes = [route for route in app.router.routes if not route.path.endswith("/run")]
+    app.post("/sessions/{number}/run")(slow)
+    with serving(lambda: given(app)) as url:
+        with pytest.raises(SandboxLost, match="did not answer"):
+            in_session(url, lambda session: session.run("1", 0.1), patience=0.2)
+
+
+@pytest.mark.parametrize(
+    "report", [{}, {"level": "L9", "text": ""}, {"level": "auto", "text": ""}, {"level": "L3"}, "L3"]
+)
+def test_a_report_that_is_none_proves_nothing(report):
+    app = fastapi.FastAPI()
+    app.get("/report")(lambda: report)
+    with serving(lambda: given(app)) as url:
+        with pytest.raises(SandboxUnavailable):
+            in_session(url, lambda session: session.run("1"))
+
+
+def test_verl_s_own_request_is_understood(url):
+    payload = {
+        "compile_timeout": 30,
+        "run_timeout": 30,
+        "code": "print(input())",
+        "stdin": "hello",
+        "language": "python",
+    }
+    answer = httpx.post(url + "/run_code", json=payload, headers={"Authorization": f"Bearer {TOKEN}"}).json()
+    ran = answer["run_result"]
+    assert (answer["status"], ran["status"], ran["stdout"] + ran["stderr"]) == ("Success", "Finished", "hello\n")

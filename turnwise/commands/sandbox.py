@@ -1,0 +1,36 @@
+"""`turnwise sandbox serve`: our sandbox for other machines, over SandboxFusion's protocol."""
+
+import argparse
+import os
+import sys
+
+from turnwise.errors import ConfigError
+
+HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["serve"], help="serve: answer requests until stopped")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="config values, such as sandbox.seconds=5")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one needs a token")
+    parser.add_argument("--port", type=int, default=8080)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The token is in the environment, where a process list does not show it."""
+    import asyncio
+
+    from turnwise.compose import compose
+
+    config = compose(args.overrides, None).config.sandbox
+    if config.url is not None:
+        raise ConfigError("sandbox.url names another server; this command is one")
+    try:
+        from turnwise.sandbox.server import ServerSettings, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
+    from turnwise.rollout.tools.python import pool_settings
+
+    sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
+    asyncio.run(serve(args.host, args.port, os.environ.get(config.token_env), ServerSettings(pool_settings(config))))
+    return 0
