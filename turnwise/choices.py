@@ -77,6 +77,15 @@ class Advantage(enum.Enum):
     """The reward of a greedy rollout of the same sample."""
 
 
+class Credit(enum.Enum):
+    """Which tokens of a trajectory answer for what."""
+
+    uniform = "uniform"
+    """All of them for its reward."""
+    turn = "turn"
+    """Also those of each turn for what scoring thought of that turn; see training/turn_credit.py."""
+
+
 class PolicyLoss(enum.Enum):
     """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
 

@@ -7,6 +7,7 @@ from turnwise.choices import (
     Advantage,
     Aggregation,
     Correction,
+    Credit,
     Decay,
     EngineName,
     Excess,
@@ -193,8 +194,12 @@ class ScoringConfig:
     """How often a failure of the machinery is tried again."""
     url: str | None = field(default=None, metadata=only("scoring.run", "http"))
     """The reward server's address, such as http://127.0.0.1:8200."""
+    token_env: str = field(default="TURNWISE_REWARD_TOKEN", metadata=only("scoring.run", "http"))
+    """The environment variable that holds the server's token."""
     batch_size: int = field(default=64, metadata=only("scoring.run", "batch"))
     """Most trajectories given to a batch scorer in one call."""
+    max_failures: float = 0.2
+    """Share of a step's trajectories whose scoring may fail; above it the run stops."""
 
 
 @dataclass
@@ -277,6 +282,11 @@ class AlgorithmConfig:
     """From rewards to the gradient."""
 
     advantage: Advantage = Advantage.grpo
+    credit: Credit = Credit.uniform
+    turn_weight: float = field(default=0.5, metadata=only("algorithm.credit", "turn"))
+    """What a turn's own score is worth beside the reward."""
+    turn_gamma: float = field(default=0.0, metadata=only("algorithm.credit", "turn"))
+    """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all."""
     loss: PolicyLoss = PolicyLoss.ppo_clip
     aggregation: Aggregation = Aggregation.token_mean
     aggregation_length: int = field(default=1024, metadata=only("algorithm.aggregation", "sequence_sum_norm"))

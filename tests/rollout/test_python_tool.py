@@ -168,7 +168,8 @@ def test_a_toolbox_starts_and_stops_it_and_two_can_share_it() -> None:
         asyncio.run(tool.open(context()))
 
 
-def test_a_level_that_cannot_be_had_stops_the_run_before_any_code() -> None:
+def test_a_level_that_cannot_be_had_stops_the_run_before_any_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # no runsc there
     with pytest.raises(SandboxUnavailable, match="L4"):
         play(lambda tool: tool.open(context()), min_level=SandboxLevel.L4)  # type: ignore[arg-type, return-value]
 

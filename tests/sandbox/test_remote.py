@@ -13,12 +13,10 @@ import threading
 import time
 from pathlib import Path
 
+import fastapi
 import httpx
 import pytest
-
-uvicorn = pytest.importorskip("uvicorn")
-fastapi = pytest.importorskip("fastapi")
-
+import uvicorn
 from PIL import Image
 
 from turnwise.choices import SandboxLevel
@@ -61,9 +59,11 @@ def serving(open_app):
     thread = threading.Thread(target=work)
     thread.start()
     server, port = started.result(60)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
     assert not thread.is_alive()
 
 
@@ -121,7 +121,7 @@ def test_a_remote_result_is_the_local_result(url):
     calls = [
         "import random, sys\nprint(random.random())\nprint('err', file=sys.stderr)\n{'a': 1}",
         "def f(n):\n    return 1 / n\nf(0)",
-        "part = ramp.crop((10, 20, 40, 50))\nshow(part.resize((60, 60)))",
+        "part = img0.crop((10, 20, 40, 50))\nshow(part.resize((60, 60)))",
         "open('/etc/shadow')",
         "x = bytearray(10**10)",
         "print('y' * 30_000)",
@@ -276,7 +276,7 @@ def free_port():
         return server.getsockname()[1]
 
 
-def test_a_server_killed_in_the_middle_of_a_call_loses_it_and_nothing_else():
+def test_a_server_killed_in_the_middle_of_a_call_loses_it_and_nothing_else(tmp_path):
     port = free_port()
     program = (
         "import asyncio\nfrom turnwise.sandbox.pool import PoolSettings\n"
@@ -284,7 +284,8 @@ def test_a_server_killed_in_the_middle_of_a_call_loses_it_and_nothing_else():
         f"asyncio.run(serve('127.0.0.1', {port}, {TOKEN!r}, ServerSettings(pool=PoolSettings(preload=(), warm=1))))"
     )
     root = str(Path(remote.__file__).parents[2])
-    server = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": root})
+    environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(tmp_path)}  # killed, it cannot tidy up
+    server = subprocess.Popen([sys.executable, "-c", program], env=environment)
     try:
 
         async def main():
@@ -492,7 +493,7 @@ def test_a_server_that_stays_busy_is_given_up():
 
 def test_no_answer_in_time_is_lost():
     async def slow():
-        await asyncio.sleep(5)
+        await asyncio.sleep(2)
         return told()
 
     app, _ = liar(lambda _: None)

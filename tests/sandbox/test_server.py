@@ -9,9 +9,7 @@ import time
 
 import httpx
 import pytest
-
-uvicorn = pytest.importorskip("uvicorn")
-pytest.importorskip("fastapi")
+import uvicorn
 
 from turnwise.errors import ConfigError
 from turnwise.sandbox.limits import MIB, Limits
@@ -50,10 +48,12 @@ def serving(settings, token=TOKEN):
     thread.start()
     server, port = started.result(60)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
-        yield client
-    server.should_exit = True
-    thread.join(30)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(30)
     assert not thread.is_alive()
 
 
@@ -91,6 +91,11 @@ def test_a_script_prints_what_it_prints_and_not_its_last_value(client):
     assert answer["run_result"]["stderr"] == ""
     assert answer["run_result"]["execution_time"] > 0
     assert set(answer) == {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"}
+
+
+def test_nobody_asks_a_script_for_its_last_value(client):
+    answer = run_code(client, "class Shy:\n    def __repr__(self):\n        raise ValueError\nShy()")
+    assert answer["status"] == "Success"
 
 
 def test_an_exception_is_a_finished_run_with_the_traceback_in_stderr(client):

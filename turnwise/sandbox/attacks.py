@@ -80,4 +80,5 @@ ATTACKS = (
     Attack("learn that a file outside exists", SandboxLevel.L3, "return str(os.stat(CANARY).st_size)"),
     Attack("see other processes", SandboxLevel.L3, _PROCESSES),
     Attack("fill the disk", SandboxLevel.L3, _FILL),
+    Attack("talk to the host's kernel", SandboxLevel.L4, "return KERNEL if os.uname().release == KERNEL else None"),
 )

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox import probe
+from turnwise.sandbox.folders import PoolFolder
+from turnwise.sandbox.gvisor import GvisorZygote
 from turnwise.sandbox.inside import isolate
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import Child, LayerRefused, Refusal, SandboxLost, SandboxUnavailable, Zygote, python_paths
@@ -44,9 +45,9 @@ class SandboxPool:
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
         self._report: probe.Report | None = None
-        self._zygote: Zygote | None = None
+        self._zygote: Zygote | GvisorZygote | None = None
         self._level = self.settings.level
-        self._folder: Path | None = None
+        self._folder: PoolFolder | None = None
         self._warm: deque[_Place] = deque()
         self._places: set[_Place] = set()
         self._filling: asyncio.Task[None] | None = None
@@ -87,7 +88,7 @@ class SandboxPool:
             await self._zygote.close()
             self._zygote = None
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(self._folder.remove)
             self._folder = None
 
     async def _start(self) -> None:
@@ -95,7 +96,7 @@ class SandboxPool:
         settings = self.settings
         if sys.platform != "linux":
             raise SandboxUnavailable("the sandbox needs Linux; elsewhere name a server with sandbox.url")
-        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-sandbox-"))
+        self._folder = PoolFolder()
         refusals: list[Refusal] = []
         for level in probe.candidates(settings.level, settings.min_level):
             self._level = level
@@ -113,18 +114,21 @@ class SandboxPool:
                 self._zygote = None
         raise SandboxUnavailable(probe.explain(settings.level, settings.min_level, tuple(refusals), self._report))
 
-    async def _start_zygote(self) -> Zygote:
-        limits, namespaces = self.settings.limits, self._level.reaches(SandboxLevel.L3)
+    async def _start_zygote(self) -> Zygote | GvisorZygote:
+        limits, gvisor = self.settings.limits, self._level is SandboxLevel.L4
+        namespaces = self._level is SandboxLevel.L3
         assert self._folder is not None
-        root = self._folder / "root"
+        folder = self._folder.path
+        root = folder / "root"
         root.mkdir(exist_ok=True)
         python = python_paths()
-        private = not namespaces and os.geteuid() == 0 and all(map(_open_to_all, python))
+        private = not (namespaces or gvisor) and os.geteuid() == 0 and all(map(_open_to_all, python))
         if private:
-            self._folder.chmod(0o711)
+            folder.chmod(0o711)
             os.chown(root, isolate.PRIVATE_ID, isolate.PRIVATE_ID)
         plan = isolate.Plan(
             namespaces=namespaces,
+            gvisor=gvisor,
             lsm=self._level.reaches(SandboxLevel.L2),
             readable=tuple(isolate.readable_paths(python)),
             root=str(root),
@@ -134,9 +138,13 @@ class SandboxPool:
             cpu_seconds=limits.cpu_seconds,
         )
         settings = {"output": limits.output, "images": limits.images, "pixels": limits.pixels, "scratch": ""}
-        return await Zygote.start(
-            {"plan": asdict(plan), "preload": list(self.settings.preload), "settings": settings, "private": private}
-        )
+        orders = {
+            "plan": asdict(plan),
+            "preload": list(self.settings.preload),
+            "settings": settings,
+            "private": private,
+        }
+        return await (GvisorZygote.start(orders, folder) if gvisor else Zygote.start(orders))
 
     def _layers(self) -> tuple[str, ...]:
         assert self._zygote is not None
@@ -145,6 +153,8 @@ class SandboxPool:
             found += [f"landlock (ABI {self._zygote.landlock})", "seccomp"]
         if self._level.reaches(SandboxLevel.L3):
             found.append("namespaces (user, pid, mount, net, ipc, uts, cgroup)")
+        if self._level is SandboxLevel.L4:
+            found = ["gVisor", *found[:3], "seccomp", "namespaces (pid, mount), no network, locked into a folder"]
         if self._zygote.uid != os.geteuid():
             found.append(f"uid {self._zygote.uid}")
         return tuple(found)
@@ -184,7 +194,7 @@ class SandboxPool:
         self._places.add(place)
         return place
 
-    async def _living_zygote(self) -> Zygote:
+    async def _living_zygote(self) -> Zygote | GvisorZygote:
         """The zygote, started again if it was lost; its sessions are not."""
         async with self._reviving:
             if self._zygote is None:
@@ -197,7 +207,7 @@ class SandboxPool:
     def _new_folder(self, uid: int) -> Path:
         assert self._folder is not None
         self._next_folder += 1
-        folder = self._folder / "root" / str(self._next_folder)
+        folder = self._folder.path / "root" / str(self._next_folder)
         folder.mkdir(mode=0o700)
         if uid != os.geteuid():
             os.chown(folder, uid, uid)

@@ -53,9 +53,11 @@ class Report:
 
 
 def candidates(wanted: SandboxLevel, floor: SandboxLevel) -> list[SandboxLevel]:
-    """Levels to try, the highest first."""
+    """Levels to try, the highest first. gVisor makes sessions ten times slower, so it is taken only when asked for."""
     if wanted is not SandboxLevel.auto:
         return [wanted]
+    if floor is SandboxLevel.L4:
+        return [floor]
     return [level for level in (SandboxLevel.L3, SandboxLevel.L2, SandboxLevel.L0) if level.reaches(floor)]
 
 
@@ -118,6 +120,7 @@ class _Bait:
             "ENVIRONMENT": [*environment(), "TMPDIR", "LC_CTYPE"],
             "MEMORY": limits.memory + 1,
             "SCRATCH": limits.scratch,
+            "KERNEL": os.uname().release,
         }
 
     def arrived(self) -> dict[str, str]:
@@ -168,6 +171,8 @@ def remedy(refusal: Refusal) -> str:
         )
     if refusal.layer == "namespaces" and refusal.errno in (errno.ENOSPC, errno.EUSERS):
         return "raise user.max_user_namespaces, or accept sandbox.min_level=L2"
+    if refusal.layer == "gvisor":
+        return "install gVisor's runsc where PATH finds it, and see that `runsc --rootless do true` works"
     if refusal.layer == "landlock":
         return "Landlock needs Linux 5.13 or newer with `landlock` among the LSMs (boot with lsm=landlock,...)"
     if refusal.layer == "seccomp":

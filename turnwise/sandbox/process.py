@@ -84,18 +84,7 @@ class Zygote:
         try:
             async with asyncio.timeout(START_SECONDS):
                 answer = await zygote._ready
-            if "threads" in answer:
-                raise SandboxUnavailable(
-                    f"sandbox.preload: these packages leave {answer['threads']} threads running, and a process with "
-                    "threads cannot be forked safely: leave out the one that starts them"
-                )
-            if "missing" in answer:
-                raise SandboxUnavailable(
-                    f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it or "
-                    "leave it out"
-                )
-            if "refused" in answer:
-                raise LayerRefused(Refusal(**answer["refused"]))
+            check_ready(answer)
         except TimeoutError as error:
             await zygote.close()
             raise SandboxUnavailable(f"the sandbox did not start within {START_SECONDS:g} s") from error
@@ -188,6 +177,9 @@ class Zygote:
 
 class Child:
     """One session's process: frames to it and from it, signals, and how it ended."""
+
+    takes_descriptors = True
+    """Whether files can be handed over open; else their content goes with the frame."""
 
     def __init__(self, number: int, channel: socket.socket) -> None:
         self.number = number
@@ -293,6 +285,21 @@ class Child:
         if self._channel.fileno() >= 0:
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()
+
+
+def check_ready(answer: dict[str, Any]) -> None:
+    """Raise what a zygote's first answer says it could not do."""
+    if "threads" in answer:
+        raise SandboxUnavailable(
+            f"sandbox.preload: these packages leave {answer['threads']} threads running, and a process with "
+            "threads cannot be forked safely: leave out the one that starts them"
+        )
+    if "missing" in answer:
+        raise SandboxUnavailable(
+            f"sandbox.preload names {answer['missing']!r}, which cannot be imported here: install it or leave it out"
+        )
+    if "refused" in answer:
+        raise LayerRefused(Refusal(**answer["refused"]))
 
 
 def _fail(waiting: "asyncio.Future[Any]", reason: str) -> None:

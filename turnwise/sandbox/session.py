@@ -112,11 +112,17 @@ class LocalSession:
                 for image in self._images
             ]
         with contextlib.ExitStack() as stack:
-            sealed = [stack.enter_context(_sealed(image.data)) for image in self._images] if first else []
+            images = self._images if first else []
+            sealed: list[int] = []
+            if child.takes_descriptors:
+                sealed = [stack.enter_context(_sealed(image.data)) for image in images]
+                frame = wire.pack(header)
+            else:
+                frame = wire.pack({**header, "inband": True}, *(image.data for image in images))
             child.signal(signal.SIGCONT)
             start = time.monotonic()
             reply = child.expect()
-            await child.send(wire.pack(header), sealed)
+            await child.send(frame, sealed)
         result = await self._settle(place, reply, start, seconds)
         if result.kept:
             child.signal(signal.SIGSTOP)  # threads it left behind get no time between calls

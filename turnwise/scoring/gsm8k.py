@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from turnwise.errors import DataError
+from turnwise.scoring.scorer import Score
 from turnwise.types import Sample, Trajectory
 
 VERL_TAIL = 300
@@ -26,6 +27,17 @@ _NUMBER = re.compile(
     (?![0-9]|\.[0-9])                        # a number that goes on is not this number,
     (?!\s*[-+*/^=×÷:,]\s*[$(]?[0-9])         # nor is the start of a sum, a range, a time or a list,
     (?!\s?(?:[eE][-+]?|[xX]\s?)[0-9]|\s+\$?[0-9])   # nor 1e5, 2x9 or "5 6 7"
+    """,
+    re.VERBOSE,
+)
+LOOSE_TAIL = 1000
+"""Where a number in another form than `####` is looked for: the last characters."""
+_LOOSE = re.compile(
+    rf"""
+    (?<![0-9A-Za-z.,/])                      # not inside a word or a number
+    (?:(?<![)])[-+])?[$€£]?                  # 10-3 ends with 3, not with -3
+    (?>(?=\.?[0-9])(?:{_DIGITS})?(?:\.[0-9]+)?)(?:/[0-9]+)?
+    (?![0-9]|\.[0-9]|[eE][-+]?[0-9])
     """,
     re.VERBOSE,
 )
@@ -56,6 +68,18 @@ def extract_answer(text: str) -> Fraction | None:
     return read_number(text[mark + 4 : end if end >= 0 else len(text)])
 
 
+def extract_loose(text: str) -> Fraction | None:
+    """The number an answer without a readable `####` seems to mean: in the last box, or else the last one there is."""
+    tail = text[-LOOSE_TAIL:].translate(_MINUS)
+    box = tail.rfind("\\boxed{")
+    if box >= 0:
+        return read_number(tail[box + 7 :])
+    last = None
+    for last in _LOOSE.finditer(tail):
+        pass
+    return None if last is None else read_number(last.group())
+
+
 def read_number(text: str) -> Fraction | None:
     """The number a text begins with, exactly; 18, 18.0 and 18.00 are one number."""
     start = text.lstrip()[: 2 * MAX_NUMBER].translate(_MINUS)
@@ -80,10 +104,28 @@ async def gsm8k_flexible(trajectory: Trajectory) -> float:
     return float(extract_flexible(_last_text(trajectory)) == _truth_text(trajectory.sample))
 
 
-async def gsm8k(trajectory: Trajectory) -> float:
-    """1 when the last `####` of the last assistant message, reasoning and calls left out, equals the ground truth."""
+async def gsm8k(
+    trajectory: Trajectory,
+    *,
+    correct: float = 1.0,
+    wrong_form: float = 0.0,
+    wrong: float = 0.0,
+    no_answer: float = 0.0,
+) -> Score:
+    """Compares the last `####` of the last assistant message, reasoning and calls left out, with the ground truth.
+
+    The options are the rewards of the four outcomes: the right number; the right number but not after `####`; another
+    number after `####`; none of these. Parts: `acc` is 1 for the first, `loose` for the second, `format` whenever a
+    number stands after `####`.
+    """
     truth = _truth_number(trajectory.sample)
-    return float(bool(trajectory.answers) and extract_answer(trajectory.answers[-1].visible) == truth)
+    text = trajectory.turns[-1].message.visible if trajectory.turns else ""
+    found = extract_answer(text)
+    if found is not None:
+        right = found == truth
+        return Score(correct if right else wrong, {"acc": float(right), "format": 1.0, "loose": 0.0})
+    loose = extract_loose(text) == truth
+    return Score(wrong_form if loose else no_answer, {"acc": 0.0, "format": 0.0, "loose": float(loose)})
 
 
 def _last_text(trajectory: Trajectory) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from turnwise.choices import Advantage
+from turnwise.choices import Advantage, Credit
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 
@@ -24,14 +24,25 @@ GROUP_BASELINES = (Advantage.grpo, Advantage.dr_grpo, Advantage.rloo)
 """Those that compare siblings and need at least two."""
 
 
-def check(advantage: Advantage, *, group_size: int, gamma: float = 1.0, lam: float = 1.0) -> None:
+def check(
+    advantage: Advantage,
+    *,
+    group_size: int,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    credit: Credit = Credit.uniform,
+    turn_gamma: float = 0.0,
+) -> None:
     """Refuse choices that cannot work, before anything is rolled out."""
     if advantage in GROUP_BASELINES and group_size < 2:
         raise ConfigError(
             f"{advantage.value} compares the siblings of a group and a group of {group_size} has none: "
             "use a group size of at least 2, or gae, reinforce_pp or remax"
         )
-    for name, value in (("gamma", gamma), ("lam", lam)):
+    if credit is Credit.turn and advantage not in GROUP_BASELINES:
+        names = ", ".join(choice.value for choice in GROUP_BASELINES)
+        raise ConfigError(f"credit by turn compares siblings, which {advantage.value} does not: use one of {names}")
+    for name, value in (("gamma", gamma), ("lam", lam), ("turn_gamma", turn_gamma)):
         if not 0.0 <= value <= 1.0:
             raise ConfigError(f"{name} must lie between 0 and 1, not {value}")
 

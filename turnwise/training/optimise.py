@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from turnwise.choices import Advantage, Aggregation, Correction, OldLogprobs
+from turnwise.choices import Advantage, Aggregation, Correction, Credit, OldLogprobs
 from turnwise.config import Config
 from turnwise.engines.learner import PolicyTokens, TorchLearner
 from turnwise.engines.reference import Reference
@@ -21,6 +21,7 @@ from turnwise.training.losses import PolicySettings, ValueSettings, policy_objec
 from turnwise.training.packing import Batch, fill, minibatches, pack, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
+from turnwise.training.turn_credit import add_turn_credit
 
 PARITY_SEQUENCES = 32
 MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
@@ -112,6 +113,8 @@ def prepare_sequences(
         mind.controller.update(measured.kl, measured.sequences)
         metrics |= measured.metrics()
     metrics |= assign(sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines)
+    if algorithm.credit is Credit.turn:
+        metrics |= add_turn_credit(chosen, algorithm.turn_weight, algorithm.turn_gamma)
     if algorithm.correction is not Correction.none:
         level, excess = importance.Level(algorithm.correction.value), algorithm.correction_mode
         metrics |= importance.correct(chosen, importance.Correction(level, excess, algorithm.correction_threshold))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 
 from turnwise.errors import DataError
@@ -36,6 +36,8 @@ class TrainSequence:
     """Index of the group; LEFT_OUT when the trajectory has no part in a baseline and is not trained by reward."""
     reward: float
     """The trajectory's; nan when nothing scored it."""
+    turn_scores: dict[int, float] = field(default_factory=dict)
+    """What scoring thought of the trajectory's turns, its other segments' included; the others were not scored."""
     old_logprobs: list[float] | None = None
     """Written by optimise: the learner's before the first update of this step."""
     ref_logprobs: list[float] | None = None
@@ -103,6 +105,8 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             trajectory=number,
             group=group,
             reward=math.nan if trajectory.reward is None else trajectory.reward,
+            # As with the parts of a reward, several scores of one turn are added.
+            turn_scores={turn.index: sum(turn.scores.values()) for turn in trajectory.turns if turn.scores},
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, ledger in enumerate(trajectory.segments)

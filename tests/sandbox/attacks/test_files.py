@@ -272,7 +272,7 @@ TRAPS = {
 def test_traps_for_whoever_collects_images(arena, bait, trap):
     """96."""
     result = arena.run(trap, names=bait.names)
-    assert result.status is Status.OK and result.images == (), result
+    assert result.status in (Status.OK, Status.DENIED) and result.images == (), result  # a pipe cannot be made
 
 
 def test_an_honest_image_is_collected(arena):

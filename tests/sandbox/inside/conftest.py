@@ -212,6 +212,12 @@ def session_with(zygote: Zygote, scratch: str) -> Iterator[Any]:
 
 
 @pytest.fixture
+def attach() -> type[Host]:
+    """The host's end of a session that a test starts itself."""
+    return Host
+
+
+@pytest.fixture
 def host(session_with: Any) -> Host:
     started: Host = session_with()
     return started

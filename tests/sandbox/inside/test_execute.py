@@ -166,6 +166,22 @@ def test_odd_classes_of_exceptions_do_not_break_the_reply(host):
     assert host.run("1")["value"] == "1"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class E(SystemExit):\n    code = property(lambda self: 1 / 0)\nraise E",
+        "class C:\n    __eq__ = lambda self, other: 1 / 0\nraise SystemExit(C())",
+        "class E(OSError):\n    errno = property(lambda self: exit(0))\nraise E",
+        "class E(Exception):\n    __class__ = property(lambda self: 1 / 0)\nraise E",
+        "class E(Exception):\n    __traceback__ = property(lambda self: 1 / 0)\nraise E",
+        "class E(MemoryError):\n    def __setattr__(self, name, value): raise SystemExit\nraise E",
+    ],
+)
+def test_exceptions_that_answer_with_exceptions(host, code):
+    assert host.run(code)["status"] in ("error", "memory")
+    assert host.run("1")["value"] == "1"
+
+
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "GeneratorExit", "BaseException", "asyncio.CancelledError"])
 def test_exceptions_that_are_no_errors_end_the_call_only(host, raised):
     assert failure(host, f"import asyncio\nraise {raised}")["kind"] == raised.split(".")[-1]

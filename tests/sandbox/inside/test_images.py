@@ -9,6 +9,8 @@ import numpy
 import PIL.Image
 import pytest
 
+from turnwise.sandbox.inside.worker import MOST_MAPPED
+
 
 def picture(size=(40, 30)):
     """Every pixel has a colour of its own."""
@@ -174,6 +176,12 @@ def test_links_folders_and_pipes_are_not_read(host):
         os.unlink(outside)
 
 
+def test_a_folder_that_cannot_be_read_is_a_notice(host):
+    reply = host.run(f"import os\nos.rename({host.scratch!r}, {host.scratch + '.away'!r})")
+    os.rename(host.scratch + ".away", host.scratch)
+    assert reply["notices"] == ["image files that the code saved could not be read (FileNotFoundError)"]
+
+
 def test_broken_image_files_are_a_notice(host):
     reply = host.run("open('a.png', 'wb').write(b'no image')\nopen('b.jpg', 'wb').close()")
     assert names(reply) == [] and [n.split(":")[0] for n in reply["notices"]] == ["a.png", "b.jpg"]
@@ -222,10 +230,35 @@ def test_given_images_are_files_and_variables(host):
     assert host.run("img2.size, len(images)", file("dog.png"))["value"] == "((40, 30), 3)"
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_raw_pixels_are_an_image_like_any_other(host, mode):
+    image = picture((6, 4)).convert(mode)
+    given = ("raw", image.tobytes(), mode, [6, 4])
+    code = (
+        "import copy, pickle\nfrom PIL import Image\nshow(pickle.loads(pickle.dumps(img0)))\nimg0.putpixel((0, 0), 9)\n"
+    )
+    code += "show(copy.deepcopy(img0))\nimg0.save('raw.png')\n(img0.mode, img0.size, img0.info, type(img0.copy()) is Image.Image)"
+    reply = host.run(code, given)
+    assert reply["value"] == f"('{mode}', (6, 4), {{}}, True)"
+    assert host.pictures(reply)[0].tobytes() == image.tobytes() and len(reply["images"]) == 2
+    assert [picture["provenance"]["source"] for picture in reply["images"]] == ["raw", "raw"]
+
+
 def test_images_can_come_in_the_frame_itself(host):
     data = os.urandom(300 * 300 * 3)
     reply = host.run("show(img1)", file(), ("noise", data, "RGB", [300, 300]), inband=True)
     assert host.blobs == [data] and names(reply) == ["show"]
+
+
+def test_large_images_are_taken_over_when_they_are_used(host):
+    count = "import os\nlen(os.listdir('/proc/self/fd'))"
+    before = int(host.run(count)["value"])
+    given = [(f"{n}.raw", bytes([n]) * 90_000, "L", [300, 300]) for n in range(20)]
+    code = (
+        "[images[f'{n}.raw'].getextrema() for n in range(20)] == [(n, n) for n in range(20)] and img19.getpixel((9, 9))"
+    )
+    assert host.run(code, *given)["value"] == "19"
+    assert int(host.run(count)["value"]) == before + MOST_MAPPED
 
 
 def test_many_images_at_once(host):

@@ -2,6 +2,7 @@
 
 import io
 import math
+from pathlib import Path
 
 import numpy
 import PIL.Image
@@ -87,6 +88,7 @@ def test_every_way_to_the_source_is_known(host, first):
         ("Image.merge('RGB', img0.crop((1, 1, 4, 4)).split())", [1, 1, 4, 4]),
         ("Image.blend(Image.new('RGB', img0.size), img0, 0.5)", [0, 0, 40, 30]),
         ("pickle.loads(pickle.dumps(img0.crop((1, 1, 4, 4))))", [1, 1, 4, 4]),
+        ("pickle.loads(pickle.dumps(img0))", [0, 0, 40, 30]),
         ("copy.deepcopy(img0.crop((1, 1, 4, 4)))", [1, 1, 4, 4]),
         ("copy.copy(img0.crop((1, 1, 4, 4))).copy()", [1, 1, 4, 4]),
         ("ImageChops.offset(img0.crop((1, 1, 4, 4)), 0)", [1, 1, 4, 4]),
@@ -167,7 +169,7 @@ def test_a_saved_file_keeps_its_trail_until_it_is_replaced(host):
     reply = host.run("img0.crop((1, 2, 30, 20)).resize((5, 5)).save('other.png')")
     assert reply["images"][0]["provenance"]["source"] == "cat.png"
     assert [step["name"] for step in reply["images"][0]["provenance"]["steps"]] == ["crop", "resize"]
-    data = open(host.scratch + "/part.png", "rb").read()
+    data = (Path(host.scratch) / "part.png").read_bytes()
     found = provenance(
         host, f"import os\nos.remove('part.png')\nopen('part.png', 'wb').write({data!r})\nImage.open('part.png')"
     )

@@ -244,14 +244,12 @@ serve(socket.socket(fileno=int(sys.argv[1])), Settings(1000, 8, 1000000, sys.arg
 """
 
 
-def test_packages_that_the_code_imports_itself_are_changed_then(scratch):
-    from tests.sandbox.inside.conftest import Host
-
+def test_packages_that_the_code_imports_itself_are_changed_then(scratch, attach):
     ours, theirs = socket.socketpair()
     arguments = [sys.executable, "-c", LATE, str(theirs.fileno()), os.getcwd(), scratch]
     process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], cwd=scratch, stdout=subprocess.DEVNULL)
     theirs.close()
-    host = Host(ours, process.pid, scratch)
+    host = attach(ours, process.pid, scratch)
     assert host.run("1 + 1", seed=5)["value"] == "2"
     first = host.run("import numpy\nnumpy.random.rand()")["value"]
     assert host.run("numpy.random.seed(5)\nnumpy.random.rand()")["value"] == first

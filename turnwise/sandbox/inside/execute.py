@@ -187,7 +187,7 @@ def text_of(error: BaseException) -> tuple[str, str]:
     return kind, message
 
 
-def frames_of(error: BaseException, cells: Cells) -> list[tuple[str, int, str]]:
+def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
     """(cell, line, function) of the frames of cells, outermost first."""
     frames = []
     trace: TracebackType | None = error.__traceback__
@@ -205,7 +205,7 @@ def describe(error: BaseException, interpreter: Interpreter) -> dict[str, Any]:
     kind, message = text_of(error)
     line: int | None = None
     source: str | None = None
-    for name, number, _ in frames_of(error, cells):
+    for name, number, _ in frames_of(error):
         if name == cell:
             line, source = number, cells.line(name, number)
     if isinstance(error, SyntaxError) and error.filename == cell:
@@ -233,7 +233,7 @@ def section(error: BaseException, cells: Cells, depth: int, seen: set[int]) -> l
         lines += section(origin, cells, depth + 1, seen)
         how = "caused the next one" if cause is not None else "was being handled when the next one came"
         lines += ["", f"The exception above {how}:", ""]
-    frames = frames_of(error, cells)
+    frames = frames_of(error)
     if frames:
         lines.append("Traceback (most recent call last):")
     left_out = len(frames) - FRAMES
@@ -299,8 +299,17 @@ def refused(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a lack of memory is how the code ended."""
-    return isinstance(error, MemoryError)
+    """Whether a lack of memory is how the code ended; asks the exception itself nothing."""
+    return issubclass(type(error), MemoryError)
+
+
+def status_of(error: BaseException) -> str:
+    """How the code ended. Exiting without a fault is no failure."""
+    if isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and not error.code)):
+        return "ok"
+    if out_of_memory(error):
+        return "memory"
+    return "denied" if refused(error) else "error"
 
 
 def release(error: BaseException) -> None:

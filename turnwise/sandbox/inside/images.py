@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
+from mmap import mmap
 from os import O_CLOEXEC, O_CREAT, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, O_WRONLY, close, fdopen, fstat, scandir
 from stat import S_ISREG
 from typing import Any
@@ -190,25 +191,47 @@ def opened(file: Any) -> Any:
         module.MAX_IMAGE_PIXELS = limit
 
 
+def itself(image: Any) -> Any:
+    """What a pickled RawImage comes back as."""
+    return image
+
+
+def raw_image(mode: str, size: tuple[int, ...] | None, data: bytes | mmap) -> Any:
+    """An image of raw pixels, which are taken over when they are used."""
+    try:
+        module: Any = import_module("PIL.ImageFile")
+    except ImportError as error:
+        raise Refused("Pillow is needed to read it") from error
+
+    class RawImage(module.ImageFile):  # type: ignore[misc]
+        """A format of PIL without a header."""
+
+        format = None
+
+        def _open(self) -> None:
+            self._mode, self._size = mode, size
+            self.tile = [("raw", (0, 0, *self.size), 0, (mode, 0, 1))]
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return itself, (self.copy(),)
+
+    return RawImage(BytesIO(data) if isinstance(data, bytes) else data)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """An image given to the session: the content of a file, or raw pixels when there is a mode."""
 
     name: str
-    data: bytes
+    data: bytes | mmap
+    """Raw pixels may stay where they are until they are used."""
     mode: str | None
     size: tuple[int, ...] | None
 
     def image(self) -> Any:
         """A new image of it; a file is decoded when its pixels are used."""
-        if self.mode is None:
-            image = opened(BytesIO(self.data))
-        else:
-            try:
-                module: Any = modules.get("PIL.Image") or import_module("PIL.Image")
-            except ImportError as error:
-                raise Refused("Pillow is needed to read it") from error
-            image = module.frombytes(self.mode, self.size, self.data)
+        mode = self.mode
+        image = opened(BytesIO(self.data)) if mode is None else raw_image(mode, self.size, self.data)
         mark(image, Trail(self.name, image.size, IDENTITY))
         return image
 
@@ -259,6 +282,8 @@ class Inputs:
         self._scratch = scratch
         self._images = Images()
         self._count = 0
+        self.mapped = 0
+        """Sources that hold a descriptor."""
         self._first_file: str | None = None
 
     def install(self, sources: list[Source], namespace: dict[str, Any]) -> list[str]:
@@ -275,6 +300,7 @@ class Inputs:
     def _install(self, source: Source, namespace: dict[str, Any]) -> None:
         number = self._count
         self._count += 1
+        self.mapped += not isinstance(source.data, bytes)
         status = self._write(source) if source.mode is None else None
         if status is not None and self._first_file is None:
             self._first_file = source.name
@@ -282,7 +308,7 @@ class Inputs:
         image = source.image()
         if status is not None:
             files.remember(status, trail_of(image))
-            files.remember_content(source.data, trail_of(image))
+            files.remember_content(bytes(source.data), trail_of(image))
         namespace[f"img{number}"] = image
         self._images.give(source)
 

@@ -42,6 +42,8 @@ class Plan:
     namespaces: bool
     lsm: bool
     """Landlock and the system call filter."""
+    gvisor: bool
+    """We are inside gVisor already, which has namespaces for mounts and processes but no Landlock."""
     readable: tuple[str, ...]
     """Paths of Python and its packages."""
     root: str
@@ -102,6 +104,13 @@ def enter_namespaces(plan: Plan) -> None:
     os.close(proc)
 
 
+def enter_gvisor(plan: Plan) -> None:
+    """Inside gVisor we are root of a machine that is not there; sessions are locked into a folder of it."""
+    with layer("gvisor"):
+        syscalls.unshare(syscalls.CLONE_NEWNS, "NEWNS")
+        _fill_root(plan)
+
+
 def become_private() -> None:
     """From root to a uid that nobody else has."""
     os.setgroups([])
@@ -118,17 +127,21 @@ def _new_user(proc: int, others: int) -> None:
         os.close(descriptor)
 
 
-def _build_root(plan: Plan) -> None:
-    """A root with nothing but what Python needs, read-only, and no /proc."""
-    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+def _fill_root(plan: Plan) -> None:
     base = plan.root
     syscalls.mount("turnwise", base, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755,size=1m")
     for path in (*plan.readable, *DEVICES):
-        _bind(path, base + path)
+        _bind(path, base + path, read_only=not plan.gvisor and path not in DEVICES)
     os.makedirs(base + SCRATCH)
     if not os.path.exists(base + "/tmp"):  # Python itself may lie there
         os.symlink(SCRATCH, base + "/tmp")  # where programs expect to be able to write
-    os.chdir(base)
+
+
+def _build_root(plan: Plan) -> None:
+    """A root with nothing but what Python needs, read-only, and no /proc."""
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    _fill_root(plan)
+    os.chdir(plan.root)
     syscalls.call("pivot_root", b".", b".")
     syscalls.call("umount2", b".", syscalls.MNT_DETACH, what="umount2(the old root)")
     os.chdir("/")
@@ -138,7 +151,7 @@ def _build_root(plan: Plan) -> None:
 _REMOUNT_READ_ONLY = syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY
 
 
-def _bind(path: str, target: str) -> None:
+def _bind(path: str, target: str, *, read_only: bool) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path):  # /lib -> usr/lib
         os.symlink(os.readlink(path), target)
@@ -148,7 +161,7 @@ def _bind(path: str, target: str) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
     syscalls.mount(path, target, None, syscalls.MS_BIND)
-    if path in DEVICES:
+    if not read_only:  # a device, or a file that gVisor only shows and never writes
         return
     # What the mount was without, the copy must stay without, or the kernel refuses.
     have = os.statvfs(target).f_flag
@@ -165,8 +178,9 @@ def prepare_ground(plan: Plan, base_memory: int, machine: str) -> Ground:
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1, "NO_NEW_PRIVS")
     version, rules = 0, None
     if plan.lsm:
-        with layer("landlock"):
-            version = landlock.abi()
+        if not plan.gvisor:
+            with layer("landlock"):
+                version = landlock.abi()
         if not syscalls.NUMBERS:
             raise LayerError("seccomp", f"no table of system calls for {machine}", 0)
         rules = seccomp.build(machine, landlock_truncates=version >= 3)
@@ -195,13 +209,16 @@ def isolate(ground: Ground, scratch: str) -> None:
             options = f"size={plan.file_size},nr_inodes={plan.files + 1},mode=700"
             flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
             syscalls.mount("scratch", scratch, "tmpfs", flags, options)
+    elif plan.gvisor:
+        with layer("gvisor"):
+            _lock_in(plan, scratch)
     os.chdir(scratch)
     os.umask(0o077)
-    _set_descriptors(keep=(*ground.readable, *ground.writable) if plan.lsm else ())
+    _set_descriptors(keep=(*ground.readable, *ground.writable) if ground.landlock else ())
     _set_limits(ground)
     with layer("capabilities"):
         syscalls.drop_capabilities()
-    if plan.lsm:
+    if ground.landlock:
         with layer("landlock"):
             landlock.restrict(ground.landlock, ground.readable, ground.writable, scratch)
         syscalls.close_from(CHANNEL + 1)
@@ -210,6 +227,16 @@ def isolate(ground: Ground, scratch: str) -> None:
     if ground.filter is not None:
         with layer("seccomp"):
             ground.filter.install(os.getpid())
+
+
+def _lock_in(plan: Plan, scratch: str) -> None:
+    """gVisor knows no pivot_root and no limit on inodes; its own memory limit bounds those."""
+    syscalls.unshare(syscalls.CLONE_NEWNS, "NEWNS")
+    owner = f"size={plan.file_size},mode=700,uid={PRIVATE_ID},gid={PRIVATE_ID}"
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("scratch", plan.root + scratch, "tmpfs", flags, owner)
+    os.chroot(plan.root)
+    become_private()
 
 
 STDOUT_BYTES = 64 * 1024
@@ -231,16 +258,15 @@ def _seal(descriptor: int) -> None:
 
 def _set_limits(ground: Ground) -> None:
     plan = ground.plan
-    limits = (
+    limits = [
         (resource.RLIMIT_AS, ground.base_memory + plan.memory),
         (resource.RLIMIT_FSIZE, plan.file_size),
         (resource.RLIMIT_NOFILE, 128),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, plan.cpu_seconds),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, 64),
-    )
+    ]
+    if not plan.gvisor:  # which counts none of these
+        limits += [(resource.RLIMIT_MEMLOCK, 0), (resource.RLIMIT_MSGQUEUE, 0), (resource.RLIMIT_SIGPENDING, 64)]
     for kind, wanted in limits:
         hard = resource.getrlimit(kind)[1]
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

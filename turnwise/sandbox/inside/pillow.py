@@ -7,6 +7,7 @@ from typing import Any
 
 from turnwise.sandbox.inside.arrays import wrap_arrays
 from turnwise.sandbox.inside.trail import (
+    ATTRIBUTE,
     IDENTITY,
     Matrix,
     Trail,
@@ -171,12 +172,15 @@ def wrap_lifecycle(cls: Any) -> None:
         return result
 
     def __getstate__(self: Any) -> list[Any]:
-        return [*get_state(self), trail_of(self)]
+        info, *others = get_state(self)
+        return [{**info, ATTRIBUTE: trail_of(self)}, *others]
 
     def __setstate__(self: Any, state: list[Any]) -> None:
-        set_state(self, state)
-        if len(state) > 5 and isinstance(state[5], Trail):
-            mark(self, state[5])
+        info, *others = state
+        trail = info.get(ATTRIBUTE)
+        set_state(self, [{key: value for key, value in info.items() if key != ATTRIBUTE}, *others])
+        if isinstance(trail, Trail):
+            mark(self, trail)
 
     @wraps(split)
     def split_(self: Any) -> Any:

@@ -73,12 +73,15 @@ def drop_bounding_set() -> None:
             return  # past the last one the kernel knows, or not permitted
 
 
+_LAST = 0x7FFFFFFF
+
+
 def close_from(first: int, keep: tuple[int, ...] = ()) -> None:
     """Close every descriptor from `first` on except `keep`."""
     start = first
-    for kept in (*sorted(one for one in keep if one >= first), 0xFFFFFFFF):
+    for kept in (*sorted(one for one in keep if one >= first), _LAST):
         if kept > start:
-            call("close_range", start, kept - 1 if kept != 0xFFFFFFFF else kept, 0)
+            call("close_range", start, kept - 1, 0)
         start = kept + 1
 
 

@@ -33,7 +33,8 @@ import sympy
 x, y = sympy.symbols("x y")
 repr(sympy.solve(x**2 - 2, x)), sympy.solve([x + y - 3, x - y - 1], [x, y]), sympy.simplify((x**2 - 1) / (x - 1))
 sympy.integrate(sympy.sin(x) ** 2, x), sympy.diff(sympy.exp(x) * x, x), sympy.factor(x**3 - 1), sympy.latex(x / y)
-sympy.limit(sympy.sin(x) / x, x, 0), sympy.factorint(2**20 - 1), sympy.N(sympy.pi, 20), sympy.Matrix([[1, x], [y, 2]]).det()
+sympy.limit(sympy.sin(x) / x, x, 0), sympy.factorint(2**20 - 1), sympy.N(sympy.pi, 20)
+sympy.Matrix([[1, x], [y, 2]]).det()
 """,
     "matplotlib.pyplot": """
 from matplotlib import pyplot

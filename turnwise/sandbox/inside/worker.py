@@ -5,21 +5,20 @@ import io
 import random
 import socket
 import sys
+from _json import encode_basestring_ascii, make_encoder, make_scanner
 from array import array
 from ctypes import CDLL
 from dataclasses import dataclass
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from json import JSONDecoder
-from json.encoder import c_make_encoder, encode_basestring_ascii
-from json.scanner import c_make_scanner
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from os import _exit, close, getpid, pread
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ, mmap
+from os import _exit, close, fstat, getpid, pread
 from os.path import basename
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NoReturn
 
 from turnwise.sandbox.inside.capture import HeadTail, RawOutput, TextStream, cut
-from turnwise.sandbox.inside.execute import Interpreter, TimeLimit, describe, out_of_memory, refused, release
+from turnwise.sandbox.inside.execute import Interpreter, TimeLimit, describe, out_of_memory, release, status_of
 from turnwise.sandbox.inside.images import Gallery, Inputs, Source
 from turnwise.sandbox.inside.packages import Current, change_packages
 from turnwise.sandbox.inside.warmup import warm_up
@@ -27,14 +26,22 @@ from turnwise.sandbox.wire import PREFIX, ProtocolError, lengths
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
+
+def refuse(value: object) -> NoReturn:
+    """A reply holds nothing but JSON."""
+    raise TypeError(f"{type(value).__name__} in a reply")
+
+
 # The compiled parts of json, because its Python parts use builtins that the code may have replaced.
-encode = c_make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, False)
-decode = c_make_scanner(JSONDecoder())
+encode = make_encoder(None, refuse, encode_basestring_ascii, None, ":", ",", False, False, False)
+decode = make_scanner(JSONDecoder())  # type: ignore[arg-type]  # a decoder is what it wants
 flush_c_streams = CDLL(None).fflush
 
 FIRST_READ = 65536
 DESCRIPTORS = 64
 """Most that one message carries."""
+MOST_MAPPED = 16
+"""Images that keep a descriptor, of which the code needs some too."""
 MOST_NOTICES = 12
 RESERVE = 4 * 1024 * 1024
 """Address space given back when the code used up all of it, so that a reply can be made."""
@@ -136,7 +143,7 @@ class Session:
         alarm.begin()
         self.begin(request)
         if request.get("images"):
-            self.notices += self.inputs.install(sources_of(request, blobs, descriptors), self.interpreter.namespace)
+            self.notices += self.install(request, blobs, descriptors)
         code = request["code"]
         self.interpreter.begin(code)
         error = alarm.guard(lambda: self.work(code))
@@ -156,6 +163,11 @@ class Session:
             self.restore_reserve(reply)
         reply["id"] = request["id"]
         return reply
+
+    def install(self, request: dict[str, Any], blobs: memoryview, descriptors: list[int]) -> list[str]:
+        """The images of a request; notices about what cannot be used."""
+        sources = sources_of(request, blobs, descriptors, MOST_MAPPED - self.inputs.mapped)
+        return self.inputs.install(sources, self.interpreter.namespace)
 
     def begin(self, request: dict[str, Any]) -> None:
         """Fresh streams and no images; the seed comes with the first call."""
@@ -177,32 +189,35 @@ class Session:
 
     def finish(self, error: BaseException | None, stopped: bool) -> dict[str, Any]:
         """Everything that is left to do when the code has ended."""
-        failure: dict[str, Any] | None = None
-        status = "ok"
-        if isinstance(error, SystemExit) and error.code in (None, 0):
+        alarm = self.interpreter.alarm
+        status, failure = ("ok", None) if error is None else self.judge(error)
+        if error is not None and status == "ok":
             self.notices.append("the code asked to exit; the session goes on")
-            error = None
-        if error is not None:
-            status = "denied" if refused(error) else "error"
-            status = "memory" if out_of_memory(error) else status
-            failure = self.describe(error)
-            if status == "memory":
-                release(error)
-        if stopped or self.interpreter.alarm.stopped:
-            status = "timeout"
-        elif isinstance(self.interpreter.alarm.guard(self.gallery.collect), TimeLimit):
+            failure = None
+        if error is not None and status == "memory":
+            alarm.guard(lambda: release(error), late=True)
+        if stopped or alarm.stopped:
+            return self.reply("timeout", failure)
+        fault = alarm.guard(self.gallery.collect)
+        if isinstance(fault, TimeLimit):
             status = "timeout"
             self.notices.append("stopped while reading the image files that the code saved")
+        elif fault is not None:
+            self.notices.append(f"image files that the code saved could not be read ({type(fault).__name__})")
         return self.reply(status, failure)
 
-    def describe(self, error: BaseException) -> dict[str, Any]:
-        """The failure, made under guard because the exception's class may be the code's own."""
-        found: list[dict[str, Any]] = []
-        fault = self.interpreter.alarm.guard(lambda: found.append(describe(error, self.interpreter)), late=True)
+    def judge(self, error: BaseException) -> tuple[str, dict[str, Any] | None]:
+        """Status and failure, found under guard because the exception's class may be the code's own."""
+        found: list[tuple[str, dict[str, Any]]] = []
+
+        def work() -> None:
+            found.append((status_of(error), describe(error, self.interpreter)))
+
+        fault = self.interpreter.alarm.guard(work, late=True)
         if fault is None:
             return found[0]
-        text = f"<describing {type(error).__name__[:200]} raised {type(fault).__name__[:200]}>"
-        return {"kind": "BaseException", "message": text, "line": None, "source": None, "traceback": text}
+        text = f"<describing the exception raised {type(fault).__name__[:200]}>"
+        return "error", {"kind": "BaseException", "message": text, "line": None, "source": None, "traceback": text}
 
     def reply(self, status: str, failure: dict[str, Any] | None) -> dict[str, Any]:
         """The header of the reply, without its id."""
@@ -240,19 +255,19 @@ def reserve() -> mmap:
     return mmap(-1, RESERVE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
-def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int]) -> list[Source]:
-    """The images of a request, read from its descriptors or from its blobs."""
+def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int], room: int) -> list[Source]:
+    """The images of a request, from its descriptors or its blobs; `room` of them are mapped instead of read."""
     sources = []
     start = 0
     for index, image in enumerate(request["images"]):
         length = image["length"]
         if request.get("inband"):
-            data = bytes(blobs[start : start + length])
+            data: bytes | mmap = bytes(blobs[start : start + length])
             start += length
         else:
             if index >= len(descriptors):
                 raise ProtocolError(f"{len(request['images'])} images with {len(descriptors)} descriptors")
-            data = pread(descriptors[index], length, 0)
+            data, room = taken(descriptors[index], length, room if image.get("mode") else 0)
         if len(data) != length:
             raise ProtocolError(f"{len(data)} bytes instead of {length} of the image {image['name']!r}")
         size = image.get("size")
@@ -261,6 +276,13 @@ def sources_of(request: dict[str, Any], blobs: memoryview, descriptors: list[int
             raise ProtocolError(f"{image['name']!r} is no name of a file")
         sources.append(Source(name, data, image.get("mode"), tuple(size) if size else None))
     return sources
+
+
+def taken(descriptor: int, length: int, room: int) -> tuple[bytes | mmap, int]:
+    """The content of a descriptor, and how much room is left. Large content is read when it is used."""
+    if room > 0 and length >= FIRST_READ and fstat(descriptor).st_size >= length:
+        return mmap(descriptor, length, flags=MAP_PRIVATE, prot=PROT_READ), room - 1
+    return pread(descriptor, length, 0), room
 
 
 def seed_all(seed: int) -> None:

@@ -25,6 +25,14 @@ MAX_MESSAGE = 64 * 1024
 ISOLATION_FAILED = 97
 
 
+class Threads(Exception):
+    """The packages left threads running."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} threads")
+        self.count = count
+
+
 @dataclass(frozen=True, slots=True)
 class Orders:
     """The first message: what to load and what to put on."""
@@ -52,22 +60,15 @@ def main(control_descriptor: int) -> NoReturn:
         os._exit(0)  # the host let go
     try:
         orders = Orders.read(json.loads(message))
-        _preload(orders.preload)
-        base_memory = int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        base_memory = preload(orders.preload)
         if orders.plan.namespaces:
             isolate.enter_namespaces(orders.plan)
             _continue_as_first_process()
         elif orders.private:
             isolate.become_private()
         ground = isolate.prepare_ground(orders.plan, base_memory, platform.machine())
-    except isolate.LayerError as error:
-        _say(control, {"refused": {"layer": error.layer, "call": error.call, "errno": error.number}})
-        os._exit(0)
-    except _Threads as error:
-        _say(control, {"threads": error.count})
-        os._exit(0)
-    except ImportError as error:
-        _say(control, {"missing": error.name or str(error)})
+    except (isolate.LayerError, Threads, ImportError) as error:
+        _say(control, complaint(error))
         os._exit(0)
     gc.collect()
     gc.freeze()  # or collections in the sessions would copy every page of the packages
@@ -123,7 +124,7 @@ class _Zygote:
             syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
         child = os.fork()
         if child == 0:
-            _become_session(self.ground, self.settings, descriptors[0], request["scratch"])
+            become_session(self.ground, self.settings, descriptors[0], request["scratch"])
         os.close(descriptors[0])
         pidfd = os.pidfd_open(child)
         self.numbers[pidfd] = (request["open"], child)
@@ -138,35 +139,44 @@ class _Zygote:
         _say(self.control, {"ended": number, "status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss})
 
 
-def _become_session(ground: isolate.Ground, settings: worker.Settings, channel: int, scratch: str) -> NoReturn:
+def become_session(ground: isolate.Ground, settings: worker.Settings, channel: int, scratch: str) -> NoReturn:
     """In the forked child. Nothing the zygote held is left when untrusted code runs."""
     os.dup2(channel, isolate.CHANNEL, inheritable=False)
     connection = socket.socket(fileno=isolate.CHANNEL)
     try:
-        isolate.isolate(ground, scratch)
+        with isolate.layer("session"):
+            isolate.isolate(ground, scratch)
     except isolate.LayerError as error:
-        refusal = {"layer": error.layer, "call": error.call, "errno": error.number}
-        connection.sendall(wire.pack({"id": 0, "refused": refusal}))
+        connection.sendall(wire.pack({"id": 0, "refused": _refusal(error)}))
         os._exit(ISOLATION_FAILED)
     connection.sendall(wire.pack({"id": 0, "ready": True}))
     worker.serve(connection, replace(settings, scratch=scratch))
 
 
-class _Threads(Exception):
-    """The packages left threads running."""
+def complaint(error: isolate.LayerError | Threads | ImportError) -> dict[str, Any]:
+    """What the host is told when the zygote cannot serve."""
+    match error:
+        case isolate.LayerError():
+            return {"refused": _refusal(error)}
+        case Threads():
+            return {"threads": error.count}
+        case ImportError():
+            return {"missing": error.name or str(error)}
 
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} threads")
-        self.count = count
+
+def _refusal(error: isolate.LayerError) -> dict[str, Any]:
+    return {"layer": error.layer, "call": error.call, "errno": error.number}
 
 
-def _preload(packages: list[str]) -> None:
+def preload(packages: list[str]) -> int:
+    """Load what sessions shall have; the bytes of address space that takes."""
     for name in packages:
         importlib.import_module(name)
     worker.prepare(packages)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise _Threads(threads - 1)
+        raise Threads(threads - 1)
+    return int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read(path: str) -> str:

@@ -1,0 +1,217 @@
+"""The zygote inside gVisor: another kernel answers its system calls, and all we share with it are sockets."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from turnwise.sandbox.process import (
+    END_SECONDS,
+    START_SECONDS,
+    Child,
+    LayerRefused,
+    Refusal,
+    SandboxLost,
+    SandboxUnavailable,
+    check_ready,
+    environment,
+)
+from turnwise.sandbox.wire import ProtocolError
+
+FLAGS = ("--rootless", "--ignore-cgroups", "--network=none", "--host-uds=open", "--platform=ptrace")
+"""`ptrace` is the platform that every build has and that works inside virtual machines."""
+_START = "import sys; root = sys.argv[2]; sys.path.append(root); from turnwise.sandbox.inside.relay import main; "
+_START += "sys.path.remove(root); main(sys.argv[1])"
+LINE_LIMIT = 64 * 1024
+
+
+class GvisorZygote:
+    """Behind the interface of process.Zygote."""
+
+    landlock = 0
+
+    def __init__(self, process: "subprocess.Popen[bytes]", listener: socket.socket, path: Path) -> None:
+        self.process = process
+        self.uid = -1
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._listener = listener
+        self._path = path
+        self._control: asyncio.StreamWriter | None = None
+        self._children: dict[int, RelayedChild] = {}
+        self._arriving: dict[int, asyncio.Future[socket.socket]] = {}
+        self._next = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, orders: dict[str, Any], folder: Path) -> "GvisorZygote":
+        """A zygote in a gVisor of its own; LayerRefused or SandboxUnavailable when it could not be."""
+        runsc = shutil.which("runsc")
+        if runsc is None:
+            raise LayerRefused(Refusal("gvisor", "there is no runsc", 0))
+        path = folder / "socket"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(64)
+        listener.setblocking(False)
+        zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                answer = await zygote._greet(orders)
+            check_ready(answer)
+        except TimeoutError as error:
+            await zygote.close()
+            raise SandboxUnavailable(f"the sandbox in gVisor did not start within {START_SECONDS:g} s") from error
+        except BaseException:
+            await zygote.close()
+            raise
+        zygote.uid = answer["ready"]["uid"]
+        zygote._accepting = asyncio.ensure_future(zygote._accept())
+        return zygote
+
+    async def _greet(self, orders: dict[str, Any]) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        accepting = asyncio.ensure_future(loop.sock_accept(self._listener))
+        ended = asyncio.ensure_future(_ended(self.process))
+        done, _ = await asyncio.wait((accepting, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if accepting not in done:
+            accepting.cancel()
+            raise LayerRefused(Refusal("gvisor", f"runsc ended with status {self.process.returncode}", 0))
+        connection, _ = accepting.result()
+        reader, self._control = await asyncio.open_connection(sock=connection, limit=LINE_LIMIT)
+        await reader.readline()  # it says who it is
+        self._tell(orders)
+        line = await reader.readline()
+        if not line:
+            raise SandboxLost("the sandbox's zygote ended")
+        self._reading = asyncio.ensure_future(self._listen(reader))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def fork(self, scratch: str) -> "RelayedChild":
+        """A new session's process, isolated and ready."""
+        if self.lost.done():
+            raise SandboxLost(self.lost.result())
+        number = self._next = self._next + 1
+        arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
+        self._tell({"open": number, "scratch": scratch})
+        try:
+            channel = await arriving
+        finally:
+            self._arriving.pop(number, None)
+        child = RelayedChild(number, channel, self._tell)
+        self._children[number] = child
+        try:
+            header, _ = await child.expect()
+            if "refused" in header:
+                raise LayerRefused(Refusal(**header["refused"]))
+        except ProtocolError as error:
+            child.close()
+            raise SandboxLost(f"a new session did not come up: {error}") from error
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    async def close(self) -> None:
+        """End it and all its sessions."""
+        self._end()
+        for task in (self._accepting, self._reading):
+            if task is not None:
+                task.cancel()
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        try:
+            await asyncio.to_thread(self.process.wait, END_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            await asyncio.to_thread(self.process.wait)
+
+    async def _accept(self) -> None:
+        """Every further connection is a session's; its first line says which."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener)
+            connection.setblocking(False)
+            line = b""
+            while not line.endswith(b"\n") and len(line) < 100:
+                byte = await loop.sock_recv(connection, 1)
+                if not byte:
+                    break
+                line += byte
+            number = json.loads(line)["session"] if line.endswith(b"\n") else None
+            waiting = None if number is None else self._arriving.get(number)
+            if waiting is None or waiting.done():
+                connection.close()
+            else:
+                waiting.set_result(connection)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "ended" in message and (child := self._children.pop(message["ended"], None)) is not None:
+                child.has_ended(message["status"], message["peak"] * 1024)
+        self._end()
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if not self.lost.done():
+            self.lost.set_result("the sandbox's zygote ended")
+        for waiting in self._arriving.values():
+            if not waiting.done():
+                waiting.set_exception(SandboxLost("the sandbox's zygote ended"))
+                waiting.exception()
+        for child in list(self._children.values()):
+            child.has_ended(None, 0)
+        self._children.clear()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._control is not None:
+            self._control.write(json.dumps(message).encode() + b"\n")
+
+
+class RelayedChild(Child):
+    """A session whose signals the zygote passes on."""
+
+    takes_descriptors = False
+
+    def __init__(self, number: int, channel: socket.socket, tell: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(number, channel)
+        self._tell = tell
+
+    def signal(self, number: int) -> None:
+        if not self.ended.done():
+            self._tell({"signal": self.number, "number": int(number)})
+
+
+async def _ended(process: "subprocess.Popen[bytes]") -> None:
+    while process.poll() is None:
+        await asyncio.sleep(0.05)
+
+
+def _spawn(runsc: str, path: Path, folder: Path) -> "subprocess.Popen[bytes]":
+    root = str(Path(__file__).parents[2])
+    state = folder / "gvisor"
+    state.mkdir(mode=0o700, exist_ok=True)
+    python = [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-c", _START, str(path), root]
+    return subprocess.Popen(
+        [runsc, f"--root={state}", *FLAGS, "do", "--quiet", "--cwd=/", *python],
+        env=environment(),
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )

@@ -1,0 +1,42 @@
+"""What scorers hold open (connections, sandboxes), by event loop, so that whoever ran the scorers can close it."""
+
+import asyncio
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """Something that belongs to the event loop it was made in."""
+
+    async def close(self) -> None: ...
+
+
+Held = TypeVar("Held", bound=Closable)
+
+_HELD: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Closable]] = weakref.WeakKeyDictionary()
+
+
+def held(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> Held:
+    """The one object of this kind and key in the running event loop, made when first asked for."""
+    here = _HELD.setdefault(asyncio.get_running_loop(), {})
+    found = here.get((kind, key))
+    if found is None:
+        found = here[kind, key] = make()
+    assert isinstance(found, kind)
+    return found
+
+
+def all_held(kind: type[Held]) -> list[Held]:
+    """Every object of this kind in the running event loop."""
+    here = _HELD.get(asyncio.get_running_loop(), {})
+    return [one for one in here.values() if isinstance(one, kind)]
+
+
+async def close_held() -> None:
+    """Close everything that scorers opened in the running event loop; what they need again is made again."""
+    here = _HELD.pop(asyncio.get_running_loop(), {})
+    results = await asyncio.gather(*(one.close() for one in here.values()), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,277 @@
+"""Requests to a judge's endpoints: which model, which endpoint, when to try again, whom to leave alone."""
+
+import asyncio
+import datetime
+import email.utils
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+
+from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.scoring.judge.breaker import Breaker
+from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.scoring.judge.stats import JudgeStats
+
+MAX_BACKOFF = 30.0
+MAX_RETRY_AFTER = 120.0
+SHOWN_BODY = 200
+_OWN_FAULT = (400, 413, 414, 415, 422)
+"""The request itself cannot be served, by this or any other endpoint."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the judge wrote; tokens are None when the server does not count them."""
+
+    text: str
+    is_whole: bool
+    """False when the token limit cut it off."""
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class EndpointFailed(Exception):
+    """An endpoint did not do its work, which another try or another endpoint may mend."""
+
+    def __init__(self, problem: str, *, wait: float | None = None, is_busy: bool = False) -> None:
+        super().__init__(problem)
+        self.wait = wait
+        """What the server asked us to wait."""
+        self.is_busy = is_busy
+        """Healthy, but with too much to do."""
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One address with its load and its health."""
+
+    url: str
+    breaker: Breaker
+    in_flight: int = 0
+    sent: int = 0
+    problem: str = "no request was made yet"
+    served: list[str] | None = None
+    """The models it serves, once asked."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class JudgeClient:
+    """Many requests at once to several endpoints that serve the same model. It belongs to one event loop.
+
+    ScoringFailed: this request got no reply, after its retries. ConfigError: it is not clear which model to ask.
+    """
+
+    def __init__(self, settings: JudgeSettings, stats: JudgeStats | None = None) -> None:
+        self.settings = settings
+        self.stats = stats or JudgeStats()
+        self.endpoints = [
+            Endpoint(url, Breaker(settings.breaker_failures, settings.breaker_seconds)) for url in settings.urls()
+        ]
+        self._headers = settings.headers()
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._model = settings.model
+        self._http: httpx.AsyncClient | None = None
+
+    async def model(self) -> str:
+        """The model to ask, from the settings or from the first endpoint that answers."""
+        if self._model is None:
+            found = await self._retrying(self._only_model)
+            if self._model is None:  # another request may have settled it meanwhile
+                self._model = found
+        return self._model
+
+    async def complete(self, body: dict[str, Any]) -> Reply:
+        """One reply to a request for /chat/completions."""
+        # ASCII escapes, so that a lone surrogate in some tool's output is the server's to judge, not a crash here.
+        content = json.dumps(body, allow_nan=False).encode("ascii")
+
+        async def ask(endpoint: Endpoint) -> Reply:
+            if self.settings.model is None and body["model"] not in await self.served(endpoint):
+                raise EndpointFailed(f"{endpoint.url} serves {', '.join(endpoint.served or ())}, not {body['model']}")
+            started = time.monotonic()
+            reply = _read(endpoint.url, await self._send("POST", f"{endpoint.url}/chat/completions", content))
+            self.stats.latencies.append(time.monotonic() - started)
+            return reply
+
+        reply = await self._retrying(ask)
+        if reply.prompt_tokens is None or reply.completion_tokens is None:
+            self.stats.unmetered_replies += 1
+        else:
+            self.stats.prompt_tokens += reply.prompt_tokens
+            self.stats.completion_tokens += reply.completion_tokens
+        return reply
+
+    async def served(self, endpoint: Endpoint) -> list[str]:
+        """The models an endpoint serves; it is asked once."""
+        async with endpoint.asking:
+            if endpoint.served is None:
+                body = await self._send("GET", f"{endpoint.url}/models")
+                try:
+                    endpoint.served = [str(entry["id"]) for entry in body["data"]]
+                except (KeyError, TypeError) as error:
+                    raise EndpointFailed(f"{endpoint.url}/models does not list models: {body!r:.{SHOWN_BODY}}") from error
+            return endpoint.served
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._http is not None:
+            http, self._http = self._http, None
+            await http.aclose()
+
+    async def _only_model(self, endpoint: Endpoint) -> str:
+        served = await self.served(endpoint)
+        if len(served) != 1:
+            listed = ", ".join(served[:20]) or "none"
+            raise ConfigError(f"judge: {endpoint.url} serves {len(served)} models ({listed}); choose one with model")
+        return served[0]
+
+    async def _retrying(self, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
+        """Do it at the least loaded healthy endpoint; after what may pass, again, elsewhere if possible."""
+        tried: Counter[str] = Counter()
+        problem = ""
+        for number in range(self.settings.retries + 1):
+            wait: float | None = None
+            async with self._slots:
+                endpoint = self._choose(tried)
+                if endpoint is None:
+                    problem = self._outage()
+                else:
+                    tried[endpoint.url] += 1
+                    try:
+                        return await self._at(endpoint, work)
+                    except EndpointFailed as error:
+                        problem, wait = str(error), error.wait
+            if number == self.settings.retries:
+                break
+            following = self._choose(tried)
+            if following is not None and following.url not in tried:
+                continue
+            if (wait or 0.0) > MAX_RETRY_AFTER:
+                break
+            # Jitter, so that requests cut off together do not come back together.
+            backoff = min(MAX_BACKOFF, self.settings.backoff * 2**number) * random.uniform(0.5, 1.5)
+            await asyncio.sleep(backoff if wait is None else wait + random.uniform(0.0, self.settings.backoff))
+        raise ScoringFailed(f"the judge gave no reply: {problem} (try {number + 1} of {self.settings.retries + 1})")
+
+    def _choose(self, tried: Counter[str]) -> Endpoint | None:
+        """Of those that may be asked: the one this request tried least, then with the least under way."""
+        allowed = [endpoint for endpoint in self.endpoints if endpoint.breaker.allows]
+        return min(allowed, key=lambda one: (tried[one.url], one.in_flight, one.sent), default=None)
+
+    def _outage(self) -> str:
+        last = "; ".join(endpoint.problem for endpoint in self.endpoints)
+        return f"every endpoint is left alone after failing {self.settings.breaker_failures} times in a row: {last}"
+
+    async def _at(self, endpoint: Endpoint, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
+        """One try at one endpoint, with its load, health and outcome kept."""
+        endpoint.in_flight += 1
+        endpoint.sent += 1
+        endpoint.breaker.begin()
+        self.stats.requests += 1
+        is_known = False
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                result = await work(endpoint)
+            endpoint.breaker.succeeded()
+            is_known = True
+            return result
+        except (EndpointFailed, TimeoutError) as error:
+            self.stats.failed_requests += 1
+            failed = error if isinstance(error, EndpointFailed) else self._too_slow(endpoint)
+            endpoint.problem = str(failed)
+            if not failed.is_busy:
+                endpoint.breaker.failed()
+                is_known = True
+                if endpoint.breaker.is_open:
+                    endpoint.served = None  # whoever comes back may serve something else
+            raise failed from error
+        except (ScoringFailed, ConfigError):  # the endpoint answered; the fault is the request's
+            self.stats.failed_requests += 1
+            endpoint.breaker.succeeded()
+            is_known = True
+            raise
+        finally:
+            endpoint.in_flight -= 1
+            if not is_known:
+                endpoint.breaker.abandoned()
+
+    def _too_slow(self, endpoint: Endpoint) -> EndpointFailed:
+        return EndpointFailed(f"{endpoint.url} did not answer in {self.settings.timeout:g} s")
+
+    async def _send(self, method: str, url: str, content: bytes | None = None) -> Any:
+        """The JSON of a good response."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                headers=self._headers,
+                # Reading the certificates takes a tenth of a second.
+                verify=any(endpoint.url.startswith("https:") for endpoint in self.endpoints),
+                timeout=None,  # a whole answer is limited, not each read
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.concurrency),
+            )
+        try:
+            response = await self._http.request(method, url, content=content)
+        except httpx.HTTPError as error:  # also a body that cannot be unpacked
+            raise EndpointFailed(f"{url}: {type(error).__name__}: {error}".removesuffix(": ")) from error
+        return _json(url, response)
+
+
+def _json(url: str, response: httpx.Response) -> Any:
+    status = response.status_code
+    shown = response.text[:SHOWN_BODY] or "(empty body)"
+    if status == 200:
+        try:
+            return json.loads(response.content)
+        except (ValueError, RecursionError) as error:
+            raise EndpointFailed(f"{url} answered with something that is not JSON: {shown}") from error
+    if 300 <= status < 400:
+        raise EndpointFailed(f"{url} redirects to {response.headers.get('Location')}; use that address")
+    problem = f"{url} answered {status}: {shown}"
+    if status in _OWN_FAULT:
+        raise ScoringFailed(f"the judge refused the request: {problem}")
+    if status in (429, 503):
+        wait = _retry_after(response.headers.get("Retry-After"))
+        raise EndpointFailed(problem, wait=wait, is_busy=status == 429)
+    raise EndpointFailed(problem)
+
+
+def _read(url: str, body: Any) -> Reply:
+    """The reply in a response body. A body without one is the endpoint's failure, not a verdict."""
+    match body:
+        case {"choices": [{"message": {"content": str() | None as text}, **choice}, *_]}:
+            usage = body.get("usage")
+            counts = usage if isinstance(usage, dict) else {}
+            return Reply(
+                text or "",  # null: the token limit was reached before the first word of the answer
+                choice.get("finish_reason") != "length",
+                _count(counts.get("prompt_tokens")),
+                _count(counts.get("completion_tokens")),
+            )
+        case _:
+            raise EndpointFailed(f"{url} answered without a message: {body!r:.{SHOWN_BODY}}")
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds to wait, from a number or a date; None when the server does not say."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value[:9])
+    try:
+        when = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return max(0.0, (when - datetime.datetime.now(datetime.UTC)).total_seconds())

@@ -1,0 +1,137 @@
+"""A judge: asks its endpoints for votes, keeps replies, and gives verdicts on the allowed grid."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ScoringFailed
+from turnwise.metrics import reduce
+from turnwise.scoring.held import all_held, held
+from turnwise.scoring.judge.cache import ReplyCache, cache_key
+from turnwise.scoring.judge.client import JudgeClient
+from turnwise.scoring.judge.images import data_url
+from turnwise.scoring.judge.prompts import ChatMessage, Inquiry, again, evidence_only
+from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.scoring.judge.stats import JudgeStats, metrics_of
+from turnwise.scoring.judge.verdict import QUARTERS, Grid, Verdict, majority
+from turnwise.types import Image
+
+
+class Judge:
+    """Belongs to the event loop it is used in; nothing is opened before the first question."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        self.settings = settings
+        self.stats = JudgeStats()
+        self.client = JudgeClient(settings, self.stats)
+        self._cache: ReplyCache | None = None
+        self._under_way: dict[str, asyncio.Task[tuple[float, str]]] = {}
+
+    @classmethod
+    def shared(cls, settings: JudgeSettings) -> "Judge":
+        """The one judge with these settings in the running event loop; `scoring.held.close_held` closes it."""
+        return held(cls, settings.key, lambda: cls(settings))
+
+    async def decide(self, inquiry: Inquiry) -> Verdict:
+        """The verdict of all votes; ScoringFailed when one cannot be had."""
+        self.stats.verdicts += 1
+        try:
+            size = self.settings.max_pixels
+            urls = [await asyncio.to_thread(data_url, image, size) for image in inquiry.images]
+            messages = inquiry.messages(urls)
+            model = await self.client.model()
+            found = await asyncio.gather(
+                *(self._vote(model, messages, inquiry.grid, vote) for vote in range(self.settings.votes)),
+                return_exceptions=True,
+            )
+            votes = []
+            for one in found:
+                if isinstance(one, BaseException):
+                    raise one
+                votes.append(one)
+        except ScoringFailed:
+            self.stats.failed_verdicts += 1
+            raise
+        values = tuple(value for value, _ in votes)
+        verdict = Verdict(majority(values), values, tuple(reply for _, reply in votes))
+        if len(votes) > 1:
+            self.stats.agreements.append(verdict.agreement)
+        return verdict
+
+    async def verdict(
+        self, question: str, evidence: str, rubric: str, *, images: tuple[Image, ...] = (), grid: Grid = QUARTERS
+    ) -> float:
+        """How much this tool output helps with the question, by the rubric; the judge sees nothing else."""
+        return (await self.decide(evidence_only(question, evidence, rubric, images=images, grid=grid))).value
+
+    async def close(self) -> None:
+        """Give up what is under way and close connections and cache."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.client.close()
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    async def _vote(self, model: str, messages: list[ChatMessage], grid: Grid, vote: int) -> tuple[float, str]:
+        """One vote. Siblings often give the same answer at the same time: equal requests become one."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": messages,
+            "temperature": self.settings.temperature,
+            "seed": self.settings.seed + vote,
+            "max_tokens": self.settings.max_tokens,
+            **self.settings.extra_body,
+        }
+        key = cache_key(body, vote)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._answer(key, body, grid))
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._finished(key, done))
+        else:
+            self.stats.joined += 1
+        return await asyncio.shield(task)  # one who no longer waits must not take the answer from the others
+
+    def _finished(self, key: str, task: asyncio.Task[tuple[float, str]]) -> None:
+        del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # seen, even if all who asked have gone
+
+    async def _answer(self, key: str, body: dict[str, Any], grid: Grid) -> tuple[float, str]:
+        """The reply from the cache, or from an endpoint, asked again while it is no verdict."""
+        cache = self._open_cache()
+        kept = None if cache is None else cache.get(key)
+        value = None if kept is None else grid.parse(kept)
+        if kept is not None and value is not None:
+            self.stats.cache_hits += 1
+            return value, kept
+        messages: list[ChatMessage] = body["messages"]
+        for _ in range(self.settings.asks):
+            reply = await self.client.complete({**body, "messages": messages})
+            value = grid.parse(reply.text) if reply.is_whole else None
+            if value is not None:
+                if cache is not None:
+                    cache.put(key, reply.text)
+                return value, reply.text
+            self.stats.unreadable_replies += 1
+            messages = again(body["messages"], reply.text, grid)
+        cut = "" if reply.is_whole else f", cut off after max_tokens={self.settings.max_tokens}"
+        asked = f"asked {self.settings.asks} times"
+        raise ScoringFailed(f"the judge's reply is none of {grid.allowed}: {reply.text!r:.100}{cut} ({asked})")
+
+    def _open_cache(self) -> ReplyCache | None:
+        if self._cache is None and self.settings.cache is not None:
+            self._cache = ReplyCache(Path(self.settings.cache))
+        return self._cache
+
+
+def take_metrics() -> dict[str, float]:
+    """What the judges of the running event loop did since this was last called: `judge/requests` and so on."""
+    stats = [judge.stats for judge in all_held(Judge)]
+    metrics = reduce(metrics_of(stats))
+    for one in stats:
+        one.reset()
+    return metrics

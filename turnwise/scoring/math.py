@@ -1,0 +1,95 @@
+"""The `math` scorer: the boxed answer means the same as the ground truth, as math-verify sees it."""
+
+import math
+import re
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from turnwise.errors import ConfigError, DataError
+from turnwise.scoring.boxed import boxes, tagged
+from turnwise.scoring.math_process import checkers
+from turnwise.scoring.scorer import Score
+from turnwise.types import Sample, Trajectory
+
+if find_spec("math_verify") is None:  # it is imported in another process, which is too late to say so
+    raise ModuleNotFoundError("the package math-verify is not installed", name="math_verify")
+
+MAX_ANSWER = 1000
+"""Characters; no answer is longer, and what is compared stays small."""
+_INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
+_SPACE = re.compile(r"\\[,;:! ]|\s+")
+_EDGES = re.compile(r"^\$+|\$+$|\\?%$|(?<=\d)\.$")
+
+
+async def math_boxed(
+    trajectory: Trajectory,
+    *,
+    correct: float = 1.0,
+    wrong: float = 0.0,
+    no_answer: float = 0.0,
+    several: Literal["last", "refuse"] = "last",
+    tag: str = "answer",
+    seconds: float = 5.0,
+) -> Score:
+    """Compares the last box of the last assistant message, reasoning and calls left out, with the ground truth.
+
+    The options are the rewards of the three outcomes; what counts when several boxes differ; the tag that ends the
+    answer, after which nothing is read; and the CPU seconds of one comparison, beyond which an answer is wrong. Parts:
+    `acc`, and `format`, which is 1 when there is an answer in a box.
+    """
+    if several not in ("last", "refuse"):
+        raise ConfigError(f"scoring.options, scorer math: several must be 'last' or 'refuse', not {several!r}")
+    golds = _golds(trajectory.sample)
+    answer = find_answer(trajectory.turns[-1].message.visible if trajectory.turns else "", tag, several)
+    if answer is None:
+        return Score(no_answer, {"acc": 0.0, "format": 0.0})
+    right = await is_same(golds, answer, seconds)
+    return Score(correct if right else wrong, {"acc": float(right), "format": 1.0})
+
+
+def find_answer(text: str, tag: str = "answer", several: str = "last") -> str | None:
+    """The boxed answer. Where the text has an answer in tags, only the last of those is read."""
+    inside = tagged(text, tag)
+    found = boxes(inside[-1] if inside else text)
+    if not found or (several == "refuse" and len({tidy(one) for one in found}) > 1):
+        return None
+    return found[-1] if len(found[-1]) <= MAX_ANSWER else None
+
+
+async def is_same(golds: tuple[str, ...], answer: str, seconds: float) -> bool:
+    """Whether the answer means one of the golds. The easy cases are decided here, the rest in a process of its own."""
+    answer = tidy(answer)
+    wanted = tuple(tidy(gold) for gold in golds)
+    if not answer:
+        return False
+    if answer in wanted:
+        return True
+    integers = [one.replace(",", "") for one in (answer, *wanted)]
+    if all(_INTEGER.fullmatch(one) for one in integers) and "," not in answer:
+        return int(integers[0]) in map(int, integers[1:])
+    return await checkers.equal(wanted, answer, seconds)
+
+
+def tidy(text: str) -> str:
+    """Without dollar signs around, a percent sign or full stop at the end, and spaces that mean nothing."""
+    text = _SPACE.sub(" ", text).strip().replace("\u2212", "-").replace("\\$", "").strip()
+    while (shorter := _EDGES.sub("", text).strip()) != text:
+        text = shorter
+    return text
+
+
+def _golds(sample: Sample) -> tuple[str, ...]:
+    """The ground truth as LaTeX: a text (with or without a box), a number, or a list of these."""
+    truth: Any = sample.ground_truth
+    golds = []
+    for one in truth if isinstance(truth, list | tuple) else [truth]:
+        number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        if not number and not isinstance(one, str):
+            break
+        text = str(one)
+        golds.append((boxes(text) or [text])[-1])
+    else:
+        if golds and all(tidy(gold) for gold in golds):
+            return tuple(golds)
+    shown = repr(truth)[:80]
+    raise DataError(f"sample {sample.id!r}: the ground truth of {sample.data_source!r} must be LaTeX, not {shown}")

@@ -1,0 +1,248 @@
+"""Red lines: misuse of tools that is plain from the record, so that no judge need be asked."""
+
+import ast
+import base64
+import binascii
+import enum
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ConfigError, ScoringFailed, unknown
+from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
+
+LEAST_TEXT = 16
+"""Two sums may well both give 5; from this many characters on, the same text again is no coincidence."""
+EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+"""The tool was run."""
+FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
+"""The call did not do what it was made for, and that is the policy's affair."""
+
+# What Pillow says of a box whose sides are swapped, and the sandbox of an image without pixels.
+_BAD_BOX = re.compile(
+    r"Coordinate '(?:right|lower)' is less than '(?:left|upper)'|an image of (?:0 x \d+|\d+ x 0) pixels"
+)
+_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_HARMLESS = frozenset(
+    "print str repr int float bool len round format sum min max abs list tuple dict set range sorted".split()
+)
+
+
+class RedLine(enum.StrEnum):
+    """What a turn may have done wrong."""
+
+    INVALID_CROP = "invalid_crop"
+    """A box outside the image, or with nothing in it."""
+    DUPLICATE_CALL = "duplicate_call"
+    """The same call as before."""
+    DUPLICATE_OUTPUT = "duplicate_output"
+    """Another call that gave the same images or the same text as one before."""
+    UNREPAIRED_ERROR = "unrepaired_error"
+    """A call that failed, and none of that tool after it that did not."""
+    PRINT_ONLY = "print_only"
+    """On a task that needs looking: code that looks at nothing."""
+    LARGE_CROP = "large_crop"
+    """A crop of nearly the whole image."""
+
+
+DEFAULTS = dict.fromkeys(RedLine, -0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What each red line costs, from -1 to 0, and from which share of the image on a crop is large."""
+
+    values: Mapping[RedLine, float] = field(default_factory=lambda: dict(DEFAULTS))
+    max_crop: float = 0.9
+
+    @classmethod
+    def of(cls, given: Mapping[str, float], max_crop: float) -> "Penalties":
+        """The defaults with some of them replaced; a name or number that cannot be is an error."""
+        for name, value in given.items():
+            if name not in list(RedLine):
+                raise ConfigError(f"red_lines: {unknown('red line', name, list(RedLine))}")
+            if not -1 <= value <= 0:
+                raise ConfigError(f"red_lines.{name} must lie between -1 and 0, not {value:g}")
+        if not 0 < max_crop <= 1:
+            raise ConfigError(f"max_crop is a share of the image, above 0 and at most 1, not {max_crop:g}")
+        return cls(DEFAULTS | {RedLine(name): float(value) for name, value in given.items()}, max_crop)
+
+    def total(self, crossed: set[RedLine]) -> float:
+        """What a turn that crossed these is worth, -1 at worst."""
+        return max(-1.0, sum(self.values[line] for line in crossed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call, what was answered, and the calls before and after it."""
+
+    turn: Turn
+    record: CallRecord
+    reply: str
+
+
+def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> dict[int, set[RedLine]]:
+    """The red lines that each turn crossed, by turn index; turns that crossed none are not there.
+
+    `search` says that the task needs looking. Only records and replies are read, never what the policy said of them.
+    """
+    calls = list(_calls(trajectory))
+    sizes = _Sizes(trajectory.sample)
+    found: dict[int, set[RedLine]] = {}
+    seen_calls: set[str] = set()
+    seen_outputs: set[str] = set()
+    for number, one in enumerate(calls):
+        lines = set(_crops(one, sizes, max_crop))
+        call, output = _call_key(one.record), _output_key(one)
+        if call in seen_calls:
+            lines.add(RedLine.DUPLICATE_CALL)
+        elif output is not None and output in seen_outputs:
+            lines.add(RedLine.DUPLICATE_OUTPUT)
+        if one.record.status in FAULTY and not any(_repairs(later, one) for later in calls[number + 1 :]):
+            lines.add(RedLine.UNREPAIRED_ERROR)
+        if search and one.record.status is CallStatus.OK and is_print_only(one.record.call.arguments.get("code")):
+            lines.add(RedLine.PRINT_ONLY)
+        seen_calls.add(call)
+        seen_outputs |= {output} if output is not None else set()
+        if lines:
+            found.setdefault(one.turn.index, set()).update(lines)
+    return found
+
+
+def _calls(trajectory: Trajectory) -> Iterator[_Call]:
+    for turn in trajectory.turns:
+        replies = {reply.tool_call_id: reply.text for reply in turn.replies if reply.tool_call_id is not None}
+        for record in turn.calls:
+            if record.status is not CallStatus.REFUSED:  # not run for a limit of ours
+                yield _Call(turn, record, replies.get(record.call.id, ""))
+
+
+def _repairs(later: _Call, failed: _Call) -> bool:
+    """A call that could not be read may have meant any tool."""
+    unread = failed.record.status in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL)
+    same = unread or later.record.call.name == failed.record.call.name
+    return later.record.status is CallStatus.OK and same
+
+
+def _call_key(record: CallRecord) -> str:
+    arguments: dict[str, Any] = dict(record.call.arguments)
+    if isinstance(arguments.get("code"), str):  # white space at line ends and empty lines make no other program
+        lines = program(arguments["code"]).splitlines()
+        arguments["code"] = [line.rstrip() for line in lines if line.strip()]
+    problem = record.call.problem
+    return json.dumps([record.call.name, arguments, problem], sort_keys=True, default=str)
+
+
+def _output_key(one: _Call) -> str | None:
+    """What a call gave, when that can be told: None for an error, a short text, or an image of unknown origin."""
+    images = _images(one.record)
+    if one.record.status is not CallStatus.OK or any(image.get("source") is None for image in images):
+        return None
+    if images:
+        return json.dumps([[image.get(key) for key in ("source", "box", "steps", "size")] for image in images])
+    return one.reply if len(one.reply) >= LEAST_TEXT else None
+
+
+def _images(record: CallRecord) -> list[dict[str, Any]]:
+    images = record.info.get("images")
+    return [image for image in images if isinstance(image, dict)] if isinstance(images, list) else []
+
+
+# --- crops --------------------------------------------------------------------------------------------------------
+
+
+class _Sizes:
+    """Sizes of the sample's images by the name the sandbox gives them; a file is looked at when it is asked for."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sources: dict[str, str] = {}
+        for number, image in enumerate(sample.images):
+            head = image.source.partition(",")[0]
+            is_data = head.startswith("data:")
+            kind = head.removeprefix("data:image/").split(";")[0] or "png"
+            self._sources[f"image_{number}.{kind}" if is_data else Path(image.source).name] = image.source
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def of(self, name: str | None) -> tuple[int, int] | None:
+        """None for an image that the sample does not have."""
+        if name is None or name not in self._sources:
+            return None
+        if name not in self._known:
+            self._known[name] = _size(self._sources[name])
+        return self._known[name]
+
+
+def _size(source: str) -> tuple[int, int]:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ConfigError("red lines for crops need Pillow, which is not installed") from error
+    try:
+        head, _, data = source.partition(",")
+        place = io.BytesIO(base64.b64decode(data)) if head.startswith("data:") else Path(source)
+        with Image.open(place) as image:
+            return image.size
+    except (OSError, UnidentifiedImageError, binascii.Error) as error:
+        raise ScoringFailed(f"the size of image {source[:80]} cannot be read: {error}") from error
+
+
+def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
+    if _BAD_BOX.search(one.reply):
+        yield RedLine.INVALID_CROP
+    for image in _images(one.record):
+        boxes = [
+            (number, step["arguments"]["box"])
+            for number, step in enumerate(image.get("steps") or ())
+            if step.get("name") == "crop" and (step.get("arguments") or {}).get("box") is not None
+        ]
+        size = sizes.of(image.get("source")) if boxes else None
+        # Only a first step is known to be in pixels of the source; later boxes are checked for what needs no size.
+        if any(_is_outside(box, size if number == 0 else None) for number, box in boxes):
+            yield RedLine.INVALID_CROP
+        elif (
+            boxes
+            and size is not None
+            and image.get("box") is not None
+            and _area(image["box"]) > max_crop * (size[0] * size[1])
+        ):
+            yield RedLine.LARGE_CROP
+
+
+def _is_outside(box: Any, size: tuple[int, int] | None) -> bool:
+    left, upper, right, lower = (float(value) for value in box)
+    empty = right <= left or lower <= upper
+    return empty or left < 0 or upper < 0 or (size is not None and (right > size[0] or lower > size[1]))
+
+
+def _area(box: Any) -> float:
+    left, upper, right, lower = (float(value) for value in box)
+    return (right - left) * (lower - upper)
+
+
+# --- code ---------------------------------------------------------------------------------------------------------
+
+
+def program(text: str) -> str:
+    """The code as the python tool takes it: models wrap it into tags or fences, also inside an argument."""
+    tagged = _TAGGED.findall(text)
+    text = "\n".join(tagged) if tagged else text
+    fenced = _FENCED.findall(text)
+    return "\n".join(fenced) if fenced else text
+
+
+def is_print_only(code: object) -> bool:
+    """Whether code uses nothing but what it says itself: no image, no file, no earlier variable, no package."""
+    if not isinstance(code, str):
+        return False
+    try:
+        tree = ast.parse(program(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what is no program did nothing; its error tells
+        return False
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return all(node.id in own | _HARMLESS for node in names if isinstance(node.ctx, ast.Load))

@@ -1,0 +1,155 @@
+"""The `http` runner: a reward server scores; requests and answers are matched by id, and no failure is a zero.
+
+`POST {url}/compute_reward` with `id` (of this request), `instance` (the sample's id), `session` (of this very
+episode), `scorer`, `options` and `trajectory` (a row of a trajectory file). The answer repeats `id` and has `reward`
+with `parts` and `turns`, or `f2p_count` and `f2p_total`, or `error`. `turnwise/scoring/server.py` is such a server.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+
+import httpx
+
+from turnwise.config import ScoringConfig
+from turnwise.errors import ConfigError, unknown
+from turnwise.scoring.answers import read_answer
+from turnwise.scoring.failures import Lost, Tally, retrying
+from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec
+from turnwise.storage.trajectory_rows import to_row
+from turnwise.types import Trajectory
+
+PATH = "/compute_reward"
+REQUESTS = 32
+"""Under way, where `scoring.workers` does not say."""
+CONNECT_SECONDS = 10.0
+KEEPALIVE_SECONDS = 20.0
+FIRST_WAIT = 0.1
+MAX_ANSWER = 16 * 1024 * 1024
+SESSION = "session"
+"""The artifact with the session of an environment that lives on a server; other episodes have none and get a name."""
+_LATER = (408, 425, 429)
+
+
+class HttpRunner:
+    """Requests to one server, at most `requests` at a time; those that wait to be tried again do not count."""
+
+    def __init__(
+        self, url: str, token: str | None, requests: int, timeout: float, retries: int, first_wait: float = FIRST_WAIT
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"scoring.url begins with http:// or https://, not {url!r}")
+        if httpx.URL(url).userinfo:
+            raise ConfigError("scoring.url holds no password, because it is shown; see scoring.token_env")
+        self.url = url.rstrip("/").removesuffix(PATH)
+        self.tally = Tally()
+        self._token = token
+        self._requests = requests
+        self._timeout = timeout
+        self._retries = retries
+        self._first_wait = first_wait
+        self._slots = asyncio.Semaphore(requests)
+        self._client: httpx.AsyncClient | None = None
+
+    def scorer(self, spec: ScorerSpec) -> Scorer:
+        """Built-in scorers are checked here; one of the user's own may exist on the server only."""
+        if spec.name in BUILTIN:
+            spec.make()
+        elif not {":", "."} & set(spec.name):
+            raise ConfigError(unknown("scorer", spec.name, BUILTIN) + " Your own is written module:function.")
+
+        async def scorer(trajectory: Trajectory) -> Score:
+            sample = trajectory.sample
+            request = {
+                "id": secrets.token_hex(16),
+                "instance": sample.id,
+                "session": session_of(trajectory),
+                "scorer": spec.name,
+                "options": spec.options,
+                "trajectory": to_row(trajectory),
+            }
+            content = json.dumps(request).encode()
+            return await retrying(
+                lambda: self._attempt(str(request["id"]), content),
+                self._retries,
+                self.tally,
+                first_wait=self._first_wait,
+            )
+
+        scorer.__qualname__ = spec.name
+        return scorer
+
+    async def start(self) -> None:
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+        self._slots = asyncio.Semaphore(self._requests)
+        self._client = httpx.AsyncClient(
+            headers=headers if self._token is None else {**headers, "Authorization": f"Bearer {self._token}"},
+            verify=self.url.startswith("https:"),  # reading the certificates takes a tenth of a second
+            timeout=httpx.Timeout(None, connect=min(CONNECT_SECONDS, self._timeout)),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),  # _slots bounds them
+            trust_env=False,  # a proxy that the environment names must not see the samples
+        )
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _attempt(self, request_id: str, content: bytes) -> Score:
+        async with self._slots:  # waiting for it is not the server's time
+            with self.tally.timed():
+                status, wait, answer = await self._post(content)
+        if status in _LATER or status >= 500:
+            raise Lost(f"the reward server {self.url} answers {status}: {_short(answer)}", wait)
+        if not 200 <= status < 300:  # the same request would be refused again: a person must look at it
+            raise ConfigError(f"the reward server {self.url} refuses the request with {status}: {_short(answer)}")
+        return read_answer(answer, request_id).score()
+
+    async def _post(self, content: bytes) -> tuple[int, float, bytes]:
+        """(HTTP status, seconds the server asks to wait, content)."""
+        if self._client is None:
+            raise RuntimeError("the scoring client is not running")
+        answer = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout):
+                async with self._client.stream("POST", self.url + PATH, content=content) as response:
+                    async for piece in response.aiter_raw():
+                        answer += piece
+                        if len(answer) > MAX_ANSWER:
+                            raise Lost(f"the reward server {self.url} sent more than {MAX_ANSWER} bytes")
+        except TimeoutError as error:
+            raise Lost(f"the reward server {self.url} did not answer within {self._timeout:g} s") from error
+        except httpx.HTTPError as error:
+            problem = f"{type(error).__name__} {error}".strip()
+            raise Lost(f"no answer from the reward server {self.url}: {problem}") from error
+        return response.status_code, _retry_after(response), bytes(answer)
+
+
+def session_of(trajectory: Trajectory) -> str:
+    """The session of the episode's environment, or else a name that no other episode of the run has."""
+    known = trajectory.artifacts.get(SESSION)
+    if isinstance(known, str) and known:
+        return known
+    return f"{trajectory.sample.id}/{trajectory.step}/{trajectory.sibling}"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds; a date is not worth parsing for a wait this short."""
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
+
+
+def _short(content: bytes) -> str:
+    """The beginning of a server's words, on one line."""
+    return " ".join(content[:400].decode("utf-8", "replace").split())[:300]
+
+
+def make(config: ScoringConfig) -> HttpRunner:
+    """The runner for `scoring.run=http`."""
+    if config.url is None:
+        raise ConfigError("scoring.run=http needs scoring.url, the address of the reward server")
+    if config.workers < 0 or config.timeout <= 0 or config.retries < 0:
+        raise ConfigError("scoring.workers and scoring.retries must not be negative, scoring.timeout must be positive")
+    token = os.environ.get(config.token_env)
+    return HttpRunner(config.url, token, config.workers or REQUESTS, config.timeout, config.retries)

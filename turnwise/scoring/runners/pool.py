@@ -1,0 +1,263 @@
+"""The `pool` runner: scorers run in processes of their own, each trajectory with a timeout that is kept."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import ScoringConfig
+from turnwise.errors import ConfigError, PluginError
+from turnwise.scoring.answers import Answer, read_answer
+from turnwise.scoring.failures import Lost, Tally, retrying
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec
+from turnwise.scoring.worker import FRAME
+from turnwise.storage.trajectory_rows import to_row
+from turnwise.types import Trajectory
+
+START_SECONDS = 120.0
+"""For a worker to import its scorers, the first time perhaps from a slow disk."""
+MAX_ANSWER = 16 * 1024 * 1024
+POLL_SECONDS = 0.002
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_START = "import sys; sys.path.append(sys.argv[3]); from turnwise.scoring.worker import main; "
+_START += "main(int(sys.argv[1]), int(sys.argv[2]))"
+
+
+class PoolRunner:
+    """A fixed number of workers. One that hangs or dies is replaced; the others never notice."""
+
+    def __init__(self, workers: int, timeout: float, retries: int) -> None:
+        self.tally = Tally()
+        self._workers = workers
+        self._timeout = timeout
+        self._retries = retries
+        self._specs: list[dict[str, Any]] = []
+        self._slots: list[_Slot] = []
+        self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
+
+    def scorer(self, spec: ScorerSpec) -> Scorer:
+        spec.make()
+        told = {"name": spec.name, "options": spec.options}
+        try:
+            head = json.dumps(told)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"scoring.options of {spec.name} cannot be given to another process: {error}") from error
+        if told not in self._specs:
+            self._specs.append(told)
+
+        async def scorer(trajectory: Trajectory) -> Score:
+            # As a row of JSON, not pickled: what comes from a plug-in is never executed here, nor there.
+            job = f'{{"scorer": {head}, "trajectory": {json.dumps(to_row(trajectory))}}}'.encode()
+            return await retrying(lambda: self._attempt(job, spec.name), self._retries, self.tally)
+
+        scorer.__qualname__ = spec.name
+        return scorer
+
+    async def start(self) -> None:
+        """Start all workers; what keeps one from starting, such as a plug-in that fails there, is raised."""
+        self._slots = [_Slot(self._specs) for _ in range(self._workers)]
+        self._idle = asyncio.Queue()
+        for slot in self._slots:
+            slot.fill()
+        try:
+            for slot in self._slots:
+                await slot.worker()
+        except Lost as lost:
+            raise PluginError(f"scoring.run=pool: {lost}; the scorers are {self._names()}") from lost
+        for slot in self._slots:
+            self._idle.put_nowait(slot)
+
+    async def stop(self) -> None:
+        slots, self._slots = self._slots, []
+        await asyncio.gather(*(slot.close() for slot in slots))
+
+    def _names(self) -> str:
+        return ", ".join(spec["name"] for spec in self._specs) or "none"
+
+    async def _attempt(self, job: bytes, name: str) -> Score:
+        if not self._slots:
+            raise RuntimeError("the scoring pool is not running")
+        slot = await self._idle.get()  # waiting for a worker is not the scorer's time
+        try:
+            worker = await slot.worker()
+            try:
+                with self.tally.timed():
+                    answer = await worker.ask(job, self._timeout, f"scorer {name}")
+            except BaseException:  # also when we are cancelled: a late answer must not become the next trajectory's
+                slot.discard()
+                slot.fill()
+                raise
+        finally:
+            self._idle.put_nowait(slot)
+        return answer.score()
+
+
+class _Slot:
+    """The place of one worker."""
+
+    def __init__(self, specs: Sequence[dict[str, Any]]) -> None:
+        self._specs = specs
+        self._starting: asyncio.Task[_Worker] | None = None
+        self._burying: set[asyncio.Task[int]] = set()
+        self._closed = False
+
+    def fill(self) -> None:
+        """Begin to start a worker where there is none."""
+        if self._starting is None and not self._closed:
+            self._starting = asyncio.create_task(_Worker.start(self._specs))
+
+    async def worker(self) -> "_Worker":
+        """The worker, when it is ready. Lost when it dies before that, or what its scorers raised when made."""
+        if self._is_gone():
+            self.discard()
+        self.fill()
+        if self._starting is None:
+            raise RuntimeError("the scoring pool was stopped")
+        return await asyncio.shield(self._starting)
+
+    def discard(self) -> None:
+        """Kill the worker, which has been started, and forget it."""
+        task, self._starting = self._starting, None
+        if task is not None and not task.cancelled() and task.exception() is None:
+            task.result().kill()
+            burying = asyncio.create_task(task.result().bury())
+            self._burying.add(burying)
+            burying.add_done_callback(self._burying.discard)
+
+    async def close(self) -> None:
+        """Afterwards nothing is left of it."""
+        self._closed = True
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()  # it then kills what it has started
+            await asyncio.wait((self._starting,))
+        self.discard()
+        while self._burying:
+            await asyncio.wait(self._burying)
+
+    def _is_gone(self) -> bool:
+        """Whether the worker died while it had nothing to do, or never came up."""
+        task = self._starting
+        if task is None or not task.done():
+            return False
+        return task.cancelled() or task.exception() is not None or task.result().is_gone()
+
+
+class _Worker:
+    """One process and the socket to it."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        lifeline: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._lifeline = lifeline
+        self._reader = reader
+        self._writer = writer
+        self._numbers = itertools.count()
+
+    @classmethod
+    async def start(cls, specs: Sequence[dict[str, Any]]) -> "_Worker":
+        """A worker that has made its scorers."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            watched, lifeline = os.pipe()
+            try:
+                process = _spawn(theirs.fileno(), watched)
+            except BaseException:
+                writer.close()
+                os.close(lifeline)
+                raise
+            finally:
+                os.close(watched)
+        worker = cls(process, lifeline, reader, writer)
+        try:
+            setup = json.dumps({"path": sys.path, "scorers": list(specs)}).encode()
+            (await worker.ask(setup, START_SECONDS, "a worker of the scoring pool, while it started,")).score()
+        except BaseException:
+            worker.kill()
+            await asyncio.shield(worker.bury())
+            raise
+        return worker
+
+    async def ask(self, message: bytes, seconds: float, who: str) -> Answer:
+        """The answer to one message; Lost when none comes in time, or none at all."""
+        number = next(self._numbers)
+        try:
+            async with asyncio.timeout(seconds):
+                self._writer.write(FRAME.pack(number, len(message)) + message)
+                await self._writer.drain()
+                answered, length = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                if answered != number or length > MAX_ANSWER:
+                    raise Lost(f"{who} wrote something to its socket that is no answer")
+                content = await self._reader.readexactly(length)
+        except TimeoutError as error:
+            raise Lost(f"{who} did not answer within {seconds:g} s") from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            self.kill()
+            raise Lost(f"{who} ended its process: {_how(await self.bury())}") from error
+        return read_answer(content)
+
+    def is_gone(self) -> bool:
+        return self._reader.at_eof()
+
+    def kill(self) -> None:
+        """With all that its scorers have started. Before it is buried: until then its number is nobody else's."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def bury(self) -> int:
+        """Wait for the end of a process that was killed, and close what led to it; its exit status."""
+        self._writer.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        while (status := self._process.poll()) is None:
+            await asyncio.sleep(POLL_SECONDS)
+        return status
+
+
+def _spawn(channel: int, lifeline: int) -> "subprocess.Popen[bytes]":
+    """A new interpreter: nothing of ours is in it, no thread, no lock, no weights."""
+    root = str(Path(__file__).parents[3])
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _START, str(channel), str(lifeline), root],
+        pass_fds=(channel, lifeline),
+        env={**os.environ, **dict.fromkeys(_THREADS, "1"), "TOKENIZERS_PARALLELISM": "false"},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def make(config: ScoringConfig) -> PoolRunner:
+    """The runner for `scoring.run=pool`."""
+    if config.workers < 0 or config.timeout <= 0 or config.retries < 0:
+        raise ConfigError("scoring.workers and scoring.retries must not be negative, scoring.timeout must be positive")
+    return PoolRunner(config.workers or len(os.sched_getaffinity(0)), config.timeout, config.retries)

@@ -1,0 +1,203 @@
+"""Who says what a tool turn was worth: a judge that is shown evidence, the tools themselves, or known target boxes."""
+
+import enum
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
+from turnwise.plugins import load
+from turnwise.scoring.held import held
+from turnwise.scoring.judge.judge import Judge as LlmJudge
+from turnwise.scoring.judge.prompts import full_trace, question_of
+from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.types import Role, Trajectory, Turn
+
+EVIDENCE_RUBRIC = """\
+Below are a question about an image or a text, and what one tool call returned. You see neither the reasoning nor the \
+code behind it. Judge only whether this result is useful evidence for answering the question.
+1: it clearly shows what is asked for, or one of several things asked for. 0.75: it shows part of it. \
+0.5: it narrows the search. 0.25: a proper result that shows nothing asked for, or a crop so large or cluttered that \
+the thing is hardly visible. 0: nothing to see, or only a text that asserts an answer."""
+TRACE_RUBRIC = """\
+Below are a question and the whole record of an attempt to answer it: reasoning, tool calls, results, answer. Judge \
+how the tools were used, not whether the answer is right.
+1: the calls produce what the answer rests on. 0.75: most of it. 0.5: some of it, or an error that was repaired. \
+0.25: hardly anything. 0: no operation on the data, or output that only asserts an answer."""
+WHOLE, VISIBLE, BARELY = 0.9, 7.0, 4.0
+"""Share of a target inside a crop that counts as all of it; its height in shown pixels to be read well, or at all."""
+PART = 0.3
+"""Share of a target below which the crop misses it."""
+
+
+class View(enum.Enum):
+    """What a judge of tool turns is shown."""
+
+    evidence_only = "evidence_only"
+    """The question and what the tools of one turn returned: nothing that the policy wrote can persuade it."""
+    full_trace = "full_trace"
+    """Everything, once per trajectory."""
+
+
+class Judge(Protocol):
+    """Grades evidence from 0 to 1; ScoringFailed when it cannot be reached or makes no sense."""
+
+    async def verdict(self, question: str, evidence: str, rubric: str) -> float: ...
+
+
+StepJudge = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, float]]]
+"""(trajectory, the turns to judge) to a score from 0 to 1 by turn index."""
+
+
+def by_evidence(judge: Judge) -> StepJudge:
+    """One verdict per turn, from the question and that turn's tool output; nothing the policy wrote is shown."""
+
+    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+        asked = question_of(trajectory.sample)
+        return {turn.index: _grade(await judge.verdict(asked, evidence(turn), EVIDENCE_RUBRIC)) for turn in turns}
+
+    return step_scores
+
+
+def by_trace(judge: Judge) -> StepJudge:
+    """One verdict per trajectory, from all of it, given to each turn: their mean is that verdict."""
+
+    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+        if not turns:
+            return {}
+        found = _grade(await judge.verdict(question_of(trajectory.sample), trace(trajectory), TRACE_RUBRIC))
+        return {turn.index: found for turn in turns}
+
+    return step_scores
+
+
+async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+    """The tools' own scores: the mean over a turn's calls."""
+    found: dict[int, float] = {}
+    for turn in turns:
+        scores = [record.score for record in turn.calls if record.score is not None]
+        if not scores:
+            names = ", ".join(sorted({record.call.name for record in turn.calls}))
+            raise ConfigError(f"judge=tool: the calls of {names} carry no score; name a judge that reads their output")
+        found[turn.index] = min(1.0, max(0.0, sum(scores) / len(scores)))
+    return found
+
+
+async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+    """Crops against `extra_info.target_boxes` of the sample, in pixels of its image; a target is paid for once.
+
+    1 when a target is all there and large enough to be read, 0.75 when part of it is or it is small, 0.25 for a crop
+    that misses all that has not been seen yet, 0 without an image of the source.
+    """
+    targets = trajectory.sample.info.get("extra_info", {}).get("target_boxes")
+    if not isinstance(targets, list) or not all(isinstance(box, list) and len(box) == 4 for box in targets):
+        raise DataError(
+            f"sample {trajectory.sample.id!r}: judge=boxes needs extra_info.target_boxes, [l, u, r, d] each"
+        )
+    unseen = [tuple(map(float, box)) for box in targets]
+    found: dict[int, float] = {}
+    for turn in turns:
+        best = 0.0
+        for image in [image for record in turn.calls for image in record.info.get("images", ())]:
+            if image.get("box") is None:
+                continue
+            grades = {target: _seen(target, image["box"], image["size"]) for target in unseen}
+            best = max(best, 0.25, *grades.values())
+            unseen = [target for target, grade in grades.items() if grade < 1.0]
+        found[turn.index] = best
+    return found
+
+
+def _seen(target: tuple[float, ...], box: list[float], size: list[int]) -> float:
+    across = min(target[2], box[2]) - max(target[0], box[0])
+    down = min(target[3], box[3]) - max(target[1], box[1])
+    share = max(across, 0.0) * max(down, 0.0) / ((target[2] - target[0]) * (target[3] - target[1]))
+    height = (target[3] - target[1]) * size[1] / (box[3] - box[1])
+    if share < PART or height < BARELY:
+        return 0.25
+    return 1.0 if share >= WHOLE and height >= VISIBLE else 0.75
+
+
+LLM = "llm"
+RULES: dict[str, StepJudge] = {"tool": by_tool, "boxes": by_boxes}
+"""Those that look at the record and need no view."""
+
+
+def evidence(turn: Turn) -> str:
+    """What the tools of a turn returned, and what the sandbox measured of their images."""
+    pieces = [reply.text for reply in turn.replies if reply.role is Role.TOOL]
+    for record in turn.calls:
+        for number, image in enumerate(record.info.get("images", ()), start=1):
+            facts = {key: image.get(key) for key in ("source", "box", "size")}
+            pieces.append(f"[image {number}: {json.dumps(facts)}]")
+    return "\n".join(pieces)
+
+
+def trace(trajectory: Trajectory) -> str:
+    """All that was said from the policy's first word on, with who said it."""
+    said = [message for turn in trajectory.turns for message in (turn.message, *turn.replies)]
+    return "\n".join(f"{message.role.value}: {message.text}" for message in said)
+
+
+def _grade(value: float) -> float:
+    if not 0.0 <= value <= 1.0:  # nan too
+        raise ScoringFailed(f"the judge gave {value!r}, which is not a grade from 0 to 1")
+    return float(value)
+
+
+# --- judges by name -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A judge that somebody brought, kept for the run."""
+
+    judge: Judge
+
+    async def close(self) -> None:
+        close = getattr(self.judge, "close", None)
+        if close is not None:
+            await close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The LLM judge with the question it is asked about a whole trace."""
+
+    judge: LlmJudge
+
+    async def verdict(self, question: str, evidence: str, rubric: str) -> float:
+        return (await self.judge.decide(full_trace(question, evidence, rubric))).value
+
+
+def step_judge(name: str, view: View, options: Mapping[str, Any]) -> StepJudge:
+    """`llm`, `tool`, `boxes`, or module:name of a Judge or of what makes one; call it inside the event loop."""
+    if name in RULES:
+        if options:
+            raise ConfigError(f"judge={name} is a rule and takes no judge_options")
+        return RULES[name]
+    if name == LLM:
+        shared = LlmJudge.shared(JudgeSettings.of(options))
+        return by_evidence(shared) if view is View.evidence_only else by_trace(_Whole(shared))
+    if not {":", "."} & set(name):
+        raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
+    key = name, json.dumps(dict(options), sort_keys=True, default=str)
+    own = held(_Own, key, lambda: _Own(_as_judge(load(name, "judge"), name, options))).judge
+    return by_evidence(own) if view is View.evidence_only else by_trace(own)
+
+
+def _as_judge(found: Any, spec: str, options: Mapping[str, Any]) -> Judge:
+    if isinstance(found, type) or not hasattr(found, "verdict"):
+        if not callable(found):
+            raise PluginError(f"judge {spec}: {type(found).__name__} has no verdict(question, evidence, rubric)")
+        try:
+            found = found(**options)
+        except TypeError as error:
+            raise ConfigError(f"judge {spec} cannot be made with {dict(options)}: {error}") from error
+    elif options:
+        raise ConfigError(f"judge {spec} is ready made and takes no judge_options")
+    if not hasattr(found, "verdict"):
+        raise PluginError(f"judge {spec}: {type(found).__name__} has no verdict(question, evidence, rubric)")
+    judge: Judge = found
+    return judge

@@ -1,0 +1,66 @@
+"""What a worker or a reward server says of a trajectory, as plain JSON values: a score, or what was raised.
+
+Workers import this, so it imports nothing heavy; `answers.py` reads it on the other side.
+"""
+
+import traceback
+from typing import Any
+
+from turnwise.scoring.scorer import Score, Scorer, evaluate
+from turnwise.types import Trajectory
+
+MAX_TEXT = 20_000
+"""Characters kept of an error's text and of its traceback."""
+KNOWN_MODULES = ("builtins", "turnwise.errors")
+"""Whose exceptions the other side has too."""
+
+Told = dict[str, Any]
+
+
+async def tell(scorer: Scorer, trajectory: Trajectory) -> Told:
+    """The scorer's result, checked as `evaluate` does, or its exception."""
+    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+    try:
+        result = await scorer(trajectory)
+    except Exception as error:
+        return {"error": told_error(error)}
+
+    async def again(_: Trajectory) -> Any:
+        return result
+
+    again.__qualname__ = name
+    try:
+        return told_score(await evaluate(again, trajectory))
+    except Exception as error:
+        return {"error": told_error(error)}
+
+
+def told_score(score: Score) -> Told:
+    """A score; JSON has texts only as keys, so turns are told by their index as text."""
+    return {
+        "reward": score.reward,
+        "parts": score.parts,
+        "turns": {str(turn): scores for turn, scores in score.turns.items()},
+    }
+
+
+def told_error(error: Exception) -> Told:
+    """An exception: its name, its text, and those of its classes that the other side knows."""
+    kind = type(error)
+    try:
+        text = str(error)
+    except Exception as broken:  # a class of a plug-in, which may do anything here
+        text = f"(its text cannot be had: {type(broken).__name__})"
+    return {
+        "module": kind.__module__,
+        "name": kind.__qualname__,
+        "text": _plain(text[:MAX_TEXT]),
+        "bases": [[base.__module__, base.__name__] for base in kind.__mro__ if base.__module__ in KNOWN_MODULES],
+        "notes": [_plain(str(note)[:MAX_TEXT]) for note in getattr(error, "__notes__", ())],
+        "traceback": _plain("".join(traceback.format_tb(error.__traceback__))[-MAX_TEXT:]),
+    }
+
+
+def _plain(text: str) -> str:
+    """A model's text, quoted in an error, may hold halves of surrogate pairs, which are no valid JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()

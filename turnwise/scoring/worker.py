@@ -1,0 +1,98 @@
+"""A process of the scoring pool: it reads trajectories from a socket, scores one after the other, and answers.
+
+The host ends it by closing the socket or by killing its process group; it also ends when the host does.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from turnwise.scoring.scorer import Scorer, ScorerSpec
+from turnwise.scoring.telling import Told, tell, told_error
+from turnwise.storage.trajectory_rows import from_row
+
+FRAME = struct.Struct(">QI")
+"""Before each message: the number of the job, which its answer repeats, and the bytes that follow."""
+
+
+def main(channel_number: int, lifeline: int) -> None:
+    """Serve the socket with this number until it is closed."""
+    _end_with(lifeline)
+    channel = socket.socket(fileno=channel_number)
+    channel.set_inheritable(False)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a scorer prints must not get into the host's output
+    scorers: dict[str, Scorer] = {}
+    with asyncio.Runner() as runner:  # one loop for all jobs: a scorer may keep its connections
+        while (message := _receive(channel)) is not None:
+            number, job = message
+            told = _prepare(job, scorers) if "path" in job else runner.run(_score(job, scorers))
+            content = json.dumps(told).encode()
+            channel.sendall(FRAME.pack(number, len(content)) + content)
+
+
+def _prepare(job: dict[str, Any], scorers: dict[str, Scorer]) -> Told:
+    """Look for modules where the host does, and make the scorers known so far: no trajectory's time pays for that."""
+    sys.path[:] = job["path"]
+    try:
+        for spec in job["scorers"]:
+            _scorer(spec, scorers)
+    except Exception as error:
+        return {"error": told_error(error)}
+    return {"reward": 0.0}
+
+
+async def _score(job: dict[str, Any], scorers: dict[str, Scorer]) -> Told:
+    try:
+        scorer = _scorer(job["scorer"], scorers)
+    except Exception as error:
+        return {"error": told_error(error)}
+    return await tell(scorer, from_row(job["trajectory"]))
+
+
+def _scorer(spec: dict[str, Any], scorers: dict[str, Scorer]) -> Scorer:
+    key = json.dumps(spec)
+    if key not in scorers:
+        scorers[key] = ScorerSpec(spec["name"], spec["options"]).make()
+    return scorers[key]
+
+
+def _receive(channel: socket.socket) -> tuple[int, dict[str, Any]] | None:
+    head = _exactly(channel, FRAME.size)
+    if head is None:
+        return None
+    number, length = FRAME.unpack(head)
+    content = _exactly(channel, length)
+    return None if content is None else (number, json.loads(content))
+
+
+def _exactly(channel: socket.socket, length: int) -> bytearray | None:
+    """So many bytes, or None when the host hung up."""
+    content = bytearray(length)
+    view = memoryview(content)
+    while view:
+        got = channel.recv_into(view)
+        if not got:
+            return None
+        view = view[got:]
+    return content
+
+
+def _end_with(lifeline: int) -> None:
+    """Have the kernel end this process group when the other end of a pipe is closed, as a killed host's is.
+
+    A scorer that hangs inside a regular expression holds the interpreter's lock: no thread and no handler of ours
+    would run. The default action of SIGIO needs neither, and reaches what a scorer has started too.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    os.set_inheritable(lifeline, False)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it was closed before the kernel knew whom to tell
+        os.kill(os.getpid(), signal.SIGKILL)

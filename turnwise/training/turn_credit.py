@@ -1,0 +1,88 @@
+"""Credit by turn: the tokens of each turn also answer for what scoring thought of that turn.
+
+To the advantage of every policy token of turn t is added
+
+    weight * (G_t - b),   G_t = s_t + gamma * G_(t+1),
+
+where s_t is the turn's score, 0 for a turn without one, and b is the mean of G over all turns of the *other* siblings.
+
+Why this b, and why on every turn. A baseline leaves the expected gradient alone when it does not depend on the actions
+whose log-probs it multiplies: E[b * grad log p(trajectory)] = E[b] * grad 1 = 0. The policy itself decides how many
+turns there are, and that breaks the two usual baselines:
+
+- The mean (or mean and deviation) over those that reached turn t, the trajectory itself among them, changes with its
+  own decision to go on.
+- A baseline taken off scored turns only is taken off or not by the policy's own choice between a tool call and an
+  answer. What remains is -E[b] * grad E[number of scored turns], a push against tool use, or towards it where scores
+  are negative.
+
+Here b is made of the siblings alone, who were drawn independently, and one number is taken off all tokens of the
+trajectory, the final answer's included. So the expected gradient is the exact one: with gamma 1 of
+E[reward + weight * sum of the scores], with gamma 0 of the same with each turn answering for its own score only.
+That the sum grows with the number of scored turns is part of that objective: what a needless call costs is for the
+scorer to say (a score below 0), not for a baseline to hide.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.training.advantages import returns_to_go
+from turnwise.training.sequences import LEFT_OUT, TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """One trajectory: its sequences and what each turn of the policy answers for."""
+
+    sequences: list[TrainSequence]
+    returns: dict[int, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.returns.values())
+
+
+def add_turn_credit(sequences: Sequence[TrainSequence], weight: float, gamma: float = 0.0) -> dict[str, float]:
+    """Add each turn's credit to the advantages, which `assign` has written; returns metrics.
+
+    A trajectory without siblings has nothing to be compared with and gets none. Tokens the policy did not write stay
+    exactly 0.
+    """
+    groups: dict[int, dict[int, list[TrainSequence]]] = {}
+    for sequence in sequences:
+        if sequence.group != LEFT_OUT:
+            groups.setdefault(sequence.group, {}).setdefault(sequence.trajectory, []).append(sequence)
+    for by_trajectory in groups.values():
+        siblings = [_scored(found, gamma) for found in by_trajectory.values()]
+        total, turns = sum(one.total for one in siblings), sum(len(one.returns) for one in siblings)
+        for one in siblings if len(siblings) > 1 else ():
+            baseline = (total - one.total) / (turns - len(one.returns))
+            _add(one, {turn: weight * (value - baseline) for turn, value in one.returns.items()})
+    scores = [score for group in groups.values() for found in group.values() for score in found[0].turn_scores.values()]
+    return {
+        "turn_credit/scored_turns": float(len(scores)),
+        "turn_credit/score_mean": sum(scores) / max(1, len(scores)),
+    }
+
+
+def _scored(sequences: list[TrainSequence], gamma: float) -> _Scored:
+    scores = sequences[0].turn_scores
+    if any(sequence.turn_scores != scores for sequence in sequences):
+        raise ValueError(f"the sequences of trajectory {sequences[0].trajectory} differ in their turn scores")
+    turns = sorted(
+        {
+            turn
+            for sequence in sequences
+            for turn, written in zip(sequence.turns, sequence.loss_mask, strict=True)
+            if written
+        }
+    )
+    returns = returns_to_go([scores.get(turn, 0.0) for turn in turns], gamma)
+    return _Scored(sequences, dict(zip(turns, returns, strict=True)))
+
+
+def _add(one: _Scored, credit: dict[int, float]) -> None:
+    for sequence in one.sequences:
+        turns = [turn for turn, written in zip(sequence.turns, sequence.loss_mask, strict=True) if written]
+        before = sequence.gather("advantages")
+        sequence.advantages = sequence.scatter([a + credit[turn] for a, turn in zip(before, turns, strict=True)])
