@@ -30,6 +30,7 @@ from turnwise.sandbox.session import LocalSession, Place
 IMPORTS = "\n".join(f"import {name}" for name in PRELOAD)
 PANDAS = "import pandas as pd\npd.DataFrame({'a': [1, 1, 2], 'b': [3, 4, 5]}).groupby('a').sum()"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nsympy.solve(x**2 - 5*x + 6, x)"
+MEMORY = (("untouched", "", 2), ("after 1 call", "1", math.inf), ("after pandas", PANDAS, 8), ("after sympy", SYMPY, 8))
 SPIN, SLEEP = "while True: pass", "import time\ntime.sleep(60)"
 IN_C = "sum(iter(int, 1))"
 """Never lets Python see a signal, so that the process has to be killed."""
@@ -74,11 +75,6 @@ class Run:
     def times(self, name: str, seconds: list[float], target: float = math.inf, note: str = "") -> None:
         self.line(name, median(seconds) * MS, p99(seconds) * MS, "ms", target, note)
 
-    def added(self, name: str, plain: list[float], given: list[float]) -> None:
-        """What an image adds to a call."""
-        note = f"{median(given) * MS:.2f} with, {median(plain) * MS:.2f} without; p99 - p99"
-        self.line(name, (median(given) - median(plain)) * MS, (p99(given) - p99(plain)) * MS, "ms", 5, note)
-
 
 def p99(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
@@ -89,14 +85,12 @@ def p99(values: list[float]) -> float:
 
 def others_busy() -> float:
     """The part of all cores that was taken while we slept."""
-
-    def ticks() -> tuple[int, int]:
+    seen = []
+    for pause in (0.3, 0.0):
         fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]
-
-    total, idle = ticks()
-    time.sleep(0.3)
-    total_after, idle_after = ticks()
+        seen.append((sum(fields), fields[3] + fields[4]))
+        time.sleep(pause)
+    (total, idle), (total_after, idle_after) = seen
     return 1 - (idle_after - idle) / max(1, total_after - total)
 
 
@@ -116,27 +110,21 @@ def private_pages(pids: Iterable[int]) -> float:
     return sum(int(line.split()[1]) for line in lines) * 1024 / len(texts)
 
 
-class Process(NamedTuple):
-    """One living process; the start tells it from a later one with its pid."""
-
-    parent: int
-    start: int
-
-
-def look(pid: int) -> Process | None:
+def look(pid: int) -> tuple[int, int] | None:
+    """(parent, start) of a living process; the start tells it from a later one with its pid."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else Process(int(fields[1]), int(fields[19]))
+    return None if fields[0] in "ZX" else (int(fields[1]), int(fields[19]))
 
 
-def below(root: int) -> dict[int, Process]:
+def below(root: int) -> dict[int, tuple[int, int]]:
     """The living processes that descend from one."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     every = {pid: found for pid in pids if (found := look(pid)) is not None}
     inside = {root}
-    while more := {pid for pid, one in every.items() if one.parent in inside} - inside:
+    while more := {pid for pid, one in every.items() if one[0] in inside} - inside:
         inside |= more
     return {pid: every[pid] for pid in inside - {root}}
 
@@ -186,11 +174,6 @@ async def timed(work: Awaitable[object]) -> float:
 
 async def call(session: LocalSession, code: str = "1") -> None:
     require(await session.run(code), Status.OK)
-
-
-async def take(pool: SandboxPool) -> Place:
-    """A process that is ready and has run nothing; the pool gives those only to its sessions."""
-    return await pool._acquire()
 
 
 @contextlib.asynccontextmanager
@@ -248,8 +231,8 @@ async def throughput(run: Run) -> None:
             async with pool.session() as session:
                 await call(session)
 
-        await rate(run, "session + call + kill, 1 at a time", run.count(200, 80), 1, whole, math.inf)
-        await rate(run, "session + call + kill, 4 at a time", run.count(200, 80), 4, whole, 140)
+        for tasks, goal in ((1, math.inf), (4, 140)):
+            await rate(run, f"session + call + kill, {tasks} at a time", run.count(200, 80), tasks, whole, goal)
         sessions = [pool.session() for _ in range(8)]
         await asyncio.gather(*map(call, sessions))
         await rate(run, "trivial calls over 8 sessions", 2000, 8, lambda task: call(sessions[task]), 5000)
@@ -260,65 +243,62 @@ async def memory(run: Run) -> None:
     """MemAvailable counts what the kernel needs for a process too, and what others do; private pages neither."""
     run.head("memory of a session (p50: MemAvailable)")
     count = run.count(200, 100)
-    for name, code, goal in (
-        ("untouched", "", 2),
-        ("trivial", "1", math.inf),
-        ("pandas", PANDAS, 8),
-        ("sympy", SYMPY, 8),
-    ):
+    for name, code, goal in MEMORY:
         async with opened(run, warm=0) as pool:
             zygote, before = set(below(os.getpid())), available()
             sessions = [pool.session() for _ in range(count)]
-            await asyncio.gather(*(call(one, code) if code else take(pool) for one in sessions))
+            await asyncio.gather(*(call(one, code) if code else pool._acquire() for one in sessions))
             used = (before - available()) / count
             pages = private_pages(set(below(os.getpid())) - zygote)
-            title = f"after a {name} call" if code else name
-            run.line(title, used * MB, pages * MB, "MB", goal, f"of {count}; private pages instead of p99")
+            run.line(name, used * MB, pages * MB, "MB", goal, f"of {count}; private pages instead of p99")
 
 
 async def deadlines(run: Run) -> None:
     run.head("deadlines")
     limit, grace = 0.05, 0.1
     async with opened(run, grace=grace) as pool:
-        for name, code, extra, goal in (
-            ("soft timeout overshoot, in a loop", SPIN, 0.0, 20),
-            ("soft timeout overshoot, asleep", SLEEP, 0.0, 20),
-            ("killed: overshoot of limit + grace", IN_C, grace, math.inf),
+        for name, code, after, goal in (
+            ("a loop", SPIN, 0.0, 20),
+            ("asleep", SLEEP, 0.0, 20),
+            ("in C", IN_C, grace, math.inf),
         ):
-            async with pool.session() as session:
-                over = []
-                for _ in range(run.count(50, 10)):
-                    start = time.perf_counter()
-                    result = require(await session.run(code, limit), Status.TIMEOUT)
-                    over.append(time.perf_counter() - start - limit - extra)
-                    if result.kept is not (extra == 0):
-                        raise RuntimeError(f"{name}: {result.text()}")
-            run.times(name, over, goal)
+            over = []
+            session = pool.session()
+            for _ in range(run.count(50, 10)):
+                start = time.perf_counter()
+                result = require(await session.run(code, limit), Status.TIMEOUT)
+                over.append(time.perf_counter() - start - limit - after)
+                assert result.kept is (after == 0), result.text()
+            run.times(f"{name}: {'killed' if after else 'stopped'}, late by", over, goal)
+            await session.close()
 
 
 async def images(run: Run) -> None:
     """With and without in turn, so that a busy moment hits both."""
     run.head("a 3 MB image in (1024 x 1024 RGB, raw)")
-    times: dict[bool, list[float]] = {False: [], True: []}
     async with opened(run) as pool:
-        for number in range(run.count(300, 60)):
-            given = number % 2 == 1
-            async with pool.session(images=[RAW] if given else []) as session:
-                times[given].append(await timed(call(session, TOUCH if given else "1")))
-            await asyncio.sleep(1 / 60)
-        run.added("added to session + first call", times[False], times[True])
-        place = await take(pool)
-        times = {False: [], True: []}
+        place = await pool._acquire()
 
-        async def again() -> Place:
+        async def same() -> Place:
             return place
 
-        for number in range(run.count(300, 60)):
-            given = number % 2 == 1
-            session = LocalSession(again, asyncio.Semaphore(1), pool.settings.limits, 0, [RAW] if given else [])
-            times[given].append(await timed(call(session, TOUCH if given else "1")))
-        run.added("added to a call of one process", times[False], times[True])
-        await place.leave()
+        for name, acquire, pause in (
+            ("session + first call", pool._acquire, 1 / 60),
+            ("a call of one process", same, 0),
+        ):
+            times: tuple[list[float], list[float]] = ([], [])
+            for number in range(run.count(300, 60)):
+                given = [RAW] if number % 2 else []
+                session = LocalSession(acquire, asyncio.Semaphore(1), pool.settings.limits, 0, given)
+                times[number % 2].append(await timed(call(session, TOUCH if given else "1")))
+                if pause:
+                    await session.close()
+                    await asyncio.sleep(pause)
+            plain, more = times
+            note = f"{median(more) * MS:.2f} with, {median(plain) * MS:.2f} without; p99 - p99"
+            run.line(
+                f"added to {name}", (median(more) - median(plain)) * MS, (p99(more) - p99(plain)) * MS, "ms", 5, note
+            )
 
 
 # ---- leaks
@@ -388,7 +368,7 @@ def host_killed(run: Run) -> None:
             left = processes = below(host.pid)
             start = time.perf_counter()
             host.kill()
-            while left := {pid: was for pid, was in left.items() if (now := look(pid)) and now.start == was.start}:
+            while left := {pid: was for pid, was in left.items() if (now := look(pid)) and now[1] == was[1]}:
                 time.sleep(0.001)
             found.append(time.perf_counter() - start)
     run.times("until nothing is alive", found, 100, f"{len(processes)} processes")
@@ -450,7 +430,6 @@ def ratio(run: Run, theirs: str, *ours: str) -> None:
 async def measure(run: Run) -> None:
     """Everything that needs an event loop."""
     async with SandboxPool(PoolSettings(level=run.level)) as pool:
-        assert pool.report is not None
         run.level = pool.report.level
         print(pool.report.text().split("\n", 1)[0])
     for part in (latency, throughput, memory, deadlines, images, leaks):

@@ -3,10 +3,6 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from turnwise.scoring.judge.probe import EndpointReport
 
 HELP = "probe the judge's endpoints: reachable, model, latency, known verdicts, determinism"
 
@@ -24,29 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every endpoint can be used and judges rightly, else 1."""
+    """0 when every endpoint serves the same model and passes, else 1."""
     import asyncio
-
-    from rich.console import Console
 
     from turnwise.compose import compose
     from turnwise.scoring.judge.probe import probe_all, settings_in
 
     options = compose(args.overrides, args.config).config.scoring.options.get(args.scorer) or {}
-    settings = settings_in(options)
-    reports = asyncio.run(probe_all(settings))
-    out = Console(file=sys.stdout, soft_wrap=True, highlight=False)
+    reports = asyncio.run(probe_all(settings_in(options)))
     for report in reports:
-        _show(out, report)
-    models = {report.model for report in reports if report.model is not None}
+        sys.stdout.write(report.text() + "\n")
+    models = sorted({report.model for report in reports if report.model is not None})
     if len(models) > 1:
-        out.print(f"the endpoints serve different models ({', '.join(sorted(models))}): only one of them will be used")
-    return 0 if all(report.is_good for report in reports) and len(models) == 1 else 1
-
-
-def _show(out: "Console", report: "EndpointReport") -> None:
-    out.print(report.text(), markup=False)
-
-
-if TYPE_CHECKING:
-    from rich.console import Console
+        sys.stdout.write(f"the endpoints serve different models, of which a run uses one: {', '.join(models)}\n")
+    return 0 if len(models) == 1 and all(report.is_good for report in reports) else 1

@@ -45,8 +45,7 @@ class ErrorTold(BaseModel):
         text = self.text
         body = {"__module__": self.module, "__qualname__": self.name, "__str__": lambda _: text}
         kind = type(self.name.rpartition(".")[2], (base,), body)
-        made: Exception = kind.__new__(kind)  # not __init__, which may want what we do not have
-        return made
+        return base.__new__(kind)  # without __init__, which may want what we do not have
 
 
 def _known(module: str, name: str) -> type[Exception] | None:

@@ -85,7 +85,9 @@ def _inquiry(
     images = images_of(sample) if show_images else ()
     if rubric is None:
         if grid is not None:
-            raise ConfigError("scoring.options, scorer judge: a grid is for a rubric; without one the verdict is 0 or 1")
+            raise ConfigError(
+                "scoring.options, scorer judge: a grid is for a rubric; without one the verdict is 0 or 1"
+            )
         return equivalence(question, _reference(sample), answer, images)
     reference = None if sample.ground_truth is None else _reference(sample)
     values = QUARTERS if grid is None else Grid(tuple(float(value) for value in grid))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.plugins import load
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error
@@ -148,7 +149,7 @@ class _Scorers:
         self._served = served
         self._made: dict[str, Scorer] = {}
         for name in served:
-            runner.scorer(ScorerSpec(name))  # a name that nobody has is found now, and a pool makes them as it starts
+            load(BUILTIN.get(name, name), "scorer")  # a name that nobody has is found now
 
     def get(self, spec: ScorerSpec) -> Scorer:
         if spec.name not in self._served:

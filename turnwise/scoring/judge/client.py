@@ -109,6 +109,10 @@ class JudgeClient:
             self.stats.completion_tokens += reply.completion_tokens
         return reply
 
+    async def list_models(self) -> list[str]:
+        """The models that the first endpoint to answer serves."""
+        return await self._retrying(self.served)
+
     async def served(self, endpoint: Endpoint) -> list[str]:
         """The models an endpoint serves; it is asked once."""
         async with endpoint.asking:
@@ -117,7 +121,9 @@ class JudgeClient:
                 try:
                     endpoint.served = [str(entry["id"]) for entry in body["data"]]
                 except (KeyError, TypeError) as error:
-                    raise EndpointFailed(f"{endpoint.url}/models does not list models: {body!r:.{SHOWN_BODY}}") from error
+                    raise EndpointFailed(
+                        f"{endpoint.url}/models does not list models: {body!r:.{SHOWN_BODY}}"
+                    ) from error
             return endpoint.served
 
     async def close(self) -> None:

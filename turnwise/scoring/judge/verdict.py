@@ -26,8 +26,12 @@ class Grid:
 
     def __post_init__(self) -> None:
         ordered = sorted(self.values)
-        if len(ordered) < 2 or any(after - before <= 2 * SNAP for before, after in zip(ordered, ordered[1:], strict=False)):
-            raise ConfigError(f"judge: the grid {list(self.values)} needs two or more values, more than {2 * SNAP} apart")
+        if len(ordered) < 2 or any(
+            after - before <= 2 * SNAP for before, after in zip(ordered, ordered[1:], strict=False)
+        ):
+            raise ConfigError(
+                f"judge: the grid {list(self.values)} needs two or more values, more than {2 * SNAP} apart"
+            )
         if self.words and set(self.values) != {0.0, 1.0}:
             raise ConfigError(f"judge: words stand for 0 and 1, not for {list(self.values)}")
 

@@ -1,0 +1,86 @@
+"""All runners say the same of the same trajectories: numbers, parts, turns, exceptions, failures."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from turnwise.choices import ScoringRun
+from turnwise.config import ScoringConfig
+from turnwise.errors import ScoringFailed
+from turnwise.scoring.scorer import ScorerSpec, apply, evaluate
+from turnwise.scoring.service import make_runner
+
+RUNS = [ScoringRun.pool, ScoringRun.http, ScoringRun.batch]
+GOOD = ["number", "sync_number", "parts", "whole", "verl"]
+BAD = ["value_error", "odd", "unicode_error", "data_error", "not_finite", "not_a_number", "wrong_turn"]
+
+
+@contextlib.asynccontextmanager
+async def runner_for(run, served, serving):
+    """The runner, behind it a real server where it needs one."""
+    async with contextlib.AsyncExitStack() as stack:
+        config = ScoringConfig(run=run, workers=2, retries=1, batch_size=4)
+        if run is ScoringRun.http:
+            server = pytest.importorskip("turnwise.scoring.server")
+            inline = make_runner(ScoringConfig())
+            settings = server.RewardServerSettings(scorers=tuple(served))
+            config.url = await stack.enter_async_context(serving(server.make_app(inline, None, settings)))
+        runner = make_runner(config)
+        stack.push_async_callback(runner.stop)
+        await runner.start()
+        yield runner
+
+
+async def outcomes(run, specs, trajectories, serving):
+    """By scorer: the scores, or what was raised."""
+    async with runner_for(run, [spec.name for spec in specs], serving) as runner:
+        found = {}
+        for spec in specs:
+            scorer = runner.scorer(spec)
+            found[spec.name.rpartition(":")[2]] = await asyncio.gather(
+                *(evaluate(scorer, trajectory) for trajectory in trajectories), return_exceptions=True
+            )
+        return found
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.value)
+def test_scores_and_exceptions_are_those_of_inline(run, scorers, trajectory, serving):
+    trajectories = [trajectory(index) for index in range(9)]
+    specs = [ScorerSpec(f"{scorers}:{name}") for name in (*GOOD, *BAD)]
+    specs[1].options.update(scale=0.1, shift=3)
+    expected = asyncio.run(outcomes(ScoringRun.inline, specs, trajectories, serving))
+    found = asyncio.run(outcomes(run, specs, trajectories, serving))
+    for name in GOOD:
+        assert found[name] == expected[name], name
+        assert len({score.reward for score in expected[name]}) > 1 or name == "verl"
+    for name in BAD:
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            assert isinstance(theirs, Exception)
+            assert type(ours).__qualname__ == type(theirs).__qualname__
+            assert isinstance(ours, type(theirs).__mro__[1]) or type(ours) is type(theirs)
+            assert str(ours) == str(theirs).replace("\ud800", "\\ud800" if run is not ScoringRun.batch else "\ud800")
+            assert set(getattr(theirs, "__notes__", [])) <= set(getattr(ours, "__notes__", []))
+    notes = "".join(found["value_error"][4].__notes__)
+    assert "value_error on sample 's4', sibling 0" in notes
+
+
+@pytest.mark.parametrize("run", [ScoringRun.inline, *RUNS], ids=lambda run: run.value)
+def test_what_a_scorer_calls_a_failure_leaves_the_trajectory_without_reward(run, scorers, trajectory, serving):
+    async def main():
+        name = f"{scorers}:broken_service"
+        async with runner_for(run, [name], serving) as runner:
+            scorer = runner.scorer(ScorerSpec(name))
+            one = trajectory(1)
+            await apply(scorer, one)
+            with pytest.raises(ScoringFailed):
+                await evaluate(scorer, trajectory(2))
+            return one, getattr(runner, "tally", None)
+
+    one, tally = asyncio.run(main())
+    assert (one.reward, one.failure) == (None, "scoring: the judge is down")
+    if tally is not None:
+        metrics = tally.take()
+        assert (metrics["scoring/calls"], metrics["scoring/failures"], metrics["scoring/retries"]) == (2, 2, 0)
+        assert metrics["scoring/failure_rate"] == 1.0
+        assert tally.take() == {}
