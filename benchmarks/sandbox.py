@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox.limits import Limits
@@ -27,15 +27,14 @@ from turnwise.sandbox.pool import PRELOAD, PoolSettings, SandboxPool
 from turnwise.sandbox.results import InputImage, Result, Status
 from turnwise.sandbox.session import LocalSession, Place
 
-IMPORTS = "\n".join(f"import {name}" for name in PRELOAD)
 PANDAS = "import pandas as pd\npd.DataFrame({'a': [1, 1, 2], 'b': [3, 4, 5]}).groupby('a').sum()"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nsympy.solve(x**2 - 5*x + 6, x)"
+CODES = ("1", "print('x' * 20000)", "1 / 0", "open('a.txt', 'w').write('a')", "show(img0)")
 MEMORY = (("untouched", "", 2), ("after 1 call", "1", math.inf), ("after pandas", PANDAS, 8), ("after sympy", SYMPY, 8))
 SPIN, SLEEP = "while True: pass", "import time\ntime.sleep(60)"
-IN_C = "sum(iter(int, 1))"
-"""Never lets Python see a signal, so that the process has to be killed."""
-TOUCH = "img0.getpixel((512, 512))"
+IN_C = "sum(iter(int, 1))"  # never lets Python see a signal, so that the process has to be killed
 RAW = InputImage("photo", os.urandom(1024 * 1024 * 3), "RGB", (1024, 1024))
+ON_DEMAND, WARM = "on demand: session + first call", "warm pool: session + first call"
 MS, MB = 1e3, 1e-6
 
 
@@ -49,7 +48,6 @@ class Run:
     judged: int = 0
     missed: list[str] = field(default_factory=list)
     found: dict[str, float] = field(default_factory=dict)
-    """By name: the p50 as printed, for the ratios."""
 
     def count(self, usual: int, quick: int) -> int:
         return quick if self.quick else usual
@@ -75,12 +73,14 @@ class Run:
     def times(self, name: str, seconds: list[float], target: float = math.inf, note: str = "") -> None:
         self.line(name, median(seconds) * MS, p99(seconds) * MS, "ms", target, note)
 
+    def ratio(self, *ours: str) -> None:
+        """Of the last line to lines before."""
+        last = list(self.found.values())[-1]
+        print("  " + "; ".join(f"{last / self.found[name]:.0f} times `{name}`" for name in ours))
+
 
 def p99(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
-
-
-# ---- what the kernel says
 
 
 def others_busy() -> float:
@@ -129,41 +129,20 @@ def below(root: int) -> dict[int, tuple[int, int]]:
     return {pid: every[pid] for pid in inside - {root}}
 
 
-class Holdings(NamedTuple):
-    """What could leak: below this process, open in it and below it, and in the folder for temporary files."""
-
-    processes: int
-    descriptors: int
-    files: int
-
-    @classmethod
-    def now(cls) -> "Holdings":
+async def holdings() -> dict[str, int]:
+    """What could leak, here and below, when nothing changes any more: the pool fills itself in the background."""
+    before: dict[str, int] = {}
+    while True:
         pids = below(os.getpid())
-        descriptors = 0
+        now = {"processes": len(pids), "descriptors": 0}
         for pid in (os.getpid(), *pids):
             with contextlib.suppress(OSError):  # a plain user sees only its own
-                descriptors += len(os.listdir(f"/proc/{pid}/fd"))
-        return cls(len(pids), descriptors, sum(1 for _ in Path(tempfile.gettempdir()).rglob("*")))
-
-    @classmethod
-    async def settled(cls) -> "Holdings":
-        """When nothing changes any more: the pool fills itself in the background."""
-        before = cls.now()
-        while True:
-            await asyncio.sleep(0.3)
-            if (after := cls.now()) == before:
-                return after
-            before = after
-
-
-# ---- sessions
-
-
-def require(result: Result, *wanted: Status) -> Result:
-    """A number about any other outcome would be a lie."""
-    if result.status not in wanted:
-        raise RuntimeError(f"{result.status}: {result.text()}")
-    return result
+                now["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+        now["temporary files"] = sum(1 for _ in Path(tempfile.gettempdir()).rglob("*"))
+        if now == before:
+            return now
+        before = now
+        await asyncio.sleep(0.3)
 
 
 async def timed(work: Awaitable[object]) -> float:
@@ -172,37 +151,38 @@ async def timed(work: Awaitable[object]) -> float:
     return time.perf_counter() - start
 
 
-async def call(session: LocalSession, code: str = "1") -> None:
-    require(await session.run(code), Status.OK)
+async def call(session: LocalSession, code: str = "1", seconds: float = 10, *wanted: Status) -> Result:
+    """A number about any other outcome would be a lie."""
+    result = await session.run(code, seconds)
+    if result.status not in (wanted or (Status.OK,)):
+        raise RuntimeError(f"{result.status}: {result.text()}")
+    return result
 
 
 @contextlib.asynccontextmanager
 async def opened(run: Run, warm: int = 8, grace: float = 0.5) -> AsyncIterator[SandboxPool]:
     async with SandboxPool(PoolSettings(level=run.level, warm=warm, limits=Limits(grace=grace))) as pool:
-        await Holdings.settled()
+        await holdings()
         yield pool
 
 
-async def first_calls(pool: SandboxPool, count: int) -> tuple[list[float], list[float]]:
-    """(session and first call, its end), with a pause after each in which the pool fills itself."""
-    opening, ending = [], []
+async def first_calls(pool: SandboxPool, count: int) -> list[float]:
+    """Session and first call, with a pause after each in which the pool fills itself."""
+    opening = []
     for seed in range(count):
         session = pool.session(seed=seed)
         opening.append(await timed(call(session)))
-        ending.append(await timed(session.close()))
+        await session.close()
         await asyncio.sleep(1 / 60)
-    return opening, ending
+    return opening
 
 
 async def latency(run: Run) -> None:
     run.head("latency")
     async with opened(run, warm=0) as pool:
-        opening, _ = await first_calls(pool, run.count(300, 50))
-        run.times("on demand: session + first call", opening, 10)
+        run.times(ON_DEMAND, await first_calls(pool, run.count(300, 50)), 10)
     async with opened(run) as pool:
-        opening, ending = await first_calls(pool, run.count(500, 100))
-        run.times("warm pool: session + first call", opening, 2, "at most 60 a second")
-        run.times("end of a session", ending)
+        run.times(WARM, await first_calls(pool, run.count(500, 100)), 2, "at most 60 a second")
         async with pool.session() as session:
             await call(session)
             further = [await timed(call(session)) for _ in range(run.count(5000, 1000))]
@@ -210,16 +190,16 @@ async def latency(run: Run) -> None:
         run.line("further call, its p99", p99(further) * MS, max(further) * MS, "ms", 2, "the worst instead of p99")
 
 
-async def rate(run: Run, name: str, each: int, tasks: int, work: Callable[[int], Awaitable[None]], goal: float) -> None:
+async def rate(
+    run: Run, name: str, each: int, tasks: int, work: Callable[[int], Awaitable[object]], goal: float
+) -> None:
     """Per second, when `tasks` at a time do `each` pieces of work together."""
 
     async def many(task: int) -> None:
         for _ in range(each // tasks):
             await work(task)
 
-    found = []
-    for _ in range(run.count(7, 3)):
-        found.append(each / await timed(asyncio.gather(*map(many, range(tasks)))))
+    found = [each / await timed(asyncio.gather(*map(many, range(tasks)))) for _ in range(run.count(7, 3))]
     run.line(name, median(found), min(found), "/s", goal)
 
 
@@ -231,8 +211,7 @@ async def throughput(run: Run) -> None:
             async with pool.session() as session:
                 await call(session)
 
-        for tasks, goal in ((1, math.inf), (4, 140)):
-            await rate(run, f"session + call + kill, {tasks} at a time", run.count(200, 80), tasks, whole, goal)
+        await rate(run, "session + call + kill, 4 at a time", run.count(200, 80), 4, whole, 140)
         sessions = [pool.session() for _ in range(8)]
         await asyncio.gather(*map(call, sessions))
         await rate(run, "trivial calls over 8 sessions", 2000, 8, lambda task: call(sessions[task]), 5000)
@@ -246,8 +225,7 @@ async def memory(run: Run) -> None:
     for name, code, goal in MEMORY:
         async with opened(run, warm=0) as pool:
             zygote, before = set(below(os.getpid())), available()
-            sessions = [pool.session() for _ in range(count)]
-            await asyncio.gather(*(call(one, code) if code else pool._acquire() for one in sessions))
+            await asyncio.gather(*(call(pool.session(), code) if code else pool._acquire() for _ in range(count)))
             used = (before - available()) / count
             pages = private_pages(set(below(os.getpid())) - zygote)
             run.line(name, used * MB, pages * MB, "MB", goal, f"of {count}; private pages instead of p99")
@@ -257,16 +235,12 @@ async def deadlines(run: Run) -> None:
     run.head("deadlines")
     limit, grace = 0.05, 0.1
     async with opened(run, grace=grace) as pool:
-        for name, code, after, goal in (
-            ("a loop", SPIN, 0.0, 20),
-            ("asleep", SLEEP, 0.0, 20),
-            ("in C", IN_C, grace, math.inf),
-        ):
+        for name, code, after, goal in (("loop", SPIN, 0, 20), ("asleep", SLEEP, 0, 20), ("C", IN_C, grace, math.inf)):
             over = []
             session = pool.session()
             for _ in range(run.count(50, 10)):
                 start = time.perf_counter()
-                result = require(await session.run(code, limit), Status.TIMEOUT)
+                result = await call(session, code, limit, Status.TIMEOUT)
                 over.append(time.perf_counter() - start - limit - after)
                 assert result.kept is (after == 0), result.text()
             run.times(f"{name}: {'killed' if after else 'stopped'}, late by", over, goal)
@@ -282,74 +256,60 @@ async def images(run: Run) -> None:
         async def same() -> Place:
             return place
 
-        for name, acquire, pause in (
-            ("session + first call", pool._acquire, 1 / 60),
-            ("a call of one process", same, 0),
-        ):
+        for name, acquire in (("session + first call", pool._acquire), ("a call of one process", same)):
             times: tuple[list[float], list[float]] = ([], [])
             for number in range(run.count(300, 60)):
                 given = [RAW] if number % 2 else []
                 session = LocalSession(acquire, asyncio.Semaphore(1), pool.settings.limits, 0, given)
-                times[number % 2].append(await timed(call(session, TOUCH if given else "1")))
-                if pause:
+                times[number % 2].append(await timed(call(session, "img0.getpixel((512, 512))" if given else "1")))
+                if acquire is not same:
                     await session.close()
-                    await asyncio.sleep(pause)
-            plain, more = times
-            note = f"{median(more) * MS:.2f} with, {median(plain) * MS:.2f} without; p99 - p99"
-            run.line(
-                f"added to {name}", (median(more) - median(plain)) * MS, (p99(more) - p99(plain)) * MS, "ms", 5, note
-            )
-
-
-# ---- leaks
+                    await asyncio.sleep(1 / 60)
+            plain, more = (median(one) * MS for one in times)
+            note = f"{more:.2f} with, {plain:.2f} without; p99 - p99"
+            run.line(f"added to {name}", more - plain, (p99(times[1]) - p99(times[0])) * MS, "ms", 5, note)
 
 
 async def leaks(run: Run) -> None:
     run.head("leaks (p50: more than before; p99: before)")
     calls, timeouts = run.count(10_000, 1000), run.count(1000, 100)
-    outside = await Holdings.settled()
+    outside = await holdings()
     async with opened(run, grace=0.05) as pool:
         await turmoil(pool, calls // 10, timeouts // 50)  # what is made once and kept is no leak
-        before = await Holdings.settled()
+        before = await holdings()
         await turmoil(pool, calls, 0)
-        compare(run, f"after {calls} calls", before, await Holdings.settled())
+        later = await holdings()
         await turmoil(pool, 0, timeouts)
-        compare(run, f"after {timeouts} timeouts", before, await Holdings.settled())
-    compare(run, "after the pool", outside, await Holdings.settled())
+        last = await holdings()
+    ended = await holdings()
+    for name in before:
+        run.line(f"{name} after {calls} calls", later[name] - before[name], before[name], "", 0)
+        run.line(f"{name} after {timeouts} timeouts", last[name] - before[name], before[name], "", 0)
+        run.line(f"{name} after the pool", ended[name] - outside[name], outside[name], "", 0)
 
 
 async def turmoil(pool: SandboxPool, calls: int, timeouts: int) -> None:
     """Calls of many kinds over 8 sessions, each hundredth a crash; then timeouts in a row, each tenth a kill."""
-    codes = ("1", "print('x' * 20000)", "1 / 0", "open('a.txt', 'w').write('a')", "show(img0)")
     sessions = [pool.session(images=[InputImage("small", bytes(300), "RGB", (10, 10))]) for _ in range(8)]
 
     async def many(session: LocalSession) -> None:
         for number in range(calls // 8):
-            code = "import os\nos._exit(1)" if number % 100 == 99 else codes[number % len(codes)]
-            require(await session.run(code), Status.OK, Status.ERROR, Status.KILLED)
+            code = "import os\nos._exit(1)" if number % 100 == 99 else CODES[number % 5]
+            await call(session, code, 10, Status.OK, Status.ERROR, Status.KILLED)
 
     await asyncio.gather(*map(many, sessions))
     for number in range(timeouts):
-        require(await sessions[0].run(IN_C if number % 10 == 9 else SPIN, 0.02), Status.TIMEOUT)
-    for session in sessions:
-        await session.close()
-
-
-def compare(run: Run, when: str, before: Holdings, after: Holdings) -> None:
-    for name, was, now in zip(Holdings._fields, before, after, strict=True):
-        run.line(f"{name} {when}", now - was, was, "", 0)
-
-
-# ---- the end of the host
+        await call(sessions[0], IN_C if number % 10 == 9 else SPIN, 0.02, Status.TIMEOUT)
+    await asyncio.gather(*(session.close() for session in sessions))
 
 
 async def be_a_host(level: SandboxLevel) -> None:
     """Hold sessions of every kind until killed: idle, computing, asleep, in C."""
     async with SandboxPool(PoolSettings(level=level, running=16)) as pool:
-        idle = [pool.session() for _ in range(2)]
+        idle = [pool.session(), pool.session()]
         await asyncio.gather(*map(call, idle))
         running = [asyncio.ensure_future(pool.session().run(code, 60)) for code in (SPIN, SLEEP, IN_C) * 2]
-        await Holdings.settled()
+        await holdings()
         print("ready", flush=True)
         await asyncio.gather(*running)
 
@@ -359,12 +319,9 @@ def host_killed(run: Run) -> None:
     run.head("the host is killed with -9")
     found = []
     command = [sys.executable, __file__, "--level", run.level.name, "--host"]
-    environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
     for _ in range(run.count(9, 3)):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as host:
-            assert host.stdout is not None
-            if host.stdout.readline() != b"ready\n":
-                raise RuntimeError("the host did not come up")
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as host:
+            assert host.stdout is not None and host.stdout.readline() == b"ready\n", "the host did not come up"
             left = processes = below(host.pid)
             start = time.perf_counter()
             host.kill()
@@ -374,27 +331,24 @@ def host_killed(run: Run) -> None:
     run.times("until nothing is alive", found, 100, f"{len(processes)} processes")
 
 
-# ---- others
-
-
-def fresh_python(run: Run) -> None:
-    run.head("a fresh python with the same imports")
+def others(run: Run) -> None:
+    run.head("others")
     found = []
     for _ in range(run.count(5, 2)):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", IMPORTS], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            [sys.executable, "-c", f"import {', '.join(PRELOAD)}"],
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         found.append(time.perf_counter() - start)
-    run.times("python -c", found)
-    ratio(run, "python -c", "on demand: session + first call", "warm pool: session + first call")
-
-
-def ipykernel(run: Run) -> None:
-    run.head("ipykernel")
+    run.times("python -c with the same imports", found)
+    run.ratio(ON_DEMAND, WARM)
     try:
         from jupyter_client.manager import KernelManager
     except ImportError as error:
-        return print(f"  not compared: {error}")
-    opening, further, pages = [], [], []
+        return print(f"ipykernel is not compared: {error}")
+    opening, further, pages = list[float](), list[float](), list[float]()
     for _ in range(run.count(3, 1)):
         start = time.perf_counter()
         manager: Any = KernelManager()
@@ -404,27 +358,21 @@ def ipykernel(run: Run) -> None:
             client.start_channels()
             client.wait_for_ready(timeout=60)
             for number in range(run.count(100, 20)):
-                begun = time.perf_counter()
                 reply = client.execute_interactive("1", timeout=60, output_hook=lambda _: None)
                 assert reply["content"]["status"] == "ok", reply
-                if number:
-                    further.append(time.perf_counter() - begun)
-                else:
-                    opening.append(time.perf_counter() - start)
+                now = time.perf_counter()
+                (further if number else opening).append(now - start)
+                start = now
             pages.append(private_pages([manager.provisioner.pid]))
         finally:
             client.stop_channels()
             manager.shutdown_kernel(now=True)
-    run.times("kernel: start + first call", opening, note="without any import")
-    ratio(run, "kernel: start + first call", "on demand: session + first call", "warm pool: session + first call")
-    run.times("kernel: further call", further)
-    ratio(run, "kernel: further call", "further call")
-    run.line("kernel: private pages", mean(pages) * MB, max(pages) * MB, "MB", note="without any import")
-    ratio(run, "kernel: private pages", "untouched")
-
-
-def ratio(run: Run, theirs: str, *ours: str) -> None:
-    print("  " + "; ".join(f"{run.found[theirs] / run.found[name]:.0f} times `{name}`" for name in ours))
+    run.times("ipykernel: start + first call", opening, note="without any import")
+    run.ratio(ON_DEMAND, WARM)
+    run.times("ipykernel: further call", further)
+    run.ratio("further call")
+    run.line("ipykernel: private pages", mean(pages) * MB, max(pages) * MB, "MB", note="without any import")
+    run.ratio("untouched")
 
 
 async def measure(run: Run) -> None:
@@ -448,11 +396,10 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory(prefix="turnwise-benchmark-") as folder:
         os.chmod(folder, 0o711)  # sessions of another uid have their folders in it
-        tempfile.tempdir = folder
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
         asyncio.run(measure(run))
         host_killed(run)
-        fresh_python(run)
-        ipykernel(run)
+        others(run)
     print(f"\n{run.judged - len(run.missed)} of {run.judged} targets met; load {os.getloadavg()[0]:.2f}")
     print("".join(f"  missed: {name}\n" for name in run.missed), end="")
 

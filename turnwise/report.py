@@ -1,8 +1,8 @@
 """What an evaluation found, by data source: accuracy before and after feedback, tool use, stop reasons, tokens."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, reduce
 from turnwise.scoring.scorer import Score, Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.task_metrics import TaskMetrics, observe
 from turnwise.types import CallStatus, Role, StopReason, Trajectory
 
 
@@ -45,6 +46,8 @@ class SourceReport:
     policy_tokens: int
     prompt_tokens: float | None
     render_exact: float | None
+    task: dict[str, float] = field(default_factory=dict)
+    """What the task itself measures, by its own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class EvalReport:
         for source in self.sources:
             table.add_column(source.data_source, justify="right")
         cells = [_cells(source) for source in self.sources]
-        for label in cells[0] if cells else ():
-            table.add_row(label, *(column[label] for column in cells))
+        for label in dict.fromkeys(label for column in cells for label in column):
+            table.add_row(label, *(column.get(label, "-") for column in cells))
         return table
 
 
@@ -99,8 +102,10 @@ async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
     return Judged(trajectory, None if first is None else is_right(first), final, spoke)
 
 
-def summarise(data_source: str, judged: Sequence[Judged]) -> SourceReport:
-    """The numbers of one data source."""
+def summarise(
+    data_source: str, judged: Sequence[Judged], declared: Mapping[str, TaskMetrics] | None = None
+) -> SourceReport:
+    """The numbers of one data source; `declared` are the metrics of a run's own task."""
     good = [entry for entry in judged if entry.right is not None]
     trajectories = [entry.trajectory for entry in good]
     calls = [call for trajectory in trajectories for call in trajectory.calls]
@@ -123,6 +128,7 @@ def summarise(data_source: str, judged: Sequence[Judged]) -> SourceReport:
         policy_tokens=int(means.get("policy_tokens", 0)),
         prompt_tokens=means.get("prompt_tokens"),
         render_exact=means.get("render_exact"),
+        task={name.rpartition("/")[2]: value for name, value in reduce(observe(trajectories, declared)).items()},
     )
 
 
@@ -174,7 +180,7 @@ def _cells(source: SourceReport) -> dict[str, str]:
         "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
         "policy tokens": f"{source.policy_tokens:,}",
         "ledger equals full render": share(source.render_exact),
-    }
+    } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +212,13 @@ class TrainReport:
 SPREAD = (Reduction.MEAN, Reduction.MAX, Reduction.MIN)
 
 
-def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """A training step's episodes in verl's names: lengths, turns, tool use, stop reasons, accuracy by source."""
+def step_metrics(
+    trajectories: Sequence[Trajectory], declared: Mapping[str, TaskMetrics] | None = None
+) -> dict[str, float]:
+    """A training step's episodes in verl's names: lengths, turns, tool use, stop reasons, accuracy by source.
+
+    What tasks measure themselves comes under `task/SOURCE/NAME`.
+    """
     metrics: list[Metric] = []
     for trajectory in trajectories:
         source = trajectory.sample.data_source
@@ -231,4 +242,4 @@ def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             right = is_right(Score(trajectory.reward, trajectory.parts))
             metrics.append(Metric(f"train/accuracy/{source}", float(right)))
             metrics += [Metric(f"reward_parts/{source}/{part}", value) for part, value in trajectory.parts.items()]
-    return reduce(metrics)
+    return reduce([*metrics, *observe(trajectories, declared)])

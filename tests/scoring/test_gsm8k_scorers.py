@@ -10,11 +10,13 @@ from turnwise.errors import DataError
 from turnwise.scoring.gsm8k import (
     extract_answer,
     extract_flexible,
+    extract_loose,
     extract_strict,
     gsm8k,
     gsm8k_flexible,
     gsm8k_strict,
 )
+from turnwise.scoring.scorer import Score, evaluate
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
@@ -29,6 +31,10 @@ def trajectory(*answers: str | Message, truth: Any = "18", reply: str = "") -> T
     flat = [said for turn in turns for said in (turn.message, *turn.replies)]
     sample = Sample("s", prompt, "openai/gsm8k", truth)
     return Trajectory(sample, 0, 0, [*prompt, *flat], turns, [], StopReason.ANSWERED, 0.0)
+
+
+def reward(scorer: Any, *answers: str | Message, **given: Any) -> float:
+    return asyncio.run(evaluate(scorer, trajectory(*answers, **given))).reward
 
 
 @pytest.mark.parametrize(
@@ -143,17 +149,18 @@ def test_hostile_text_is_not_a_number_and_takes_no_time(text: str) -> None:
     assert result is None or result == 1
     extract_strict(text)
     extract_flexible(text)
+    extract_loose(text)
 
 
 @pytest.mark.parametrize("truth", ["18", "18.0", "18.00", 18, 18.0, "$18", " 18 "])
 def test_truth_in_any_spelling(truth: Any) -> None:
-    assert asyncio.run(gsm8k(trajectory("#### 18.0", truth=truth))) == 1.0
-    assert asyncio.run(gsm8k(trajectory("#### 18.01", truth=truth))) == 0.0
+    assert reward(gsm8k, "#### 18.0", truth=truth) == 1.0
+    assert reward(gsm8k, "#### 18.01", truth=truth) == 0.0
 
 
 def test_decimals_are_compared_exactly() -> None:
-    assert asyncio.run(gsm8k(trajectory("#### 0.1", truth=0.1))) == 1.0
-    assert asyncio.run(gsm8k(trajectory("#### 9007199254740993", truth="9007199254740992"))) == 0.0
+    assert reward(gsm8k, "#### 0.1", truth=0.1) == 1.0
+    assert reward(gsm8k, "#### 9007199254740993", truth="9007199254740992") == 0.0
 
 
 @pytest.mark.parametrize("truth", [None, "eighteen", True, float("nan"), ["18"]])
@@ -167,14 +174,48 @@ def test_a_truth_that_is_no_number_is_an_error(truth: Any) -> None:
 
 @pytest.mark.parametrize("scorer", [gsm8k, gsm8k_strict, gsm8k_flexible])
 def test_the_last_assistant_message_counts_and_nobody_elses(scorer: Any) -> None:
-    assert asyncio.run(scorer(trajectory("#### 7", "#### 18"))) == 1.0
-    assert asyncio.run(scorer(trajectory("#### 18", "#### 7"))) == 0.0
-    assert asyncio.run(scorer(trajectory("#### 18", "sorry"))) == 0.0
-    assert asyncio.run(scorer(trajectory("no idea", reply="#### 18"))) == 0.0
-    assert asyncio.run(scorer(trajectory())) == 0.0
+    assert reward(scorer, "#### 7", "#### 18") == 1.0
+    assert reward(scorer, "#### 18", "#### 7") == 0.0
+    assert reward(scorer, "#### 18", "sorry") == 0.0
+    assert reward(scorer, "no idea", reply="#### 18") == 0.0
+    assert reward(scorer) == 0.0
 
 
 def test_reasoning_and_calls_do_not_count() -> None:
     thought = Message(Role.ASSISTANT, "<think>#### 18</think>No.", reasoning="#### 18", answer="No.")
-    assert asyncio.run(gsm8k(trajectory(thought))) == 0.0
-    assert asyncio.run(gsm8k_strict(trajectory(thought))) == 1.0  # verl reads the raw text
+    assert reward(gsm8k, thought) == 0.0
+    assert reward(gsm8k_strict, thought) == 1.0  # verl reads the raw text
+
+
+def test_outcomes_are_parts_and_their_rewards_are_options() -> None:
+    options = {"correct": 2.0, "wrong_form": 0.5, "wrong": 0.1, "no_answer": -1.0}
+
+    def score(text: str) -> Score:
+        return asyncio.run(gsm8k(trajectory(text), **options))
+
+    assert score("#### 18") == Score(2.0, {"acc": 1.0, "format": 1.0, "loose": 0.0})
+    assert score("it is 18") == Score(0.5, {"acc": 0.0, "format": 0.0, "loose": 1.0})
+    assert score("#### 17") == Score(0.1, {"acc": 0.0, "format": 1.0, "loose": 0.0})
+    assert score("it is 17") == Score(-1.0, {"acc": 0.0, "format": 0.0, "loose": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("it is 18", "18"),
+        ("$1,234.50.", "1234.5"),
+        ("10 - 3", "3"),
+        ("10-3", "3"),
+        ("about -5", "-5"),
+        ("1/2 of it", "1/2"),
+        ("\\boxed{7} of 9", "7"),
+        ("\\boxed{x}, 9", None),
+        ("version 1.2.3", None),
+        ("1e5", None),
+        ("room A18", None),
+        ("", None),
+        ("18" + "x" * 1000, None),
+    ],
+)
+def test_numbers_in_other_forms(text: str, value: str | None) -> None:
+    assert extract_loose(text) == (None if value is None else Fraction(value))

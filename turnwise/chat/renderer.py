@@ -1,6 +1,7 @@
 """Messages to tokens: the first prompt is rendered once, then only extended by the suffix the template adds."""
 
 import enum
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -142,14 +143,21 @@ class Renderer:
             return RenderCheck(exact=False, same_text=False)
         recorded = ledger.token_ids
         common = shared(expected, recorded)
+        closing = self._closing
+        if common == len(recorded) and closing.endswith(self.tokenizer.decode(expected[common:])):
+            return RenderCheck(exact=True, same_text=True)  # the usual case, and decoding all of it is slow
         rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
         unended = self.tokenizer.decode(recorded[:-1]) if set(recorded[-1:]) & self.stop_ids else written
         # What closes the last message may be missing: it was cut short, or the template closes it only later.
-        closing = self.tokenizer.decode(self.tokenizer.encode(self.template.closing).ids)
         closed = rendered.startswith(written) and closing.endswith(rendered[len(written) :])
         same_text = closed or rendered == unended
         exact = same_text and common >= min(len(expected), len(recorded))
         return RenderCheck(exact, same_text, None if exact else common)
+
+    @functools.cached_property
+    def _closing(self) -> str:
+        """What ends an assistant's message, as its tokens read."""
+        return self.tokenizer.decode(self.tokenizer.encode(self.template.closing).ids)
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 

@@ -72,7 +72,10 @@ class CommandStatus(enum.StrEnum):
 
 
 class RunCodeRequest(BaseModel):
-    """POST /run_code. Fields that SandboxFusion has and that mean nothing here are ignored, as are unknown ones."""
+    """POST /run_code. `compile_timeout` means nothing for Python; unknown fields are ignored, as SandboxFusion does.
+
+    `memory_limit_MB` can only lower the session's own limit.
+    """
 
     code: str
     language: Annotated[str, Field(max_length=100)]
@@ -85,12 +88,14 @@ class RunCodeRequest(BaseModel):
 
 
 class RunJupyterRequest(BaseModel):
-    """POST /run_jupyter: cells of one notebook. A `cell_timeout` of 0 leaves only the total."""
+    """POST /run_jupyter: cells of one notebook. A `cell_timeout` of 0 leaves only the total.
+
+    SandboxFusion's `memory_limit_MB` is ignored, as it is there: the session's own limit holds.
+    """
 
     cells: Annotated[list[str], Field(max_length=MAX_CELLS)]
     cell_timeout: NoSeconds = 0
     total_timeout: Seconds = 45
-    memory_limit_MB: int = -1
     kernel: Literal["python3"] = "python3"
     files: Annotated[dict[Name, Base64 | None], Field(max_length=MAX_FILES)] = {}
     fetch_files: Annotated[list[Name], Field(max_length=MAX_FILES)] = []

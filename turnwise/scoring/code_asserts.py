@@ -52,7 +52,8 @@ def functions_in(code: str) -> list[str]:
 
 def call_source(function: str, args: str, kwargs: str = "{}") -> str:
     """A cell whose value is what the function returns; an array becomes a list."""
-    called = f"({function})(*{args}, **{kwargs})"
+    known = "{'inf': float('inf'), 'nan': float('nan')}"  # a repr may hold these
+    called = f"({function})(*eval({args!r}, {known}), **eval({kwargs!r}, {known}))"
     return f"(lambda value: value.tolist() if type(value).__module__ == 'numpy' else value)({called})"
 
 
@@ -79,8 +80,10 @@ def _call(key: str) -> str:
     try:
         name, args, kwargs = literal(key)
     except ValueError as error:
-        raise DataError(f"an assert_case calls a function with something that is no plain value: {key[:120]}") from error
-    return "from math import inf, nan\n" + call_source(name, repr(args), repr(kwargs))
+        raise DataError(
+            f"an assert_case calls a function with something that is no plain value: {key[:120]}"
+        ) from error
+    return call_source(name, repr(args), repr(kwargs))
 
 
 def _read(result: Result) -> tuple[bool, str] | None:

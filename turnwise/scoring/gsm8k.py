@@ -74,10 +74,8 @@ def extract_loose(text: str) -> Fraction | None:
     box = tail.rfind("\\boxed{")
     if box >= 0:
         return read_number(tail[box + 7 :])
-    last = None
-    for last in _LOOSE.finditer(tail):
-        pass
-    return None if last is None else read_number(last.group())
+    found = [match.group() for match in _LOOSE.finditer(tail)]
+    return read_number(found[-1]) if found else None
 
 
 def read_number(text: str) -> Fraction | None:

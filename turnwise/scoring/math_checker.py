@@ -17,7 +17,7 @@ MEMORY = 2 * 1024**3
 
 def equal(golds: list[str], answer: str) -> bool:
     """Whether the answer means the same as one of the golds."""
-    from math_verify import parse, verify
+    from math_verify import parse, verify  # type: ignore[import-untyped]
 
     # Their own time limits are alarms, which the timer below replaces.
     found = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)

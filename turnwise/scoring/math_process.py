@@ -1,4 +1,4 @@
-"""The host's end of the math checkers: a few processes, each asked by one thread of its own, restarted when they end."""
+"""The host's end of the math checkers: a few processes, each asked by its own thread, restarted when they end."""
 
 import asyncio
 import atexit

@@ -6,6 +6,7 @@ import binascii
 import enum
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from turnwise.errors import ConfigError, ScoringFailed, unknown
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
+Box = tuple[float, float, float, float]
 LEAST_TEXT = 16
 """Two sums may well both give 5; from this many characters on, the same text again is no coincidence."""
 EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
@@ -28,9 +30,8 @@ _BAD_BOX = re.compile(
 )
 _TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_HARMLESS = frozenset(
-    "print str repr int float bool len round format sum min max abs list tuple dict set range sorted".split()
-)
+_HARMLESS = {"print", "str", "repr", "int", "float", "bool", "len", "round", "format", "sum", "min", "max", "abs"} | {
+    "list", "tuple", "dict", "set", "range", "sorted", "enumerate", "zip"}  # fmt: skip
 
 
 class RedLine(enum.StrEnum):
@@ -65,7 +66,7 @@ class Penalties:
         """The defaults with some of them replaced; a name or number that cannot be is an error."""
         for name, value in given.items():
             if name not in list(RedLine):
-                raise ConfigError(f"red_lines: {unknown('red line', name, list(RedLine))}")
+                raise ConfigError(f"red_lines: {unknown('red line', name, [line.value for line in RedLine])}")
             if not -1 <= value <= 0:
                 raise ConfigError(f"red_lines.{name} must lie between -1 and 0, not {value:g}")
         if not 0 < max_crop <= 1:
@@ -196,32 +197,37 @@ def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
         yield RedLine.INVALID_CROP
     for image in _images(one.record):
         boxes = [
-            (number, step["arguments"]["box"])
+            (number, _box((step.get("arguments") or {}).get("box")))
             for number, step in enumerate(image.get("steps") or ())
-            if step.get("name") == "crop" and (step.get("arguments") or {}).get("box") is not None
+            if step.get("name") == "crop"
         ]
         size = sizes.of(image.get("source")) if boxes else None
+        seen = _box(image.get("box"))
         # Only a first step is known to be in pixels of the source; later boxes are checked for what needs no size.
-        if any(_is_outside(box, size if number == 0 else None) for number, box in boxes):
+        if any(box is not None and _is_outside(box, size if number == 0 else None) for number, box in boxes):
             yield RedLine.INVALID_CROP
-        elif (
-            boxes
-            and size is not None
-            and image.get("box") is not None
-            and _area(image["box"]) > max_crop * (size[0] * size[1])
-        ):
+        elif boxes and size and seen and _area(seen) > max_crop * size[0] * size[1]:
             yield RedLine.LARGE_CROP
 
 
-def _is_outside(box: Any, size: tuple[int, int] | None) -> bool:
-    left, upper, right, lower = (float(value) for value in box)
+def _box(value: Any) -> Box | None:
+    """Arguments are what the code gave, as the session reports it: they may be anything."""
+    if not isinstance(value, list | tuple) or len(value) != 4:
+        return None
+    if not all(isinstance(side, int | float) and math.isfinite(side) for side in value):
+        return None
+    left, upper, right, lower = map(float, value)
+    return left, upper, right, lower
+
+
+def _is_outside(box: Box, size: tuple[int, int] | None) -> bool:
+    left, upper, right, lower = box
     empty = right <= left or lower <= upper
     return empty or left < 0 or upper < 0 or (size is not None and (right > size[0] or lower > size[1]))
 
 
-def _area(box: Any) -> float:
-    left, upper, right, lower = (float(value) for value in box)
-    return (right - left) * (lower - upper)
+def _area(box: Box) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 # --- code ---------------------------------------------------------------------------------------------------------
@@ -243,6 +249,9 @@ def is_print_only(code: object) -> bool:
         tree = ast.parse(program(code))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # what is no program did nothing; its error tells
         return False
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     return all(node.id in own | _HARMLESS for node in names if isinstance(node.ctx, ast.Load))

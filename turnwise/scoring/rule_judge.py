@@ -54,10 +54,11 @@ def reply_to(request: ChatRequest) -> str:
         value = max(grid.values) if means_the_same(answer, reference) else min(grid.values)
     else:
         read = next((text for text in (texts[OUTPUT], texts[TRACE], answer) if text is not None), None)
-        if read is None or texts[QUESTION] is None:
+        question = texts[QUESTION]
+        if read is None or question is None:
             raise NotOurs("there is nothing to judge: no answer, no tool output, no trace")
         low, high = min(grid.values), max(grid.values)
-        value = grid.nearest(low + (high - low) * shared_words(texts[QUESTION], read))
+        value = grid.nearest(low + (high - low) * shared_words(question, read))
     return ("TRUE" if value else "FALSE") if grid.words else f"{value:g}"
 
 

@@ -13,7 +13,14 @@ from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
 from turnwise.plugins import load
 from turnwise.types import Ledger, Role, StopReason, Trajectory
 
-KNOWN = {"openai/gsm8k": "gsm8k", "arithmetic": "gsm8k"}
+KNOWN = {
+    "openai/gsm8k": "gsm8k",
+    "arithmetic": "gsm8k",
+    **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
+    **dict.fromkeys(("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"), "search_qa"),
+    **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
+}
 """The scorer of data sources that `scoring.scorers` does not cover."""
 TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
@@ -54,7 +61,14 @@ BUILTIN: dict[str, str] = {
     "gsm8k": "turnwise.scoring.gsm8k:gsm8k",
     "gsm8k_strict": "turnwise.scoring.gsm8k:gsm8k_strict",
     "gsm8k_flexible": "turnwise.scoring.gsm8k:gsm8k_flexible",
-    "exact_match": "turnwise.scoring.exact_match:exact_match",
+    "tapo": "turnwise.scoring.tapo:tapo",
+    "exact_match": "turnwise.scoring.text_match:exact_match",
+    "text_match": "turnwise.scoring.text_match:text_match",
+    "search_qa": "turnwise.scoring.text_match:search_qa",
+    "math": "turnwise.scoring.math:math_boxed",
+    "format_rules": "turnwise.scoring.format_rules:format_rules",
+    "code_tests": "turnwise.scoring.code_tests:code_tests",
+    "judge": "turnwise.scoring.judged:judge",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 

@@ -149,7 +149,8 @@ class _Scorers:
         self._served = served
         self._made: dict[str, Scorer] = {}
         for name in served:
-            load(BUILTIN.get(name, name), "scorer")  # a name that nobody has is found now
+            if name not in BUILTIN:
+                load(name, "scorer")  # one that is not there is found now
 
     def get(self, spec: ScorerSpec) -> Scorer:
         if spec.name not in self._served:

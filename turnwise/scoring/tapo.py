@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.red_lines import EXECUTED, Penalties, crossed
@@ -10,6 +10,7 @@ from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.step_judges import LLM, View, step_judge
 from turnwise.types import CallStatus, Trajectory, Turn
 
+Choice = TypeVar("Choice", bound=enum.Enum)
 TAGS = ("think", "code", "answer", "tool_call")
 ACC = "acc"
 
@@ -118,7 +119,7 @@ def _executed(turn: Turn) -> bool:
     return any(record.status in EXECUTED for record in turn.calls)
 
 
-def _choice(kind: Any, name: str, what: str) -> Any:
+def _choice(kind: type[Choice], name: str, what: str) -> Choice:
     valid = [entry.value for entry in kind]
     if name not in valid:
         raise ConfigError(f"tapo: {unknown(what, str(name), valid)}")

@@ -132,7 +132,7 @@ def look(process: "subprocess.Popen[bytes]") -> tuple[object, ...]:
     with open(f"/proc/{process.pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     pid = process.pid
-    limits = open(f"/proc/{pid}/limits").read()
+    limits = Path(f"/proc/{pid}/limits").read_text()
     alive = process.poll() is None and fields[0] in "SR"
     return alive, os.sched_getaffinity(pid), os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid), limits
 

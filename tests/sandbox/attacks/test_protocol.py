@@ -1,8 +1,10 @@
 """Attacks 80-91 and 97: a session that writes the answers itself, breaks the harness around it, or answers out of turn."""
 
+import asyncio
+
 import pytest
 
-from turnwise.sandbox.results import Status
+from turnwise.sandbox.results import Result, Status
 from turnwise.sandbox.wire import MAX_FRAME, MAX_HEADER
 
 PICTURE = {"name": "a", "mode": "L", "size": [1, 1], "length": 1}
@@ -24,7 +26,6 @@ FORGED = {
     "80 another question": "forge({'id': 7, 'status': 'ok'})",
     "80 no question": "forge({'status': 'ok'})",
     "80 a truth as number": "forge({'id': True, 'status': 'ok'})",
-    "80 two answers": "forge({'id': 2, 'status': 'ok'}); forge({'id': 2, 'status': 'ok'})",
     "80 two answers at once": "e = b'{\"id\":2,\"status\":\"ok\"}'; os.write(3, (struct.pack('!II', len(e), len(e)) + e) * 2)",
     "80 status of the host": "forge({'id': 2, 'status': 'killed'})",
     "80 no status": "forge({'id': 2})",
@@ -101,16 +102,36 @@ CRASHES = {
     "85 mode is an object": TypeError,
     "85 box too large for a fraction": OverflowError,
     "85 deep arguments": RecursionError,
-    "85 deepest arguments": RecursionError,
 }
 
 
+def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | BaseException]:
+    """Each in a session of its own, several at a time, because the host waits a moment for each to end by itself."""
+
+    async def one(code: str) -> Result:
+        async with arena.pool.session() as session:
+            await session.run(arena.prelude({}))
+            return await session.run(code, seconds)
+
+    async def work() -> list[Result | BaseException]:
+        return await asyncio.gather(*map(one, codes.values()), return_exceptions=True)
+
+    return dict(zip(codes, arena.do(work()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def answers_to_forgery(pool_under_attack) -> dict[str, Result | BaseException]:
+    return run_all(pool_under_attack, {name: code + HANG for name, code in FORGED.items()}, 5)
+
+
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_answer_ends_the_session_and_nothing_else(arena, name, request):
+def test_a_forged_answer_ends_the_session_and_nothing_else(arena, answers_to_forgery, name, request):
     if name in CRASHES:
         reason = "replies.read_reply lets it out: session.run raises in the host"
         request.applymarker(pytest.mark.xfail(strict=True, raises=CRASHES[name], reason=reason))
-    result = arena.run(FORGED[name] + HANG, seconds=1)
+    result = answers_to_forgery[name]
+    if isinstance(result, BaseException):
+        raise result
     assert result.status is Status.KILLED and not result.kept, result
     assert result.stdout == result.stderr == "" and result.value is None and result.images == ()
 
@@ -132,9 +153,15 @@ BROKEN_OFF = {
 }
 
 
-@pytest.mark.parametrize("code", BROKEN_OFF.values(), ids=BROKEN_OFF)
-def test_a_broken_line_ends_the_session_and_nothing_else(arena, code):
-    result = arena.run(code, seconds=0.2)
+@pytest.fixture(scope="module")
+def answers_of_broken_lines(pool_under_attack) -> dict[str, Result | BaseException]:
+    return run_all(pool_under_attack, BROKEN_OFF, 0.5)
+
+
+@pytest.mark.parametrize("name", BROKEN_OFF)
+def test_a_broken_line_ends_the_session_and_nothing_else(arena, answers_of_broken_lines, name):
+    result = answers_of_broken_lines[name]
+    assert isinstance(result, Result), result
     assert result.status in (Status.KILLED, Status.TIMEOUT), result
     assert result.images == () and result.value is None
 
@@ -184,7 +211,7 @@ def test_a_session_that_reads_nothing_more_does_not_hold_the_host(arena, request
             assert result.status is Status.OK
             return await session.run("#" * 1_000_000, 0.2)
 
-    assert arena.do(work(), limit=4).status in (Status.TIMEOUT, Status.KILLED)
+    assert arena.do(work(), limit=2).status in (Status.TIMEOUT, Status.KILLED)
 
 
 LEFT_BEHIND = """
@@ -237,6 +264,7 @@ def test_texts_can_be_encoded(arena, code):
     assert whole.encode("utf-8") and "\0" not in whole
 
 
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="replies._clean_all lets NaN and Infinity through")
 def test_numbers_that_json_has_not(arena):
     """89: arguments of a step go into records that are read as JSON."""
     import json

@@ -1,1 +1,1 @@
-"""A language model as a judge, behind OpenAI-compatible chat endpoints: settings, requests, cache, verdicts, prompts."""
+"""A language model as a judge, behind chat endpoints: settings, requests, cache, verdicts, prompts."""

@@ -60,8 +60,8 @@ class EndpointReport:
 
 
 def settings_in(options: Mapping[str, Any]) -> JudgeSettings:
-    """The judge's settings among a scorer's options, which may hold them under `judge`."""
-    nested = options.get("judge")
+    """The judge's settings among a scorer's options, which may hold them under `judge_options`."""
+    nested = options.get("judge_options")
     if isinstance(nested, Mapping):
         return JudgeSettings.of(nested)
     names = {one.name for one in dataclasses.fields(JudgeSettings)}

@@ -65,11 +65,8 @@ class Inquiry:
         ending = f"Your verdict, one of {self.grid.allowed}:"
         content: Content = f"{texts}\n\n{ending}"
         if image_urls:
-            content = [
-                {"type": "text", "text": texts},
-                *({"type": "image_url", "image_url": {"url": url}} for url in image_urls),
-                {"type": "text", "text": ending},
-            ]
+            shown: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in image_urls]
+            content = [{"type": "text", "text": texts}, *shown, {"type": "text", "text": ending}]
         return [{"role": "system", "content": f"{self.rules}\n\n{fences}"}, {"role": "user", "content": content}]
 
 

@@ -1,5 +1,6 @@
 """From a judge's reply to a verdict on the allowed grid, and from several votes to one."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class Grid:
     def __post_init__(self) -> None:
         ordered = sorted(self.values)
         if len(ordered) < 2 or any(
-            after - before <= 2 * SNAP for before, after in zip(ordered, ordered[1:], strict=False)
+            after - before <= 2 * SNAP for before, after in itertools.pairwise(ordered)
         ):
             raise ConfigError(
                 f"judge: the grid {list(self.values)} needs two or more values, more than {2 * SNAP} apart"

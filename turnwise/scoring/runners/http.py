@@ -48,7 +48,7 @@ class HttpRunner:
         self._requests = requests
         self._timeout = timeout
         self._retries = retries
-        self._first_wait = first_wait
+        self.first_wait = first_wait
         self._slots = asyncio.Semaphore(requests)
         self._client: httpx.AsyncClient | None = None
 
@@ -74,7 +74,7 @@ class HttpRunner:
                 lambda: self._attempt(str(request["id"]), content),
                 self._retries,
                 self.tally,
-                first_wait=self._first_wait,
+                first_wait=self.first_wait,
             )
 
         scorer.__qualname__ = spec.name
