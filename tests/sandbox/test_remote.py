@@ -184,7 +184,7 @@ def test_the_report_is_the_server_s(url):
             return pool.report
 
     report = asyncio.run(main())
-    assert report.level.value >= SandboxLevel.L2.value
+    assert report.level.reaches(SandboxLevel.L2)
     assert "blocked  read a file outside" in report.text()
 
 
@@ -254,6 +254,8 @@ def test_a_url_is_checked():
         RemotePool("localhost:8080")
     with pytest.raises(ConfigError, match="password"):
         RemotePool("http://me:secret@localhost")
+    with pytest.raises(ConfigError, match="min_level"):
+        RemotePool("http://localhost", min_level=SandboxLevel.auto)
 
 
 def test_no_server_at_all():

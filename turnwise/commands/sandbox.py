@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from dataclasses import replace
 
 from turnwise.errors import ConfigError
 
@@ -26,11 +27,13 @@ def run(args: argparse.Namespace) -> int:
     if config.url is not None:
         raise ConfigError("sandbox.url names another server; this command is one")
     try:
-        from turnwise.sandbox.server import ServerSettings, serve
+        from turnwise.sandbox.server import OUTPUT, ServerSettings, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
     from turnwise.rollout.tools.python import pool_settings
 
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
-    asyncio.run(serve(args.host, args.port, os.environ.get(config.token_env), ServerSettings(pool_settings(config))))
+    pool = pool_settings(config)
+    pool = replace(pool, limits=replace(pool.limits, output=OUTPUT))
+    asyncio.run(serve(args.host, args.port, os.environ.get(config.token_env), ServerSettings(pool)))
     return 0

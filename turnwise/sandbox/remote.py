@@ -84,6 +84,8 @@ class RemotePool:
             raise ConfigError(f"a sandbox server's url begins with http:// or https://, not {url!r}")
         if httpx.URL(url).userinfo:
             raise ConfigError("a sandbox server's url holds no password, because it is shown; give the token by itself")
+        if min_level is SandboxLevel.auto:
+            raise ConfigError("sandbox.min_level names a level, because that is what a server's proof is compared with")
         self.url = url.rstrip("/").removesuffix("/run_code")
         self.report: RemoteReport | None = None
         """What the server proved; read when the pool is entered."""
@@ -144,7 +146,7 @@ class RemotePool:
             raise SandboxUnavailable(f"no sandbox server at {self.url}: {error}") from error
         else:
             self.report = RemoteReport(told.proven(), clean(told.text))
-        if self.report.level.value < self._min_level.value:
+        if not self.report.level.reaches(self._min_level):
             raise SandboxUnavailable(
                 f"sandbox.min_level={self._min_level.name}, but {self.url} has proven only {self.report.level.name}, "
                 f"so no code was sent; start the server where more can be proven, or lower sandbox.min_level\n"

@@ -2,39 +2,26 @@
 
 import re
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def boxes(text: str) -> list[str]:
-    """What stands in each box, in order. A box in a box counts once, from the inside; one never closed does not."""
+    """What stands in each box, in order. Of a box in a box only the inner counts; one never closed does not."""
     found: list[str] = []
-    position = 0
-    while (start := _BOX.search(text, position)) is not None:
-        end = _closing(text, start.end())
-        if end is None:
-            position = start.end()
-            continue
-        inside = text[start.end() + 1 : end]
-        found += boxes(inside) or [inside.strip()] if _BOX.search(inside) else [inside.strip()]
-        position = end + 1
+    outer: list[tuple[int | None, int]] = []  # for each open brace: where its box begins, and how many were found then
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "}":
+            if outer:
+                start, before = outer.pop()
+                if start is not None and len(found) == before:
+                    found.append(text[start : match.start()].strip())
+        elif token.endswith("{") and token != "\\{":
+            outer.append((match.end() if token != "{" else None, len(found)))
     if not found:  # \boxed 18, as TeX allows for a single thing
         found = [bare.rstrip(".,;:") for bare in _BARE.findall(text)]
     return [one for one in found if one]
-
-
-def _closing(text: str, opening: int) -> int | None:
-    """Where the brace at `opening` is closed; escaped braces do not count."""
-    depth = 0
-    for match in _BRACE.finditer(text, opening):
-        if match.group() == "{":
-            depth += 1
-        elif match.group() == "}":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return None
 
 
 def tagged(text: str, tag: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.types import FinishReason, Ledger, Message, Origin, Role, Sample, StopReason, Trajectory, Turn
 
-SCORERS = '''
+SCORERS = """
 import math
 
 from turnwise.errors import DataError, ScoringFailed
@@ -74,7 +74,7 @@ async def wrong_turn(trajectory):
 
 async def broken_service(trajectory):
     raise ScoringFailed("the judge is down")
-'''
+"""
 
 
 def make_trajectory(index: int, sibling: int = 0) -> Trajectory:

@@ -173,6 +173,7 @@ def preload(packages: list[str]) -> int:
     for name in packages:
         importlib.import_module(name)
     worker.prepare(packages)
+    os.environ.pop("MPLCONFIGDIR", None)  # its list of fonts is loaded; the path is the host's
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise Threads(threads - 1)

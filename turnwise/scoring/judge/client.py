@@ -78,14 +78,16 @@ class JudgeClient:
         self._headers = settings.headers()
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._model = settings.model
+        self._finding: asyncio.Task[str] | None = None
         self._http: httpx.AsyncClient | None = None
 
     async def model(self) -> str:
         """The model to ask, from the settings or from the first endpoint that answers."""
         if self._model is None:
-            found = await self._retrying(self._only_model)
-            if self._model is None:  # another request may have settled it meanwhile
-                self._model = found
+            if self._finding is None or self._finding.done():  # all who come meanwhile wait for the same answer
+                self._finding = asyncio.get_running_loop().create_task(self._retrying(self._only_model))
+                self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen by somebody
+            self._model = await asyncio.shield(self._finding)
         return self._model
 
     async def complete(self, body: dict[str, Any]) -> Reply:
@@ -128,6 +130,9 @@ class JudgeClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._finding is not None:
+            self._finding.cancel()
+            await asyncio.gather(self._finding, return_exceptions=True)
         if self._http is not None:
             http, self._http = self._http, None
             await http.aclose()

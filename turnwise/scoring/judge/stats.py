@@ -27,7 +27,7 @@ class JudgeStats:
     failed_verdicts: int = 0
     """Of those, without a result."""
     requests: int = 0
-    """HTTP requests for a reply, each try counted."""
+    """HTTP requests for a reply or the model's name, each try counted."""
     failed_requests: int = 0
     unreadable_replies: int = 0
     """Replies that were none of the allowed verdicts."""

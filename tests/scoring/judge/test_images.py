@@ -1,0 +1,72 @@
+"""Images become small data URLs."""
+
+import base64
+import io
+from pathlib import Path
+
+import pytest
+
+pillow = pytest.importorskip("PIL.Image")
+
+from turnwise.errors import DataError, ScoringFailed
+from turnwise.scoring.judge.images import data_url, fitting
+from turnwise.types import Image
+
+
+def saved(folder: Path, mode: str, size: tuple[int, int], colour: object, kind: str = "png") -> Image:
+    path = folder / f"picture.{kind}"
+    pillow.new(mode, size, colour).save(path)
+    return Image(str(path))
+
+
+def opened(url: str):  # type: ignore[no-untyped-def]
+    head, data = url.split(",")
+    assert head == "data:image/jpeg;base64"
+    return pillow.open(io.BytesIO(base64.b64decode(data)))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg", "bmp"])
+def test_large_images_are_scaled_down_and_keep_their_shape(tmp_path: Path, kind: str) -> None:
+    picture = opened(data_url(saved(tmp_path, "RGB", (2000, 1000), "red", kind), 20_000))
+    assert picture.width * picture.height <= 20_000 and picture.size == (200, 100)
+    red, green, blue = picture.getpixel((50, 50))
+    assert red > 240 and green < 10 and blue < 10
+
+
+def test_small_images_keep_their_size_and_equal_ones_give_equal_urls(tmp_path: Path) -> None:
+    image = saved(tmp_path, "RGB", (30, 20), "blue")
+    url = data_url(image, 10_000)
+    assert opened(url).size == (30, 20) and url == data_url(image, 10_000)
+    again = Image("data:image/png;base64," + base64.b64encode(Path(image.source).read_bytes()).decode())
+    assert data_url(again, 10_000) == url
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "P", "I;16", "CMYK", "1"])
+def test_every_kind_of_image_can_be_shown(tmp_path: Path, mode: str) -> None:
+    clear = {"RGBA": (0, 0, 0, 0), "LA": (0, 0), "CMYK": (0, 0, 0, 0)}.get(mode, 255)
+    kind = "tiff" if mode == "CMYK" else "png"
+    picture = opened(data_url(saved(tmp_path, mode, (8, 8), clear, kind), 10_000))
+    if mode in ("RGBA", "LA", "CMYK"):
+        assert min(picture.getpixel((4, 4))) > 240
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "most"), [(10_000, 1, 5), (1, 10_000, 5), (7, 7, 48), (100, 100, 1), (3, 3, 9)]
+)
+def test_no_shape_exceeds_the_limit(width: int, height: int, most: int) -> None:
+    wide, high = fitting(width, height, most)
+    assert 1 <= wide <= width and 1 <= high <= height and wide * high <= most
+
+
+def test_unreadable_images_say_so(tmp_path: Path) -> None:
+    text = tmp_path / "a.png"
+    text.write_text("not an image")
+    cut = tmp_path / "cut.png"
+    whole = io.BytesIO()
+    pillow.effect_noise((64, 64), 50).save(whole, "PNG")
+    cut.write_bytes(whole.getvalue()[:-200])
+    for source in (str(text), str(cut), str(tmp_path / "missing.png"), "data:image/png;base64,!!!", "data:,x", "a\0b"):
+        with pytest.raises(ScoringFailed, match="the image .*cannot be read"):
+            data_url(Image(source), 100)
+    with pytest.raises(DataError, match="not fetched"):
+        data_url(Image("http://example.com/a.png"), 100)

@@ -1,0 +1,86 @@
+"""Failures of scoring: tried again, counted, and too many of them stop the run."""
+
+import asyncio
+
+import pytest
+
+from turnwise.errors import ScoringFailed, TurnwiseError
+from turnwise.scoring.failures import Lost, Tally, check_scoring, counted, retrying
+from turnwise.scoring.scorer import apply
+from turnwise.types import Message, Role, Sample, StopReason, Trajectory
+
+
+def episode(failure: str | None = None, stop: StopReason = StopReason.ANSWERED) -> Trajectory:
+    sample = Sample("s", (Message(Role.USER, "?"),), "arithmetic", "1")
+    return Trajectory(sample, 0, 0, [], [], [], stop, 1.0, failure=failure)
+
+
+def run(outcomes, retries, tally):
+    """What comes out when the attempts end so, one after the other."""
+    left = list(outcomes)
+
+    async def attempt():
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return asyncio.run(retrying(attempt, retries, tally)), left
+
+
+def test_lost_attempts_are_tried_again_and_counted():
+    tally = Tally()
+    assert run([Lost("a"), Lost("b"), 5.0, "not reached"], 2, tally) == (5.0, ["not reached"])
+    with pytest.raises(ScoringFailed, match=r"d \(attempt 2 of 2\)"):
+        run([Lost("c"), Lost("d")], 1, tally)
+    assert (tally.calls, tally.attempts, tally.retries, tally.failures) == (2, 5, 3, 1)
+
+
+def test_other_exceptions_pass_at_once():
+    tally = Tally()
+    for error in (ValueError("a bug"), ScoringFailed("a judge")):
+        with pytest.raises(type(error), match=str(error)):
+            run([error, 1.0], 3, tally)
+    assert (tally.attempts, tally.retries, tally.failures) == (2, 0, 1)
+
+
+def test_a_server_that_asks_for_a_long_wait_is_not_waited_for():
+    with pytest.raises(ScoringFailed, match="maintenance"):
+        run([Lost("maintenance", wait=3600), 1.0], 3, Tally())
+
+
+def test_metrics_are_of_the_time_since_they_were_taken():
+    tally = Tally()
+
+    async def down(trajectory):
+        raise ScoringFailed("down")
+
+    one = episode()
+    asyncio.run(apply(counted(down, tally), one))
+    run([Lost("a"), 5.0], 1, tally)
+    metrics = tally.take()
+    assert one.failure == "scoring: down"
+    assert metrics.pop("scoring/seconds") >= 0
+    assert metrics == {
+        "scoring/calls": 2, "scoring/attempts": 3, "scoring/retries": 1, "scoring/failures": 1,
+        "scoring/failure_rate": 0.5, "scoring/retry_rate": 1 / 3,
+    }  # fmt: skip
+    assert (tally, tally.take()) == (Tally(), {})
+
+
+@pytest.mark.parametrize(("failed", "stops"), [(0, False), (2, False), (3, True), (10, True)])
+def test_too_many_failures_of_scoring_stop_the_run(failed, stops):
+    trajectories = [episode("scoring: the judge is down") for _ in range(failed)]
+    trajectories += [episode() for _ in range(10 - failed)]
+    if not stops:
+        return check_scoring(trajectories, 0.2)
+    with pytest.raises(TurnwiseError, match=rf"{failed} of 10 .*max_failures=0.2.*\({failed}\): scoring: the judge"):
+        check_scoring(trajectories, 0.2)
+
+
+def test_episodes_that_failed_by_themselves_were_never_scored():
+    others = [episode("the endpoint is gone", StopReason.FAILED) for _ in range(8)]
+    check_scoring(others, 0.0)
+    with pytest.raises(TurnwiseError, match="1 of 2 trajectories"):
+        check_scoring([*others, episode(), episode("scoring: no")], 0.2)
+    check_scoring([], 0.2)

@@ -1,0 +1,55 @@
+"""What a simulated user says never holds the answer, whatever it is and whatever the policy says."""
+
+import asyncio
+import importlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.plugins import names_in
+from turnwise.rollout import interactions
+
+USERS = [name for name in names_in(interactions.__name__) if name != "base"]
+TRUTHS = st.one_of(
+    st.integers().map(str),
+    st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str),
+    st.fractions().map(str),
+    st.text(min_size=1, max_size=20),
+)
+ANSWERS = st.lists(st.one_of(st.text(max_size=40), TRUTHS.map(lambda truth: f"so #### {truth}")), max_size=4)
+
+
+def replies(name: str, truth: str, answers: list[str]) -> list[str]:
+    """Everything the user says to these answers; the question holds the truth, so that it could be repeated."""
+
+    async def talk() -> list[str]:
+        user = importlib.import_module(f"{interactions.__name__}.{name}").INTERACTION({"name": name})
+        identity = await user.start_interaction("i", ground_truth=truth, query=truth)
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Is it {truth}?"}]
+        said = []
+        for answer in answers:
+            messages.append({"role": "assistant", "content": answer})
+            _, text, _, _ = await user.generate_response(identity, messages, ground_truth=truth)
+            messages.append({"role": "user", "content": text})
+            said.append(text)
+        await user.finalize_interaction(identity)
+        return said
+
+    return asyncio.run(talk())
+
+
+def test_there_are_users_to_test() -> None:
+    assert {"gsm8k", "code_verify"} <= set(USERS)
+
+
+@pytest.mark.parametrize("name", USERS)
+@settings(max_examples=60, deadline=None)
+@given(truth=TRUTHS, answers=ANSWERS)
+def test_feedback_never_contains_the_answer(name: str, truth: str, answers: list[str]) -> None:
+    said = replies(name, truth, [*answers, "no idea", "so #### 0", f"so #### {truth}"])
+    # Every text is one that is also said when the truth is another one, and that holds no number at all.
+    always = {*replies(name, "seven", ["no idea"] * 4), *replies(name, "7", ["so #### 7"])}
+    assert set(said) <= always
+    assert not any(character.isdigit() for text in always for character in text)

@@ -1,0 +1,190 @@
+"""Red lines: each fires on the trace made for it, none on a clean one."""
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pillow
+
+from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.scoring.red_lines import Penalties, RedLine, crossed, is_print_only
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Image,
+    Message,
+    Role,
+    Sample,
+    StopReason,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+
+def data_url(width: int = 100, height: int = 80) -> str:
+    buffer = io.BytesIO()
+    Pillow.new("RGB", (width, height)).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def shown(
+    box: list[float] | None, *steps: tuple[str, dict[str, Any]], source: str | None = "image_0.png"
+) -> dict[str, Any]:
+    """The facts of one image as the python tool records them."""
+    size = [10, 10] if box is None else [int(box[2] - box[0]), int(box[3] - box[1])]
+    return {"name": "show", "size": size, "source": source, "box": box,
+            "steps": [{"name": name, "arguments": arguments} for name, arguments in steps]}  # fmt: skip
+
+
+def crop(left: float, upper: float, right: float, lower: float) -> dict[str, Any]:
+    box = [max(left, 0), max(upper, 0), min(right, 100), min(lower, 80)]
+    return shown(box, ("crop", {"box": [left, upper, right, lower]}))
+
+
+def call(code: str, *, status: CallStatus = CallStatus.OK, reply: str = "", images: tuple[Any, ...] = (), tool: str = "python") -> Any:  # fmt: skip
+    return code, status, reply, images, tool
+
+
+def episode(*calls: Any, images: tuple[Image, ...] | None = None) -> Trajectory:
+    """One turn per call, then an answer."""
+    turns = []
+    for index, (code, status, reply, facts, name) in enumerate(calls):
+        made = ToolCall(f"c{index}", name, {"code": code})
+        record = CallRecord(made, status, 0.1, info={"images": list(facts)} if facts else {})
+        message = Message(Role.ASSISTANT, f"<code>{code}</code>", (made,))
+        said = [Message(Role.TOOL, reply, tool_call_id=made.id)]
+        turns.append(Turn(index, message, FinishReason.STOP, 0, 1, 1, calls=[record], replies=said))
+    turns.append(Turn(len(turns), Message(Role.ASSISTANT, "7"), FinishReason.STOP, 0, 1, 1))
+    given = (Image(data_url()),) if images is None else images
+    sample = Sample("s", (Message(Role.USER, "Which digit?"),), "look", "7", images=given)
+    return Trajectory(sample, 0, 0, [], turns, [], StopReason.ANSWERED, 0.0)
+
+
+LOOK = "show(img0.crop((10, 10, 30, 30)))"
+CLEAN = episode(
+    call(LOOK, images=(crop(10, 10, 30, 30),)),
+    call("show(img0.crop((0, 0, 100, 40)))", images=(crop(0, 0, 100, 40),)),
+    call("oops", status=CallStatus.ERROR, reply="Error: NameError"),
+    call("print(img0.size)", reply="(100, 80)"),
+    call("print(len(images))", reply="(100, 80)"),
+)
+
+
+def test_a_clean_trace_crosses_none() -> None:
+    assert crossed(CLEAN, search=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([call(LOOK, images=(crop(-5, 0, 30, 30),))], {0: {RedLine.INVALID_CROP}}),
+        ([call(LOOK, images=(crop(80, 0, 120, 30),))], {0: {RedLine.INVALID_CROP}}),
+        ([call(LOOK, images=(shown(None, ("crop", {"box": [9, 9, 9, 20]})),))], {0: {RedLine.INVALID_CROP}}),
+        ([call(LOOK, reply="[an image of 0 x 20 pixels was left out]")], {0: {RedLine.INVALID_CROP}}),
+        (
+            [call(LOOK, status=CallStatus.ERROR, reply="Error: ValueError: Coordinate 'right' is less than 'left'"),
+             call("show(img0.crop((1, 1, 9, 9)))", images=(crop(1, 1, 9, 9),))],
+            {0: {RedLine.INVALID_CROP}},
+        ),
+        (
+            [call(LOOK, images=(crop(10, 10, 30, 30),)), call(LOOK + "  \n\n", images=(crop(10, 10, 30, 30),))],
+            {1: {RedLine.DUPLICATE_CALL}},
+        ),
+        (
+            [call(LOOK, images=(crop(10, 10, 30, 30),)), call("x = img0\n" + LOOK, images=(crop(10, 10, 30, 30),))],
+            {1: {RedLine.DUPLICATE_OUTPUT}},
+        ),
+        (
+            [call("print(img0)", reply="<PIL image, 100 x 80>"), call("print(img1)", reply="<PIL image, 100 x 80>")],
+            {1: {RedLine.DUPLICATE_OUTPUT}},
+        ),
+        ([call("1 / 0", status=CallStatus.ERROR)], {0: {RedLine.UNREPAIRED_ERROR}}),
+        ([call("while 1: f()", status=CallStatus.TIMEOUT), call("q", tool="search")], {0: {RedLine.UNREPAIRED_ERROR}}),
+        ([call("print('the answer is 7')", reply="the answer is 7")], {0: {RedLine.PRINT_ONLY}}),
+        ([call(LOOK, images=(crop(0, 0, 100, 79),))], {0: {RedLine.LARGE_CROP}}),
+    ],
+)  # fmt: skip
+def test_each_line_fires_on_its_own_trace(calls: list[Any], expected: dict[int, set[RedLine]]) -> None:
+    assert crossed(episode(*calls), search=True) == expected
+
+
+def test_printing_is_no_fault_where_nothing_has_to_be_looked_for() -> None:
+    assert crossed(episode(call("print(6 * 7)", reply="42")), search=False) == {}
+
+
+def test_a_call_that_could_not_be_read_is_repaired_by_any_tool_that_worked() -> None:
+    broken = call("?", status=CallStatus.MALFORMED, tool="")
+    assert crossed(episode(broken, call("print(img0)")), search=True) == {}
+    assert crossed(episode(call("print(img0)"), broken), search=True) == {1: {RedLine.UNREPAIRED_ERROR}}
+
+
+def test_images_of_unknown_origin_and_short_texts_are_not_taken_for_equal() -> None:
+    drawn = shown(None, source=None)
+    assert crossed(episode(call("plot(img0)", images=(drawn,)), call("plot(img1)", images=(drawn,))), search=True) == {}
+    assert crossed(episode(call("print(a)", reply="5"), call("print(b)", reply="5")), search=True) == {}
+
+
+def test_a_whole_image_turned_or_brightened_is_no_crop() -> None:
+    turned = shown([0, 0, 100, 80], ("rotate", {"angle": 180}))
+    assert crossed(episode(call("show(img0.rotate(180))", images=(turned,))), search=True) == {}
+
+
+def test_crops_of_crops_are_checked_for_what_needs_no_size() -> None:
+    twice = shown([20, 20, 30, 30], ("resize", {"size": [400, 320]}), ("crop", {"box": [80, 80, 120, 120]}))
+    assert crossed(episode(call(LOOK, images=(twice,))), search=True) == {}
+    below = shown([0, 0, 5, 5], ("resize", {"size": [400, 320]}), ("crop", {"box": [-1, 0, 20, 20]}))
+    assert crossed(episode(call(LOOK, images=(below,))), search=True) == {0: {RedLine.INVALID_CROP}}
+
+
+@pytest.mark.parametrize("box", ["abc", [1, 2], [1, 2, "x", 4], [0, 0, float("nan"), 4], {"a": 1}, None])
+def test_a_box_that_is_none_is_passed_over(box: Any) -> None:
+    odd = shown([0, 0, 5, 5], ("crop", {"box": box}))
+    assert crossed(episode(call(LOOK, images=(odd,))), search=True) == {}
+
+
+def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "scene.png"
+    Pillow.new("L", (50, 50)).save(path)
+    facts = shown([0, 0, 50, 50], ("crop", {"box": [0, 0, 60, 50]}), source="scene.png")
+    trace = episode(call(LOOK, images=(facts,)), images=(Image(str(path)),))
+    assert crossed(trace, search=True) == {0: {RedLine.INVALID_CROP}}
+    path.unlink()
+    with pytest.raises(ScoringFailed, match="the size of image"):
+        crossed(trace, search=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("print('7')", True),
+        ("```python\nprint('7')\n```", True),
+        ("<code>print('7')</code>", True),
+        ("import PIL\nanswer = 3 + 4\nprint(f'{answer}')", True),
+        ("def f(x):\n    return x\nprint(f('7'))", True),
+        ("", True),
+        ("print(img0.size)", False),
+        ("print(result)", False),
+        ("from PIL import Image\nImage.open('a.png').show()", False),
+        ("print('7'", False),
+        (None, False),
+    ],
+)
+def test_code_that_looks_at_nothing(code: object, expected: bool) -> None:
+    assert is_print_only(code) is expected
+
+
+def test_penalties_are_bounded_and_named() -> None:
+    chosen = Penalties.of({"print_only": -1.0, "large_crop": -0.1}, 0.9)
+    assert chosen.total({RedLine.LARGE_CROP}) == -0.1
+    assert chosen.total({RedLine.LARGE_CROP, RedLine.DUPLICATE_CALL}) == pytest.approx(-0.6)
+    assert chosen.total({RedLine.PRINT_ONLY, RedLine.DUPLICATE_CALL}) == -1.0
+    with pytest.raises(ConfigError, match="unknown red line 'printonly': did you mean 'print_only'"):
+        Penalties.of({"printonly": -1.0}, 0.9)
+    with pytest.raises(ConfigError, match="red_lines.print_only must lie between -1 and 0, not 0.5"):
+        Penalties.of({"print_only": 0.5}, 0.9)
+    with pytest.raises(ConfigError, match="max_crop"):
+        Penalties.of({}, 0.0)

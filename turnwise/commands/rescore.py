@@ -1,0 +1,71 @@
+"""`turnwise rescore RUN`: score what a run recorded again, without a model, and show what would change."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from turnwise.errors import ConfigError
+
+HELP = "score a recorded run again, with another scorer, options or weights, and show what would change"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/first")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="config values, such as scoring.options.gsm8k.wrong=-0.1"
+    )
+    parser.add_argument("--scorer", default=None, help="score everything with this one (default: as the run did)")
+    parser.add_argument(
+        "--weights", nargs="+", default=[], metavar="PART=NUMBER", help="weights of the parts, such as acc=1 tool=0.2"
+    )
+    parser.add_argument("--name", default=None, help="folder for the result, under RUN/rescored (default: numbered)")
+    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """What the run recorded stays as it is; the result goes beside it."""
+    import asyncio
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from turnwise.compose import compose, to_yaml
+    from turnwise.rescoring import FOLDER, rescore_run, with_scorer
+    from turnwise.storage.run_dir import RunDir
+
+    directory = RunDir.open(args.run_dir)
+    recorded_file = directory.path / "config.yaml"
+    recorded = compose([], recorded_file).config
+    asked = compose([*args.overrides, *map(weight, args.weights)], recorded_file).config
+    config = replace(asked, scoring=with_scorer(recorded.scoring, asked.scoring, args.scorer))
+    name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
+    found = asyncio.run(rescore_run(directory, config, name))
+    directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
+    out = Console()
+    for table in found.tables():
+        out.print(table)
+    out.print(f"written: {directory.path / FOLDER / name}", soft_wrap=True, highlight=False, markup=False)
+    if args.json:
+        sys.stdout.write(json.dumps(found.summary()) + "\n")
+    return 0
+
+
+def weight(text: str) -> str:
+    """`tool=0.2` as an override of the config."""
+    part, sign, value = text.partition("=")
+    try:
+        float(value)
+    except ValueError:
+        sign = ""
+    if not sign or not part:
+        raise ConfigError(f"--weights {text!r}: write PART=NUMBER, such as tool=0.2")
+    return f"scoring.weights.{part}={value}"
+
+
+def _free_name(folder: Path, scorer: str) -> str:
+    plain = "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in scorer).strip("_-")
+    number = 1
+    while (folder / f"{plain}-{number}").exists():
+        number += 1
+    return f"{plain}-{number}"

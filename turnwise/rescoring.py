@@ -1,0 +1,264 @@
+"""Scoring again what a run has recorded, without a model, and what that would have changed."""
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from turnwise.choices import Advantage
+from turnwise.config import Config, ScoringConfig
+from turnwise.errors import ConfigError, StorageError
+from turnwise.report import is_right
+from turnwise.scoring.scorer import SCORING, Score, apply
+from turnwise.scoring.service import Scoring
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.trajectories import read_trajectories, write_trajectories
+from turnwise.training.advantages import GROUP_BASELINES, against_group
+from turnwise.training.sequences import LEFT_OUT
+from turnwise.types import Trajectory
+
+FOLDER = "rescored"
+AT_ONCE = 256
+"""Trajectories under way; runners have limits of their own."""
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One trajectory before and after. Advantages are both computed now, from the rewards alone."""
+
+    file: str
+    sample: str
+    sibling: int
+    reward: float | None
+    new_reward: float | None
+    parts: dict[str, float]
+    new_parts: dict[str, float]
+    advantage: float
+    new_advantage: float
+    failure: str | None
+    """Why there is no new reward."""
+
+    @property
+    def is_same(self) -> bool:
+        """The same reward and parts, to the last bit."""
+        return self.reward == self.new_reward and self.parts == self.new_parts
+
+    @property
+    def is_flipped(self) -> bool:
+        """What was encouraged would be discouraged, or the other way round."""
+        return self.advantage * self.new_advantage < 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """One group of siblings whose rewards differed and no longer do, or now do and did not."""
+
+    file: str
+    sample: str
+    rewards: list[float]
+    new_rewards: list[float]
+
+    @property
+    def lost(self) -> bool:
+        """It would no longer teach anything."""
+        return len(set(self.rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run's rewards and what they would be."""
+
+    scorer: str
+    advantage: str
+    """How advantages were computed: the run's own way where it compares siblings, else dr_grpo."""
+    changes: list[Change]
+    groups: int
+    varied: list[GroupChange]
+    """Groups that lost or gained variance."""
+
+    def summary(self) -> dict[str, Any]:
+        """The counts."""
+        scored = [c for c in self.changes if c.reward is not None and c.new_reward is not None]
+        olds, news = ([value for c in scored if (value := pick(c)) is not None] for pick in _REWARDS)
+        return {
+            "scorer": self.scorer,
+            "advantage": self.advantage,
+            "trajectories": len(self.changes),
+            "same": sum(change.is_same for change in self.changes),
+            "higher": sum(new > old for old, new in zip(olds, news, strict=True)),
+            "lower": sum(new < old for old, new in zip(olds, news, strict=True)),
+            "newly_scored": sum(c.reward is None and c.new_reward is not None for c in self.changes),
+            "no_longer_scored": sum(c.reward is not None and c.new_reward is None for c in self.changes),
+            "wrong_to_right": sum(not _right(c.reward, c.parts) and _right(c.new_reward, c.new_parts) for c in scored),
+            "right_to_wrong": sum(_right(c.reward, c.parts) and not _right(c.new_reward, c.new_parts) for c in scored),
+            "mean_reward": sum(olds) / max(1, len(olds)),
+            "new_mean_reward": sum(news) / max(1, len(news)),
+            "flipped_signs": sum(change.is_flipped for change in self.changes),
+            "groups": self.groups,
+            "groups_that_lose_variance": sum(group.lost for group in self.varied),
+            "groups_that_gain_variance": sum(not group.lost for group in self.varied),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, reward by reward."""
+        changes = [asdict(change) | {"flipped": change.is_flipped} for change in self.changes]
+        return self.summary() | {"changes": changes, "varied": [asdict(g) | {"lost": g.lost} for g in self.varied]}
+
+    def tables(self) -> list[Table]:
+        """The counts, and the largest changes."""
+        counts = Table(title=f"scored again with {self.scorer}", show_header=False)
+        for name, value in self.summary().items():
+            counts.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value))
+        changed = [change for change in self.changes if not change.is_same]
+        if not changed:
+            return [counts]
+        title = f"{len(changed)} trajectories change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
+        rows = Table(title=title)
+        for column in ("file", "sample", "sibling", "reward", "new", "parts", "advantage", "new", "sign"):
+            rows.add_column(column, justify="left" if column in ("file", "sample", "parts") else "right")
+        for change in sorted(changed, key=_size, reverse=True)[:SHOWN]:
+            rows.add_row(
+                change.file, change.sample, str(change.sibling), _number(change.reward),
+                _number(change.new_reward) if change.failure is None else change.failure,
+                ", ".join(f"{name} {value:g}" for name, value in change.new_parts.items()),
+                f"{change.advantage:+.3f}", f"{change.new_advantage:+.3f}", "flipped" if change.is_flipped else "",
+            )  # fmt: skip
+        return [counts, rows]
+
+
+_REWARDS: tuple[Callable[[Change], float | None], ...] = (lambda c: c.reward, lambda c: c.new_reward)
+
+
+def _right(reward: float | None, parts: dict[str, float]) -> bool:
+    return reward is not None and is_right(Score(reward, parts))
+
+
+def _size(change: Change) -> float:
+    if change.reward is None or change.new_reward is None:
+        return float("inf")
+    return abs(change.new_reward - change.reward)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+# --- scoring ------------------------------------------------------------------------------------------------------
+
+
+async def rescore(trajectories: Sequence[Trajectory], scoring: Scoring) -> list[Trajectory]:
+    """Copies with new rewards, parts and turn scores; episodes that failed stay without.
+
+    One whose scoring had failed is tried again. What is given is not changed; advantages are left out, since they
+    belong to the old rewards.
+    """
+    made = [_unscored(trajectory) for trajectory in trajectories]
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(trajectory: Trajectory) -> None:
+        async with slots:
+            await apply(scoring.scorers[trajectory.sample.data_source], trajectory)
+
+    tasks = [asyncio.ensure_future(one(trajectory)) for trajectory in made]
+    try:
+        await asyncio.gather(*tasks)
+    finally:  # a mistake in one ends all
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return made
+
+
+def _unscored(trajectory: Trajectory) -> Trajectory:
+    turns = [copy.copy(turn) for turn in trajectory.turns]
+    for turn in turns:
+        turn.scores = {}
+    had_failed = trajectory.failure is not None and trajectory.failure.startswith(f"{SCORING}:")
+    failure = None if had_failed else trajectory.failure
+    return replace(trajectory, turns=turns, reward=None, parts={}, advantage=None, failure=failure)
+
+
+def compare(
+    files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: Advantage
+) -> Comparison:
+    """What changes: `files` has (before, after) by name, in the same order.
+
+    The siblings of a group are the trajectories of one file with the same sample and step.
+    """
+    chosen = advantage if advantage in GROUP_BASELINES else Advantage.dr_grpo
+    changes: list[Change] = []
+    varied: list[GroupChange] = []
+    count = 0
+    for file, (before, after) in files.items():
+        groups: dict[tuple[str, int], list[int]] = {}
+        for at, trajectory in enumerate(before):
+            groups.setdefault((trajectory.sample.id, trajectory.step), []).append(at)
+        count += len(groups)
+        numbers = {at: number for number, places in enumerate(groups.values()) for at in places}
+        old, new = (_advantages(trajectories, numbers, chosen) for trajectories in (before, after))
+        changes += [
+            Change(file, b.sample.id, b.sibling, b.reward, a.reward, b.parts, a.parts, x, y, a.failure)
+            for b, a, x, y in zip(before, after, old, new, strict=True)
+        ]
+        for (sample, _), places in groups.items():
+            rewards, news = ([r for at in places if (r := side[at].reward) is not None] for side in (before, after))
+            if (len(set(rewards)) > 1) != (len(set(news)) > 1):
+                varied.append(GroupChange(file, sample, rewards, news))
+    return Comparison(scorer, chosen.value, changes, count, varied)
+
+
+def _advantages(trajectories: Sequence[Trajectory], groups: Mapping[int, int], advantage: Advantage) -> list[float]:
+    rewards = [0.0 if t.reward is None else t.reward for t in trajectories]
+    chosen = [LEFT_OUT if t.reward is None else groups[at] for at, t in enumerate(trajectories)]
+    return against_group(advantage, rewards, chosen)
+
+
+# --- a run on disk ------------------------------------------------------------------------------------------------
+
+
+def recorded_files(run: RunDir) -> list[Path]:
+    """The trajectory files of a run: its training steps, then its evaluations."""
+    files = [*sorted(run.path.glob("trajectories/*.parquet")), *sorted(run.path.glob("eval/*.parquet"))]
+    if not files:
+        raise StorageError(f"{run.path} holds no trajectories")
+    return files
+
+
+def with_scorer(recorded: ScoringConfig, asked: ScoringConfig, scorer: str | None) -> ScoringConfig:
+    """What to score with: `asked`, and this scorer for all when one is named.
+
+    Then the recorded scorers, their options and their weights are not meant any more; what was asked for now is.
+    """
+    if scorer is None:
+        return asked
+    kept = {name: given for name, given in asked.options.items() if name == scorer}
+    stray = [name for name in asked.options if name != scorer and asked.options[name] != recorded.options.get(name)]
+    if stray:
+        raise ConfigError(f"scoring.options.{stray[0]}: every trajectory is scored with {scorer}")
+    weights = asked.weights if asked.weights != recorded.weights else {}
+    return replace(asked, scorers={"default": scorer}, options=kept, weights=weights)
+
+
+async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
+    """Score a run again as this config says; trajectories and report go to a new folder `rescored/NAME` in it."""
+    folder = run.path / FOLDER / name
+    if folder.exists():
+        raise StorageError(f"{folder} exists; nothing recorded is overwritten: choose another name")
+    stored = {path.relative_to(run.path).as_posix(): read_trajectories(path) for path in recorded_files(run)}
+    sources = sorted({t.sample.data_source for trajectories in stored.values() for t in trajectories})
+    scoring = Scoring.of(config.scoring, sources)
+    pairs: dict[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]] = {}
+    async with scoring.running():
+        for file, before in stored.items():
+            pairs[file] = before, await rescore(before, scoring)
+    scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
+    found = compare(pairs, ", ".join(scorers), config.algorithm.advantage)
+    for file, (_, after) in pairs.items():
+        write_trajectories(run.file(f"{FOLDER}/{name}/{file}"), after)
+    run.write_json(f"{FOLDER}/{name}/comparison.json", found.as_json())
+    return found

@@ -1,0 +1,188 @@
+"""The `code_tests` scorer: the policy's last program against the tests of the ground truth, in the sandbox."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.sandbox.fusion import RunCodeRequest, RunStatus
+from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.results import Status
+from turnwise.sandbox.scripts import run_script
+from turnwise.sandbox.session import Session
+from turnwise.scoring.code_asserts import call_source, functions_in, holds
+from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
+from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
+from turnwise.scoring.scorer import Score
+from turnwise.types import CallStatus, Message, Trajectory
+
+TOGETHER = 8
+"""Tests of one trajectory under way at once; the sandbox has its own bound on what runs."""
+PRELUDE = "from typing import *"
+"""What programs of the usual data sets take for granted."""
+FILES = "files"
+"""The artifact that may hold files an episode left behind: {name: text}."""
+_FENCE = re.compile(r"^[ \t]*```([^\s`]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
+_PYTHON = ("", "python", "py", "python3")
+
+
+async def code_tests(
+    trajectory: Trajectory,
+    *,
+    file: str | None = None,
+    total: Literal["share", "all"] = "share",
+    no_code: float = 0.0,
+    max_tests: int | None = None,
+    tolerance: float = 1e-6,
+    prelude: str = PRELUDE,
+    seconds: float = 10.0,
+    memory_mb: int = 512,
+    preload: Sequence[str] = (),
+    level: str = "auto",
+    min_level: str = "L2",
+    url: str | None = None,
+    token_env: str = "TURNWISE_SANDBOX_TOKEN",
+) -> Score:
+    """The share of tests that pass; with `total=all` 1 only if all do.
+
+    The program is the last one the policy wrote, in a message or a tool call; with `file` it is that file as the
+    policy's Python left it. Every test has a session of its own, none that the policy used, and what comes out is
+    compared on the host. Parts: `acc` is 1 when all tests pass, `passed` is their share, `format` is 1 when there is a
+    program. The other options are the sandbox's.
+    """
+    if total not in ("share", "all"):
+        raise ConfigError(f"scoring.options, scorer code_tests: total must be 'share' or 'all', not {total!r}")
+    cases = cases_of(trajectory.sample)[:max_tests]
+    sandbox = CodeSandbox(seconds, memory_mb, level, min_level, frozen(preload), url, token_env)
+    try:
+        pool = await opened(sandbox)
+        code = last_code(trajectory) if file is None else await _written(pool, trajectory, file, sandbox)
+        if code is None:
+            return Score(no_code, {"acc": 0.0, "passed": 0.0, "format": 0.0})
+        bench = _Bench(pool, sandbox, f"{prelude}\n{code}" if prelude else code, functions_in(code), tolerance)
+        passed = await bench.count(cases)
+    except SandboxLost as error:
+        raise ScoringFailed(f"the sandbox failed: {error}") from error
+    share, every = passed / len(cases), float(passed == len(cases))
+    return Score(every if total == "all" else share, {"acc": every, "passed": share, "format": 1.0})
+
+
+def last_code(trajectory: Trajectory) -> str | None:
+    """The last program: in a fence or <code> tags of a message, else in a tool call; thoughts do not count."""
+    for turn in reversed(trajectory.turns):
+        found = programs(_said(turn.message))
+        if found:
+            return found[-1]
+        calls = [call.arguments.get("code") for call in turn.message.tool_calls]
+        written = [code for code in calls if isinstance(code, str)]
+        if written:
+            return (programs(written[-1]) or [written[-1]])[-1]
+    return None
+
+
+def programs(text: str) -> list[str]:
+    """The Python programs in a text, in order."""
+    text = _TAGGED.sub(lambda match: _fenced(match.group(1)), text)
+    return [match.group(2) for match in _FENCE.finditer(text) if match.group(1).lower() in _PYTHON]
+
+
+def _fenced(code: str) -> str:
+    """What stands between <code> tags, which may have a fence of its own."""
+    return f"\n{code}\n" if "```" in code else f"\n```python\n{code}\n```\n"
+
+
+def _said(message: Message) -> str:
+    """A message without its thoughts; code stays, which `visible` may leave out."""
+    return message.text.rpartition("</think>")[2] if message.reasoning is not None else message.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """One program under test."""
+
+    pool: Pool
+    sandbox: CodeSandbox
+    code: str
+    functions: list[str]
+    tolerance: float
+
+    async def count(self, cases: Sequence[Case]) -> int:
+        """How many pass. The first failure of the sandbox ends it."""
+        slots = asyncio.Semaphore(TOGETHER)
+
+        async def one(case: Case) -> bool:
+            async with slots:
+                return await self.passes(case)
+
+        tasks = [asyncio.ensure_future(one(case)) for case in cases]
+        try:
+            return sum(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def passes(self, case: Case) -> bool:
+        """One test."""
+        session = self.pool.session()
+        try:
+            if isinstance(case, ScriptCase):
+                return await self._script(session, case)
+            ready = await session.run(f"{self.code}\nNone", self.sandbox.seconds)
+            if ready.status is not Status.OK:
+                return False
+            if isinstance(case, CallCase):
+                return await self._call(session, case)
+            clean = self.pool.session(stateless=True)
+            try:
+                return await holds(case.source, self.functions, session, clean, self.sandbox.seconds)
+            finally:
+                await clean.close()
+        finally:
+            await session.close()
+
+    async def _script(self, session: Session, case: ScriptCase) -> bool:
+        seconds = self.sandbox.seconds
+        request = RunCodeRequest(code=self.code, language="python", stdin=case.stdin, run_timeout=seconds)
+        answer = await run_script(session, request, self.sandbox.limits, seconds)
+        if answer.status is RunStatus.SandboxError:
+            raise SandboxLost(answer.message)
+        ran = answer.run_result
+        return ran is not None and ran.return_code == 0 and same_output(ran.stdout or "", case.stdout, self.tolerance)
+
+    async def _call(self, session: Session, case: CallCase) -> bool:
+        function = case.function if case.function in self.functions else f"Solution().{case.function}"
+        result = await session.run(call_source(function, repr(case.arguments)), self.sandbox.seconds)
+        if result.status is not Status.OK:
+            return False
+        try:
+            found = literal("None" if result.value is None else result.value)
+        except ValueError:
+            return False
+        # Some data sets put the one result into a list.
+        wrapped = isinstance(case.expected, list) and len(case.expected) == 1 and not isinstance(found, list | tuple)
+        return same_value(found, case.expected[0] if wrapped else case.expected, self.tolerance)
+
+
+async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeSandbox) -> str | None:
+    """A file of the episode: recorded, or made again by running the policy's Python in a session of its own."""
+    recorded = trajectory.artifacts.get(FILES, {})
+    if file in recorded:
+        return str(recorded[file])
+    ran = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+    calls = [record.call.arguments.get("code") for record in trajectory.calls if record.status in ran]
+    cells = [code for code in calls if isinstance(code, str)]
+    if not cells:
+        return None
+    session = pool.session()
+    try:
+        for cell in cells:
+            await session.run("\n".join(programs(cell)) or cell, sandbox.seconds)
+        request = RunCodeRequest(code="", language="python", fetch_files=[file])
+        answer = await run_script(session, request, sandbox.limits, sandbox.seconds)
+    finally:
+        await session.close()
+    return answer.files[file].decode(errors="replace") if file in answer.files else None
