@@ -42,6 +42,17 @@ def test_a_session_remembers_and_a_stateless_one_forgets(level: SandboxLevel) ->
 
 
 @BOTH
+def test_temporary_files_and_home_are_in_the_scratch_folder(level: SandboxLevel) -> None:
+    async def body(pool: SandboxPool) -> str | None:
+        async with pool.session() as session:
+            code = "import os, tempfile\nwith tempfile.NamedTemporaryFile() as file: found = os.path.dirname(file.name)"
+            await session.run(code)
+            return (await session.run("found == os.getcwd() == os.path.expanduser('~')")).value
+
+    assert play(body, level=level) == "True"
+
+
+@BOTH
 def test_limits_end_a_call_and_say_what_was_lost(level: SandboxLevel) -> None:
     limits = Limits(seconds=0.3, grace=0.2, memory=64 * MIB, scratch=4 * MIB, files=20, output=200)
 

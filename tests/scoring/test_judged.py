@@ -91,7 +91,7 @@ def test_missing_and_overlong_answers_are_wrong_and_never_sent() -> None:
             judge = scorer(server.url)
             for answers in ((), ("",), (" \n ",), ("x" * 1000,)):
                 assert (await evaluate(judge, episode(*answers))).reward == 0.0
-            assert (await evaluate(scorer(server.url, tag="answer"), episode("Paris"), )).reward == 1.0  # by the rule
+            assert (await evaluate(scorer(server.url, tag="answer"), episode("Paris"))).reward == 1.0  # by the rule
             assert (await evaluate(scorer(server.url, tag="answer"), episode("It is Paris"))).reward == 0.0
             assert (await evaluate(scorer(server.url, max_chars=4), episode("Lyon"))).reward == 0.0
             assert server.requests == [] and take_metrics()["judge/unasked"] == 6

@@ -21,7 +21,7 @@ MAX_NUMBER = 40
 _LEAD = re.compile(r"^(?:so |thus |therefore )?(?:the |my )?(?:final )?(?:answer is|answer|it is|it s|its) ")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?")
 _SMALL = {"a", "an", "the", "of", "is", "are", "was", "in", "on", "at", "to", "and", "or", "it", "what", "how", "many",
-          "much", "which", "who", "does", "do", "that", "this", "there", "for", "with"}  # fmt: skip
+          "much", "which", "who", "where", "when", "why", "does", "do", "that", "this", "there", "for", "with"}  # fmt: skip
 
 
 class NotOurs(Exception):
@@ -149,7 +149,7 @@ def _plain(text: str) -> str:
     """Lower case, words and numbers only; thousands' commas, currency and a last full stop are no part of a number."""
     text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}\b)", "", text.lower()).replace("\u2212", "-")
     text = re.sub(r"[^\w\s./-]|(?<![0-9])[./]|[./](?![0-9])|(?<!\s)-(?=\s)|-(?![0-9])", " ", text)
-    words = [word for word in text.split() if word not in ("a", "an", "the")]
+    words = [word for word in text.split() if word not in ("a", "an", "the")] or text.split()  # A may be the answer
     return _LEAD.sub("", " ".join(words) + " ").strip()
 
 

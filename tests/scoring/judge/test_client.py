@@ -1,7 +1,6 @@
 """Requests to endpoints that are slow, busy, broken, gone and back; which endpoint is asked; when none is."""
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -44,7 +43,9 @@ def test_the_real_rule_judge_is_asked_over_http() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("fault", [500, 502, 503, 429, 408, 404, 401, 301, DROP, GARBAGE, EMPTY, answer([1]), answer("x")])
+@pytest.mark.parametrize(
+    "fault", [500, 502, 503, 429, 408, 404, 401, 301, DROP, GARBAGE, EMPTY, answer([1]), answer("x")]
+)
 def test_what_may_pass_is_tried_again(fault: Any) -> None:
     async def main() -> None:
         async with unreliable(lambda number, _: fault if 0 <= number < 2 else GOOD) as server:
@@ -173,15 +174,16 @@ def test_an_endpoint_with_another_model_is_not_used() -> None:
             for n in range(6):
                 await client.complete(body(str(n)))
             await client.close()
-            assert len(one.requests) == 6 and two.requests == [] and "serves someone-else" in client.endpoints[1].problem
+            assert (
+                len(one.requests) == 6 and two.requests == [] and "serves someone-else" in client.endpoints[1].problem
+            )
 
     asyncio.run(main())
 
 
 def test_the_breaker_spares_a_broken_endpoint_and_lets_one_request_find_out() -> None:
-    now = itertools.count()
     clock = [0.0]
-    breaker = Breaker(3, 10.0, lambda: clock[0] + 0 * next(now))
+    breaker = Breaker(3, 10.0, lambda: clock[0])
     for _ in range(2):
         breaker.begin()
         breaker.failed()
@@ -231,6 +233,26 @@ def test_in_an_outage_requests_fail_without_being_sent_and_afterwards_succeed() 
             clock[0], down[0] = 62.0, False
             assert (await client.complete(body())).text == "TRUE"
             assert not client.endpoints[0].breaker.is_open
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_those_who_come_back_with_a_recovering_endpoint_wait_for_the_one_that_finds_out() -> None:
+    async def main() -> None:
+        down = [True]
+        async with unreliable(lambda number, _: 500 if down[0] and number >= 0 else GOOD) as server:
+            client = JudgeClient(settings(server.url, retries=0, breaker_failures=1, breaker_seconds=0.0))
+            with pytest.raises(ScoringFailed):
+                await client.complete(body())
+            down[0], server.gate = False, asyncio.Event()
+            work = [asyncio.ensure_future(client.complete(body(str(n)))) for n in range(8)]
+            while len(server.requests) < 2:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            assert len(server.requests) == 2  # the others wait for this one
+            server.gate.set()
+            assert len(await asyncio.gather(*work)) == 8
             await client.close()
 
     asyncio.run(main())

@@ -162,7 +162,10 @@ sys.stdin.readline()
 def test_processes_share_the_cache_and_a_killed_one_leaves_it_whole(tmp_path: Path) -> None:
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for name in ("one", "two")
     ]
@@ -206,11 +209,13 @@ def test_a_broken_cache_is_named(tmp_path: Path) -> None:
 def test_a_server_that_fails_in_every_way_mixes_nothing_up() -> None:
     async def main() -> None:
         faults = [500, 429, GARBAGE, DROP, says("prose"), answer({"choices": [{}]}), *[GOOD] * 7]
-        async with unreliable(lambda number, _: faults[number * 5 % 13] if number >= 0 else GOOD, seconds=0.001) as server:
-            inquiries = [equivalence("n?", str(n), str(n if n % 3 else n + 1)) for n in range(120)]
+        async with unreliable(
+            lambda number, _: faults[number * 5 % 13] if number >= 0 else GOOD, seconds=0.001
+        ) as server:
+            inquiries = [equivalence("n?", str(n), str(n if n % 3 else n + 1)) for n in range(60)]
             verdicts, judge = await decide(settings(server.url, retries=40, asks=40), *inquiries)
-            assert [one.value for one in verdicts] == [float(n % 3 > 0) for n in range(120)]
-            assert judge.stats.failed_requests > 50 and judge.stats.failed_verdicts == 0
+            assert [one.value for one in verdicts] == [float(n % 3 > 0) for n in range(60)]
+            assert judge.stats.failed_requests > 20 and judge.stats.failed_verdicts == 0
 
     asyncio.run(main())
 

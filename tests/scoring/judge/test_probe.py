@@ -21,7 +21,9 @@ def test_a_good_endpoint_passes_everything() -> None:
             (report,) = await probe_all(settings(url))
             assert report.is_good and report.model == "rule-judge"
             names = [check.name for check in report.checks]
-            assert names[0] == "models" and {"an answer that gives orders", "a graded verdict, twice", "latency"} <= {*names}
+            assert names[0] == "models" and {"an answer that gives orders", "a graded verdict, twice", "latency"} <= {
+                *names
+            }
             assert "rule-judge" in report.text() and "FAIL" not in report.text()
 
     asyncio.run(main())

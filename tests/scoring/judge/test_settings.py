@@ -48,5 +48,8 @@ def test_the_key_is_sent_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_equal_settings_have_equal_keys() -> None:
-    one, two = JudgeSettings.of({"votes": 3, "extra_body": {"a": 1}}), JudgeSettings.of({"votes": "3", "extra_body": {"a": 1}})
+    one, two = (
+        JudgeSettings.of({"votes": 3, "extra_body": {"a": 1}}),
+        JudgeSettings.of({"votes": "3", "extra_body": {"a": 1}}),
+    )
     assert one == two and one.key == two.key != JudgeSettings().key

@@ -149,6 +149,7 @@ def become_session(ground: isolate.Ground, settings: worker.Settings, channel: i
     except isolate.LayerError as error:
         connection.sendall(wire.pack({"id": 0, "refused": _refusal(error)}))
         os._exit(ISOLATION_FAILED)
+    os.environ["HOME"] = os.environ["TMPDIR"] = scratch
     connection.sendall(wire.pack({"id": 0, "ready": True}))
     worker.serve(connection, replace(settings, scratch=scratch))
 

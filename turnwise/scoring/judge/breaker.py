@@ -23,6 +23,11 @@ class Breaker:
         return self._opened is not None
 
     @property
+    def is_trying(self) -> bool:
+        """Whether a request is under way that will decide."""
+        return self._trying
+
+    @property
     def allows(self) -> bool:
         """Whether a request may pass now."""
         if self._opened is None:

@@ -77,6 +77,7 @@ class JudgeClient:
         ]
         self._headers = settings.headers()
         self._slots = asyncio.Semaphore(settings.concurrency)
+        self._outcome = asyncio.Event()
         self._model = settings.model
         self._finding: asyncio.Task[str] | None = None
         self._http: httpx.AsyncClient | None = None
@@ -151,7 +152,7 @@ class JudgeClient:
         for number in range(self.settings.retries + 1):
             wait: float | None = None
             async with self._slots:
-                endpoint = self._choose(tried)
+                endpoint = await self._available(tried)
                 if endpoint is None:
                     problem = self._outage()
                 else:
@@ -171,6 +172,12 @@ class JudgeClient:
             backoff = min(MAX_BACKOFF, self.settings.backoff * 2**number) * random.uniform(0.5, 1.5)
             await asyncio.sleep(backoff if wait is None else wait + random.uniform(0.0, self.settings.backoff))
         raise ScoringFailed(f"the judge gave no reply: {problem} (try {number + 1} of {self.settings.retries + 1})")
+
+    async def _available(self, tried: Counter[str]) -> Endpoint | None:
+        """An endpoint to ask, if need be after the request that finds out whether one is well again."""
+        while (found := self._choose(tried)) is None and any(one.breaker.is_trying for one in self.endpoints):
+            await self._outcome.wait()
+        return found
 
     def _choose(self, tried: Counter[str]) -> Endpoint | None:
         """Of those that may be asked: the one this request tried least, then with the least under way."""
@@ -213,6 +220,8 @@ class JudgeClient:
             endpoint.in_flight -= 1
             if not is_known:
                 endpoint.breaker.abandoned()
+            self._outcome.set()  # wakes those in _available
+            self._outcome = asyncio.Event()
 
     def _too_slow(self, endpoint: Endpoint) -> EndpointFailed:
         return EndpointFailed(f"{endpoint.url} did not answer in {self.settings.timeout:g} s")

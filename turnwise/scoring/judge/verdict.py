@@ -27,9 +27,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         ordered = sorted(self.values)
-        if len(ordered) < 2 or any(
-            after - before <= 2 * SNAP for before, after in itertools.pairwise(ordered)
-        ):
+        if len(ordered) < 2 or any(after - before <= 2 * SNAP for before, after in itertools.pairwise(ordered)):
             raise ConfigError(
                 f"judge: the grid {list(self.values)} needs two or more values, more than {2 * SNAP} apart"
             )
