@@ -85,19 +85,16 @@ def p99(values: list[float]) -> float:
 
 def others_busy() -> float:
     """The part of all cores that was taken while we slept."""
-    seen = []
-    for pause in (0.3, 0.0):
-        fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        seen.append((sum(fields), fields[3] + fields[4]))
-        time.sleep(pause)
-    (total, idle), (total_after, idle_after) = seen
-    return 1 - (idle_after - idle) / max(1, total_after - total)
+    before = Path("/proc/stat").read_text().split()[1:9]
+    time.sleep(0.3)
+    after = Path("/proc/stat").read_text().split()[1:9]
+    ticks = [int(now) - int(was) for was, now in zip(before, after, strict=True)]
+    return 1 - (ticks[3] + ticks[4]) / max(1, sum(ticks))  # idle, or waiting for a disk
 
 
 def available() -> int:
     """Bytes that the machine could still give."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
+    return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) * 1024
 
 
 def private_pages(pids: Iterable[int]) -> float:
@@ -133,9 +130,9 @@ async def holdings() -> dict[str, int]:
     """What could leak, here and below, when nothing changes any more: the pool fills itself in the background."""
     before: dict[str, int] = {}
     while True:
-        pids = below(os.getpid())
+        pids = {os.getpid(), *below(os.getpid())}
         now = {"processes": len(pids), "descriptors": 0}
-        for pid in (os.getpid(), *pids):
+        for pid in pids:
             with contextlib.suppress(OSError):  # a plain user sees only its own
                 now["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
         now["temporary files"] = sum(1 for _ in Path(tempfile.gettempdir()).rglob("*"))
@@ -240,9 +237,8 @@ async def deadlines(run: Run) -> None:
             session = pool.session()
             for _ in range(run.count(50, 10)):
                 start = time.perf_counter()
-                result = await call(session, code, limit, Status.TIMEOUT)
+                assert (await call(session, code, limit, Status.TIMEOUT)).kept is (after == 0), "soft or hard"
                 over.append(time.perf_counter() - start - limit - after)
-                assert result.kept is (after == 0), result.text()
             run.times(f"{name}: {'killed' if after else 'stopped'}, late by", over, goal)
             await session.close()
 
@@ -266,8 +262,10 @@ async def images(run: Run) -> None:
                     await session.close()
                     await asyncio.sleep(1 / 60)
             plain, more = (median(one) * MS for one in times)
-            note = f"{more:.2f} with, {plain:.2f} without; p99 - p99"
-            run.line(f"added to {name}", more - plain, (p99(times[1]) - p99(times[0])) * MS, "ms", 5, note)
+            worst = (p99(times[1]) - p99(times[0])) * MS
+            run.line(
+                f"added to {name}", more - plain, worst, "ms", 5, f"{more:.2f} with, {plain:.2f} without; p99 - p99"
+            )
 
 
 async def leaks(run: Run) -> None:
@@ -278,14 +276,13 @@ async def leaks(run: Run) -> None:
         await turmoil(pool, calls // 10, timeouts // 50)  # what is made once and kept is no leak
         before = await holdings()
         await turmoil(pool, calls, 0)
-        later = await holdings()
+        pairs = {f"{calls} calls": (before, await holdings())}
         await turmoil(pool, 0, timeouts)
-        last = await holdings()
-    ended = await holdings()
-    for name in before:
-        run.line(f"{name} after {calls} calls", later[name] - before[name], before[name], "", 0)
-        run.line(f"{name} after {timeouts} timeouts", last[name] - before[name], before[name], "", 0)
-        run.line(f"{name} after the pool", ended[name] - outside[name], outside[name], "", 0)
+        pairs[f"{timeouts} timeouts"] = (before, await holdings())
+    pairs["the pool"] = (outside, await holdings())
+    for when, (was, now) in pairs.items():
+        for name in was:
+            run.line(f"{name} after {when}", now[name] - was[name], was[name], "", 0)
 
 
 async def turmoil(pool: SandboxPool, calls: int, timeouts: int) -> None:
@@ -306,8 +303,7 @@ async def turmoil(pool: SandboxPool, calls: int, timeouts: int) -> None:
 async def be_a_host(level: SandboxLevel) -> None:
     """Hold sessions of every kind until killed: idle, computing, asleep, in C."""
     async with SandboxPool(PoolSettings(level=level, running=16)) as pool:
-        idle = [pool.session(), pool.session()]
-        await asyncio.gather(*map(call, idle))
+        await asyncio.gather(call(pool.session()), call(pool.session()))
         running = [asyncio.ensure_future(pool.session().run(code, 60)) for code in (SPIN, SLEEP, IN_C) * 2]
         await holdings()
         print("ready", flush=True)
@@ -318,9 +314,8 @@ def host_killed(run: Run) -> None:
     """The time from the signal until none of the sandbox's processes is alive."""
     run.head("the host is killed with -9")
     found = []
-    command = [sys.executable, __file__, "--level", run.level.name, "--host"]
     for _ in range(run.count(9, 3)):
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as host:
+        with subprocess.Popen([sys.executable, __file__, run.level.name], stdout=subprocess.PIPE) as host:
             assert host.stdout is not None and host.stdout.readline() == b"ready\n", "the host did not come up"
             left = processes = below(host.pid)
             start = time.perf_counter()
@@ -388,11 +383,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", choices=[level.name for level in SandboxLevel], default="auto")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions everywhere")
-    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("host", nargs="?", help=argparse.SUPPRESS)  # the level at which to be a host that is killed
     arguments = parser.parse_args()
-    run = Run(SandboxLevel[arguments.level], arguments.quick)
     if arguments.host:
-        return asyncio.run(be_a_host(run.level))
+        return asyncio.run(be_a_host(SandboxLevel[arguments.host]))
+    run = Run(SandboxLevel[arguments.level], arguments.quick)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory(prefix="turnwise-benchmark-") as folder:
         os.chmod(folder, 0o711)  # sessions of another uid have their folders in it
@@ -400,8 +395,8 @@ def main() -> None:
         asyncio.run(measure(run))
         host_killed(run)
         others(run)
-    print(f"\n{run.judged - len(run.missed)} of {run.judged} targets met; load {os.getloadavg()[0]:.2f}")
-    print("".join(f"  missed: {name}\n" for name in run.missed), end="")
+    met = f"{run.judged - len(run.missed)} of {run.judged} targets met; load {os.getloadavg()[0]:.2f}"
+    print("\n  missed: ".join([f"\n{met}", *run.missed]))
 
 
 if __name__ == "__main__":

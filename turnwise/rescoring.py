@@ -90,6 +90,7 @@ class Comparison:
             "advantage": self.advantage,
             "trajectories": len(self.changes),
             "same": sum(change.is_same for change in self.changes),
+            "same_reward": sum(change.reward == change.new_reward for change in self.changes),
             "higher": sum(new > old for old, new in zip(olds, news, strict=True)),
             "lower": sum(new < old for old, new in zip(olds, news, strict=True)),
             "newly_scored": sum(c.reward is None and c.new_reward is not None for c in self.changes),
@@ -114,18 +115,17 @@ class Comparison:
         counts = Table(title=f"scored again with {self.scorer}", show_header=False)
         for name, value in self.summary().items():
             counts.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value))
-        changed = [change for change in self.changes if not change.is_same]
+        changed = [change for change in self.changes if change.reward != change.new_reward]
         if not changed:
             return [counts]
-        title = f"{len(changed)} trajectories change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
+        title = f"{len(changed)} rewards change" + (f"; the largest {SHOWN}" if len(changed) > SHOWN else "")
         rows = Table(title=title)
-        for column in ("file", "sample", "sibling", "reward", "new", "parts", "advantage", "new", "sign"):
-            rows.add_column(column, justify="left" if column in ("file", "sample", "parts") else "right")
+        for column in ("file", "sample", "sibling", "reward", "new", "advantage", "new", "sign"):
+            rows.add_column(column, justify="left" if column in ("file", "sample") else "right")
         for change in sorted(changed, key=_size, reverse=True)[:SHOWN]:
             rows.add_row(
-                change.file, change.sample, str(change.sibling), _number(change.reward),
+                change.file.removesuffix(".parquet"), change.sample, str(change.sibling), _number(change.reward),
                 _number(change.new_reward) if change.failure is None else change.failure,
-                ", ".join(f"{name} {value:g}" for name, value in change.new_parts.items()),
                 f"{change.advantage:+.3f}", f"{change.new_advantage:+.3f}", "flipped" if change.is_flipped else "",
             )  # fmt: skip
         return [counts, rows]

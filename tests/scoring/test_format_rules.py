@@ -68,7 +68,11 @@ def test_each_rule_is_a_part_and_the_reward_their_share() -> None:
     broken = score("Sorry, I really do not know", **rules, total="all")
     assert broken == Score(0.0, {"mark": 0.0, "apology": 0.0, "length": 0.0})
     assert score("so\n#### 18", **rules, total="all").reward == 1.0
-    assert score("x", required=["x", "y"], forbidden=["z"]).parts == {"required_0": 1.0, "required_1": 0.0, "forbidden_0": 1.0}
+    assert score("x", required=["x", "y"], forbidden=["z"]).parts == {
+        "required_0": 1.0,
+        "required_1": 0.0,
+        "forbidden_0": 1.0,
+    }
 
 
 def test_the_answer_ends_the_message() -> None:

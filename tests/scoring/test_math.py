@@ -27,7 +27,9 @@ HALF = ("\\frac{1}{2}",)
 def trajectory(text: str, truth: Any) -> Trajectory:
     message = Message(Role.ASSISTANT, text)
     sample = Sample("s", (), "HuggingFaceH4/MATH-500", truth)
-    return Trajectory(sample, 0, 0, [message], [Turn(0, message, FinishReason.STOP, 0, 1, 1)], [], StopReason.ANSWERED, 0.0)
+    return Trajectory(
+        sample, 0, 0, [message], [Turn(0, message, FinishReason.STOP, 0, 1, 1)], [], StopReason.ANSWERED, 0.0
+    )
 
 
 @pytest.fixture
@@ -61,7 +63,9 @@ def test_many_threads_with_event_loops_of_their_own() -> None:
     found: dict[int, bool] = {}
 
     def ask(number: int) -> None:
-        found[number] = asyncio.run(is_same((f"\\frac{{{number}}}{{{number + 1}}}",), f"{2 * number}/{2 * number + 2}", 5.0))
+        found[number] = asyncio.run(
+            is_same((f"\\frac{{{number}}}{{{number + 1}}}",), f"{2 * number}/{2 * number + 2}", 5.0)
+        )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 7)]
     for thread in threads:
@@ -92,7 +96,9 @@ def test_a_process_that_dies_between_questions_is_replaced(checker: Checker) -> 
     assert checker.equal(HALF, "0.5", 5.0)
 
 
-def test_a_machinery_that_fails_twice_is_no_verdict(checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machinery_that_fails_twice_is_no_verdict(
+    checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import sys; sys.stdin.readline(); sys.exit(7)")
     monkeypatch.setattr("turnwise.scoring.math_process._SCRIPT", broken)

@@ -27,7 +27,9 @@ def test_parts() -> None:
 
     assert score("The red car.") == Score(1.0, {"acc": 1.0, "match": 1.0, "format": 1.0})
     assert score("red bus", how="f1") == Score(0.5, {"acc": 0.0, "match": 0.5, "format": 1.0})
-    assert score("red car, perhaps", how="inclusion", max_chars=8) == Score(0.0, {"acc": 0.0, "match": 0.0, "format": 0.0})
+    assert score("red car, perhaps", how="inclusion", max_chars=8) == Score(
+        0.0, {"acc": 0.0, "match": 0.0, "format": 0.0}
+    )
     with pytest.raises(ConfigError, match="how must be one of"):
         score("red", how="fuzzy")
 

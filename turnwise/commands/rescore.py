@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from turnwise.errors import ConfigError
 
@@ -16,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="key=value", help="config values, such as scoring.options.gsm8k.wrong=-0.1"
     )
     parser.add_argument("--scorer", default=None, help="score everything with this one (default: as the run did)")
+    parser.add_argument(
+        "--options", nargs="+", default=[], metavar="NAME=VALUE", help="options of that scorer, such as view=full_trace"
+    )
     parser.add_argument(
         "--weights", nargs="+", default=[], metavar="PART=NUMBER", help="weights of the parts, such as acc=1 tool=0.2"
     )
@@ -34,11 +38,17 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.rescoring import FOLDER, rescore_run, with_scorer
     from turnwise.storage.run_dir import RunDir
 
+    if args.options and args.scorer is None:
+        raise ConfigError("--options belong to the scorer that --scorer names; those of others are scoring.options")
     directory = RunDir.open(args.run_dir)
     recorded_file = directory.path / "config.yaml"
     recorded = compose([], recorded_file).config
     asked = compose([*args.overrides, *map(weight, args.weights)], recorded_file).config
-    config = replace(asked, scoring=with_scorer(recorded.scoring, asked.scoring, args.scorer))
+    scoring = with_scorer(recorded.scoring, asked.scoring, args.scorer)
+    if args.options:
+        given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
+        scoring = replace(scoring, options={args.scorer: given})
+    config = replace(asked, scoring=scoring)
     name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
     found = asyncio.run(rescore_run(directory, config, name))
     directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
@@ -61,6 +71,19 @@ def weight(text: str) -> str:
     if not sign or not part:
         raise ConfigError(f"--weights {text!r}: write PART=NUMBER, such as tool=0.2")
     return f"scoring.weights.{part}={value}"
+
+
+def option(text: str) -> tuple[str, Any]:
+    """`view=full_trace` by name and value; values are YAML, as in a config file."""
+    import yaml
+
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ConfigError(f"--options {text!r}: write NAME=VALUE, such as view=full_trace")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--options {text!r}: the value is not YAML: {error}") from error
 
 
 def _free_name(folder: Path, scorer: str) -> str:

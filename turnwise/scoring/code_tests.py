@@ -1,7 +1,6 @@
 """The `code_tests` scorer: the policy's last program against the tests of the ground truth, in the sandbox."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
 from turnwise.sandbox.session import Session
+from turnwise.scoring.boxed import tagged
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
 from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
@@ -24,8 +24,6 @@ PRELUDE = "from typing import *"
 """What programs of the usual data sets take for granted."""
 FILES = "files"
 """The artifact that may hold files an episode left behind: {name: text}."""
-_FENCE = re.compile(r"^[ \t]*```([^\s`]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
-_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3")
 
 
@@ -84,14 +82,28 @@ def last_code(trajectory: Trajectory) -> str | None:
 
 
 def programs(text: str) -> list[str]:
-    """The Python programs in a text, in order."""
-    text = _TAGGED.sub(lambda match: _fenced(match.group(1)), text)
-    return [match.group(2) for match in _FENCE.finditer(text) if match.group(1).lower() in _PYTHON]
+    """The Python programs in a text, in order: between <code> tags if it has any, else in fences."""
+    if "<code>" not in text:
+        return fenced(text)
+    return [program for block in tagged(text, "code") for program in fenced(block) or [block]]
 
 
-def _fenced(code: str) -> str:
-    """What stands between <code> tags, which may have a fence of its own."""
-    return f"\n{code}\n" if "```" in code else f"\n```python\n{code}\n```\n"
+def fenced(text: str) -> list[str]:
+    """The closed Python fences of a text; line by line, because no pattern does it in linear time."""
+    found: list[str] = []
+    language: str | None = None
+    body: list[str] = []
+    for line in text.split("\n"):
+        mark = line.strip()
+        if language is None:
+            if mark.startswith("```") and "`" not in mark[3:]:
+                language, body = mark[3:].partition(" ")[0].lower(), []
+        elif mark != "```":
+            body.append(line)
+        else:
+            found += ["\n".join(body)] if language in _PYTHON else []
+            language = None
+    return found
 
 
 def _said(message: Message) -> str:

@@ -1,5 +1,6 @@
 """GSM8K scoring: verl's two rules to the letter, and `gsm8k`, which compares the final answer as a number."""
 
+import functools
 import math
 import re
 from fractions import Fraction
@@ -30,8 +31,8 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-LOOSE_TAIL = 1000
-"""Where a number in another form than `####` is looked for: the last characters."""
+LOOSE_TAIL = 300
+"""Where a number in another form than `####` is looked for: as many last characters as verl takes."""
 _LOOSE = re.compile(
     rf"""
     (?<![0-9A-Za-z.,/])                      # not inside a word or a number
@@ -84,7 +85,8 @@ def read_number(text: str) -> Fraction | None:
     match = _NUMBER.match(start)
     if match is None or match.end() > MAX_NUMBER:
         return None
-    value = Fraction(match["value"].replace(",", ""))
+    digits = match["value"].replace(",", "")
+    value = Fraction(digits) if "." in digits else Fraction(int(digits))  # an int is read four times faster
     if match["divisor"] is not None:
         if not int(match["divisor"]):
             return None
@@ -140,10 +142,16 @@ def _truth_number(sample: Sample) -> Fraction:
     truth: Any = sample.ground_truth
     if isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth):
         return Fraction(truth if isinstance(truth, int) else repr(truth))  # repr: 0.1 means one tenth
-    number = read_number(truth) if isinstance(truth, str) else None
+    number = _read_truth(truth) if isinstance(truth, str) else None
     if number is None:
         raise _bad_truth(sample, "a number")
     return number
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_truth(truth: str) -> Fraction | None:
+    """Read once for all siblings."""
+    return read_number(truth)
 
 
 def _bad_truth(sample: Sample, wanted: str) -> DataError:

@@ -21,7 +21,7 @@ MAX_NUMBER = 40
 _LEAD = re.compile(r"^(?:so |thus |therefore )?(?:the |my )?(?:final )?(?:answer is|answer|it is|it s|its) ")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?")
 _SMALL = {"a", "an", "the", "of", "is", "are", "was", "in", "on", "at", "to", "and", "or", "it", "what", "how", "many",
-          "much", "which", "who", "where", "when", "why", "does", "do", "that", "this", "there", "for", "with"}  # fmt: skip
+          "much", "which", "who", "where", "when", "why", "does", "do", "that", "this", "for", "with"}  # fmt: skip
 
 
 class NotOurs(Exception):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
+from turnwise.scoring.held import close_held
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, spec_for
 from turnwise.types import Trajectory
 
@@ -56,7 +57,10 @@ class Scoring:
             await self.runner.start()
             yield
         finally:
-            await self.runner.stop()
+            try:
+                await self.runner.stop()
+            finally:
+                await close_held()  # what scorers opened when they first needed it
 
 
 def make_runner(config: ScoringConfig) -> Runner:

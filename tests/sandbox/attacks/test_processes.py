@@ -110,21 +110,37 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def victim(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of the attacker's own uid, in a group of its own."""
-    name = "arena" if "arena" in request.fixturenames else "defenceless"
-    uid = request.getfixturevalue(name).uid
+def start_victim(uid: int) -> "subprocess.Popen[bytes]":
+    """A process of that uid, in a group of its own."""
     options = {"user": uid, "group": uid, "extra_groups": []} if uid != os.geteuid() else {}
     program = [sys.executable, "-P", "-c", SLEEPER]
     if options:
         program = ["/bin/sh", "-c", "echo 1; exec sleep 600"]  # Python may lie where that uid cannot go
     process = subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, cwd="/", **options)  # type: ignore[call-overload]
     assert process.stdout and process.stdout.readline() == b"1\n"
-    yield process
-    process.kill()
-    process.wait()
     process.stdout.close()
+    return process
+
+
+@pytest.fixture(scope="module")
+def victims() -> Iterator[dict[int, "subprocess.Popen[bytes]"]]:
+    found: dict[int, subprocess.Popen[bytes]] = {}
+    yield found
+    for process in found.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def victim(request: pytest.FixtureRequest, victims: dict[int, "subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
+    """A process of the attacker's own uid; another one if the last test killed or changed it."""
+    uid = request.getfixturevalue("arena" if "arena" in request.fixturenames else "defenceless").uid
+    if uid not in victims or "defenceless" in request.fixturenames or victims[uid].poll() is not None:
+        if uid in victims:
+            victims[uid].kill()
+            victims[uid].wait()
+        victims[uid] = start_victim(uid)
+    return victims[uid]
 
 
 def look(process: "subprocess.Popen[bytes]") -> tuple[object, ...]:

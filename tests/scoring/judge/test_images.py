@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-pillow = pytest.importorskip("PIL.Image")
-
 from turnwise.errors import DataError, ScoringFailed
 from turnwise.scoring.judge.images import data_url, fitting
 from turnwise.types import Image
+
+pillow = pytest.importorskip("PIL.Image")
 
 
 def saved(folder: Path, mode: str, size: tuple[int, int], colour: object, kind: str = "png") -> Image:

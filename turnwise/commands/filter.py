@@ -1,0 +1,45 @@
+"""`turnwise filter RUN --out FILE`: keep the samples that are neither too easy nor too hard, as measured."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from turnwise.errors import ConfigError, DataError
+
+HELP = "write the samples of recorded episodes that were solved neither too often nor too rarely"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("places", type=Path, nargs="+", metavar="RUN|FILE", help="runs, or files of trajectories")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .parquet or .jsonl file to write")
+    parser.add_argument("--max-accuracy", type=float, default=1.0, help="drop samples right more often, such as 0.9")
+    parser.add_argument("--min-accuracy", type=float, default=0.0, help="drop samples right less often")
+    parser.add_argument("--min-tries", type=int, default=1, help="keep samples tried less often (default 1)")
+    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rows are written as they were read; what was dropped is counted."""
+    from turnwise.data.from_samples import to_values
+    from turnwise.data.write import write_rows
+    from turnwise.filtering import Sieve, measure, trajectory_files
+    from turnwise.storage.trajectories import read_trajectories
+
+    sieve = Sieve(args.min_accuracy, args.max_accuracy, args.min_tries)
+    if args.out.exists():
+        raise ConfigError(f"--out {args.out} exists; nothing is overwritten")
+    files = trajectory_files(args.places)
+    found = sieve.sort(measure(trajectory for path in files for trajectory in read_trajectories(path)))
+    if not found.kept:
+        raise DataError(f"nothing is left: {len(found.too_easy)} samples are too easy, {len(found.too_hard)} too hard")
+    write_rows((to_values(one.sample) for one in found.kept), args.out)
+    counts = found.as_json()
+    sys.stdout.write(
+        f"read {len(files)} files; kept {counts['kept']} samples ({counts['unmeasured']} of them with fewer than "
+        f"{args.min_tries} scored tries), dropped {counts['too_easy']} right in more than {args.max_accuracy:.0%} and "
+        f"{counts['too_hard']} in less than {args.min_accuracy:.0%} of their tries\nwrote {args.out}\n"
+    )
+    if args.json:
+        sys.stdout.write(json.dumps(counts | {"out": str(args.out)}) + "\n")
+    return 0

@@ -1,0 +1,46 @@
+"""A Sample back as the row it was read from, for files that are made of recorded samples."""
+
+import copy
+from typing import Any
+
+from turnwise.types import Image, Message, Sample, Text
+
+
+def to_values(sample: Sample, *, prompt_key: str = "prompt") -> dict[str, Any]:
+    """The columns of a row that `to_sample` reads as this sample; only its id is another, made of file and place.
+
+    Images stand in the messages.
+    """
+    info: dict[str, Any] = copy.deepcopy(sample.info)
+    extra = info.pop("extra_info", {})
+    reward_model = info.pop("reward_model", {})
+    if sample.ground_truth is not None:
+        reward_model["ground_truth"] = sample.ground_truth
+    values: dict[str, Any] = {
+        "data_source": sample.data_source,
+        prompt_key: [_message(message) for message in sample.prompt],
+        **info,
+        "reward_model": reward_model,
+        "extra_info": extra,
+        "agent_name": sample.agent,
+    }
+    if sample.tools_kwargs and "tools_kwargs" not in extra:
+        values["tools_kwargs"] = copy.deepcopy(sample.tools_kwargs)
+    if sample.interaction is not None and "interaction_kwargs" not in extra:
+        values["interaction_kwargs"] = {"name": sample.interaction.name, **copy.deepcopy(sample.interaction.kwargs)}
+    return {column: value for column, value in values.items() if value not in (None, {})}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content: Any = message.content
+    if not isinstance(content, str):
+        content = [_part(part) for part in content]
+    entry = {"role": message.role.value, "content": content}
+    names = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return entry | {key: value for key, value in names.items() if value is not None}
+
+
+def _part(part: Text | Image) -> dict[str, str]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    return {"type": "image", "image": part.source}
