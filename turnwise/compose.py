@@ -311,15 +311,20 @@ def _check_values(config: Config) -> None:
         "eval.samples": 1, "engine.max_batch": 1, "engine.threads": 0, "engine.retries": 0, "data.max_prompt_tokens": 1,
         "rollout.max_assistant_turns": 1, "rollout.max_user_turns": 0, "rollout.max_parallel_calls": 1,
         "rollout.max_malformed_calls": 1, "rollout.max_tokens": 1, "rollout.max_tool_reply_chars": 1,
-        "rollout.concurrency": 1, "sft.steps": 1, "sft.batch_tokens": 1, "sft.warmup": 0,
+        "rollout.concurrency": 1, "sandbox.memory_mb": 1, "sandbox.scratch_mb": 1, "sandbox.warm": 0,
+        "scoring.workers": 0, "scoring.retries": 0, "scoring.batch_size": 1, "sft.steps": 1, "sft.batch_tokens": 1,
+        "sft.warmup": 0,
     }  # fmt: skip
     for key, least in at_least.items():
         if values[key] is not None and values[key] < least:
             raise ConfigError(f"{key} must be at least {least}, not {values[key]}")
-    for key in ("rollout.max_seconds", "rollout.tool_timeout", "engine.timeout_seconds", "sft.lr"):
+    positive = ("rollout.max_seconds", "rollout.tool_timeout", "engine.timeout_seconds", "sft.lr")
+    for key in (*positive, "sandbox.seconds", "scoring.timeout"):
         if values[key] is not None and not values[key] > 0:
             raise ConfigError(f"{key} must be more than 0, not {values[key]}")
     if not 0 < config.sampling.top_p <= 1:
         raise ConfigError(f"sampling.top_p must be above 0 and at most 1, not {config.sampling.top_p}")
     if not 0 <= config.rollout.max_failures <= 1:
         raise ConfigError(f"rollout.max_failures is a share from 0 to 1, not {config.rollout.max_failures}")
+    if not 0 <= config.scoring.max_failures <= 1:
+        raise ConfigError(f"scoring.max_failures is a share from 0 to 1, not {config.scoring.max_failures}")

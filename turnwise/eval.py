@@ -21,7 +21,7 @@ from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
-from turnwise.scoring.scorer import Score, Scorer, apply, is_failed
+from turnwise.scoring.scorer import Score, Scorer, apply_all, is_failed
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_jsonl, write_trajectories
 from turnwise.types import Group, Sample, Trajectory
@@ -111,8 +111,8 @@ async def play_all(
 
     async def run(sample: Sample) -> Group:
         group = await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
+        await apply_all(prepared.scoring.scorers[sample.data_source], group.trajectories)
         for trajectory in group.trajectories:
-            await apply(prepared.scoring.scorers[sample.data_source], trajectory)
             seen(trajectory)
         return group
 

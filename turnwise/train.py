@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.eval import measure
 from turnwise.plan_text import plan_text
 from turnwise.report import TrainReport, step_metrics
+from turnwise.scoring.failures import check_scoring
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.trainer.collecting import Collected, Draws, Groups
 from turnwise.trainer.display import Display
@@ -73,12 +74,13 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
 async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> dict[str, float]:
     """Learn from a step's groups, publish the new weights, record everything; returns the step's metrics."""
     config, groups, start = run.config, collected.groups, time.perf_counter()
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    check_scoring(trajectories, config.scoring.max_failures)
     book = count(groups)
     book.stop_if_failing(config.rollout.max_failures)
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     sequences = to_sequences(groups)
     path = run.dir.trajectories_path(run.progress.step)
-    metrics = book.metrics() | step_metrics(trajectories)
+    metrics = book.metrics() | collected.scoring | step_metrics(trajectories)
     if trainable(sequences):
         if run.first_step:
             run.note(check_parity(engines.mind, sequences, config, exact=engines.invariant))

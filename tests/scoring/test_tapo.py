@@ -1,8 +1,12 @@
 """TAPO: golden rewards, who is shown what, which tasks need tools, and what each turn is worth."""
 
 import asyncio
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +214,15 @@ def test_a_target_is_paid_for_once() -> None:
     looks = [image([0, 0, 12, 12], (24, 24)), image([0, 0, 14, 14], (28, 28)), image([48, 48, 62, 62], (28, 28))]
     found = score(episode(*(step(n, str(n), info=look) for n, look in enumerate(looks)), info=targets), judge="boxes")
     assert [found.turns[n]["tool"] for n in range(3)] == [1.0, 0.25, 1.0]
-    with pytest.raises(DataError, match="needs extra_info.target_boxes"):
-        score(episode(step(0, "")), judge="boxes")
+    for boxes in ({}, {"target_boxes": [[1, 2, 3]]}, {"target_boxes": [[5, 0, 5, 9]]}, {"target_boxes": "all"}):
+        with pytest.raises(DataError, match="needs extra_info.target_boxes"):
+            score(episode(step(0, ""), info=boxes), judge="boxes")
+
+
+def test_images_that_another_tool_notes_in_its_own_way_are_passed_over() -> None:
+    odd = episode(step(0, "grade 0.5", info={"images": ["a.png", 3]}), info={"target_boxes": [[0, 0, 9, 9]]})
+    assert score(odd).turns == {0: {"tool": 0.5}}
+    assert score(odd, judge="boxes").turns == {0: {"tool": 0.0}}
 
 
 def test_a_judge_that_cannot_be_reached_leaves_the_trajectory_without_a_reward() -> None:
@@ -292,3 +303,48 @@ def test_it_is_a_scorer_by_name_with_options_and_weights_from_the_config(tmp_pat
     assert (
         trajectory.reward == 1.55 and trajectory.turns[0].scores == {"tool": 1.0} and trajectory.turns[1].scores == {}
     )
+
+
+@contextlib.contextmanager
+def chat_server(reply: str) -> Iterator[tuple[str, list[str]]]:
+    """An OpenAI-compatible endpoint that always says the same; (its address, the bodies it was sent)."""
+    bodies: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer({"data": [{"id": "m"}]})
+
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.answer({"choices": [{"message": {"content": reply}, "finish_reason": "stop"}]})
+
+        def answer(self, value: object) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: object) -> None:
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", bodies
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("view", "requests"), [("evidence_only", 2), ("full_trace", 1)])
+def test_what_goes_over_the_wire_to_a_language_model(view: str, requests: int) -> None:
+    trajectory = episode(step(0, "first output"), step(1, "second output"))
+    with chat_server("0.75") as (url, bodies):
+        found = score(trajectory, judge="llm", judge_options={"base_urls": [url]}, view=view)
+    assert found.turns == {0: {"tool": 0.75}, 1: {"tool": 0.75}} and len(bodies) == requests
+    sent = "".join(bodies)
+    assert "first output" in sent and "Which digit is it?" in sent
+    assert (SECRET_THOUGHT in sent) is ("zoom" in sent) is (view == "full_trace")

@@ -141,7 +141,7 @@ def _call_key(record: CallRecord) -> str:
 
 def _output_key(one: _Call) -> str | None:
     """What a call gave, when that can be told: None for an error, a short text, or an image of unknown origin."""
-    images = _images(one.record)
+    images = images_in(one.record)
     if one.record.status is not CallStatus.OK or any(image.get("source") is None for image in images):
         return None
     if images:
@@ -149,7 +149,8 @@ def _output_key(one: _Call) -> str | None:
     return one.reply if len(one.reply) >= LEAST_TEXT else None
 
 
-def _images(record: CallRecord) -> list[dict[str, Any]]:
+def images_in(record: CallRecord) -> list[dict[str, Any]]:
+    """The facts of the images that a call gave, as the python tool records them."""
     images = record.info.get("images")
     return [image for image in images if isinstance(image, dict)] if isinstance(images, list) else []
 
@@ -195,14 +196,14 @@ def _size(source: str) -> tuple[int, int]:
 def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
     if _BAD_BOX.search(one.reply):
         yield RedLine.INVALID_CROP
-    for image in _images(one.record):
+    for image in images_in(one.record):
         boxes = [
-            (number, _box((step.get("arguments") or {}).get("box")))
+            (number, read_box((step.get("arguments") or {}).get("box")))
             for number, step in enumerate(image.get("steps") or ())
             if step.get("name") == "crop"
         ]
         size = sizes.of(image.get("source")) if boxes else None
-        seen = _box(image.get("box"))
+        seen = read_box(image.get("box"))
         # Only a first step is known to be in pixels of the source; later boxes are checked for what needs no size.
         if any(box is not None and _is_outside(box, size if number == 0 else None) for number, box in boxes):
             yield RedLine.INVALID_CROP
@@ -210,8 +211,8 @@ def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
             yield RedLine.LARGE_CROP
 
 
-def _box(value: Any) -> Box | None:
-    """Arguments are what the code gave, as the session reports it: they may be anything."""
+def read_box(value: Any) -> Box | None:
+    """Four finite numbers, or None: boxes are what code gave, as its session reports it, and may be anything."""
     if not isinstance(value, list | tuple) or len(value) != 4:
         return None
     if not all(isinstance(side, int | float) and math.isfinite(side) for side in value):

@@ -1,5 +1,6 @@
 """What a scorer is, which one a data source gets, and how its result becomes a trajectory's reward."""
 
+import asyncio
 import dataclasses
 import functools
 import inspect
@@ -141,7 +142,7 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
             "ground_truth": sample.ground_truth,
         }
         if takes_info:
-            arguments["extra_info"] = _verl_extra_info(trajectory)
+            arguments["extra_info"] = verl_extra_info(trajectory)
         result = function(**arguments)
         if inspect.isawaitable(result):
             result = await result
@@ -155,7 +156,7 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
     return scorer
 
 
-def _verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
+def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
     """The row's extra_info with what verl's loops add; replies of one turn count as one turn there."""
     return {
         **trajectory.sample.info.get("extra_info", {}),
@@ -184,6 +185,13 @@ async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
 
 SCORING = "scoring"
 """How the failure of a trajectory begins when nothing was wrong with its episode."""
+
+
+async def apply_all(scorer: Scorer, trajectories: Sequence[Trajectory]) -> None:
+    """`apply` to all of them at once, so that a pool, a server or a batch sees them together."""
+    async with asyncio.TaskGroup() as group:
+        for trajectory in trajectories:
+            group.create_task(apply(scorer, trajectory))
 
 
 async def score_answer(scorer: Scorer, trajectory: Trajectory, upto: int) -> Score | None:

@@ -7,13 +7,18 @@ from typing import Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
+from turnwise.scoring.failures import Tally
 from turnwise.scoring.held import close_held
+from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, spec_for
 from turnwise.types import Trajectory
 
 
 class Runner(Protocol):
     """How scorers are run. Each file of turnwise/scoring/runners has one, made from the config."""
+
+    tally: Tally
+    """What it went through, for the metrics."""
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         """The scorer as this runner runs it; names and options are checked now, nothing is started."""
@@ -49,6 +54,10 @@ class Scoring:
             raise ConfigError(f"scoring.options: no data source has the {hint}")
         made = {name: runner.scorer(ScorerSpec(name, config.options.get(name) or {})) for name in named.values()}
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
+
+    def metrics(self) -> dict[str, float]:
+        """What scoring went through since this was last asked, the judges' requests included."""
+        return self.runner.tally.take() | take_metrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -12,7 +12,8 @@ from turnwise.scoring.held import held
 from turnwise.scoring.judge.judge import Judge as LlmJudge
 from turnwise.scoring.judge.prompts import full_trace, question_of
 from turnwise.scoring.judge.settings import JudgeSettings
-from turnwise.types import Role, Trajectory, Turn
+from turnwise.scoring.red_lines import Box, images_in, read_box
+from turnwise.types import Role, Sample, Trajectory, Turn
 
 EVIDENCE_RUBRIC = """\
 Below are a question about an image or a text, and what one tool call returned. You see neither the reasoning nor the \
@@ -90,30 +91,35 @@ async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float
     1 when a target is all there and large enough to be read, 0.75 when part of it is or it is small, 0.25 for a crop
     that misses all that has not been seen yet, 0 without an image of the source.
     """
-    targets = trajectory.sample.info.get("extra_info", {}).get("target_boxes")
-    if not isinstance(targets, list) or not all(isinstance(box, list) and len(box) == 4 for box in targets):
-        raise DataError(
-            f"sample {trajectory.sample.id!r}: judge=boxes needs extra_info.target_boxes, [l, u, r, d] each"
-        )
-    unseen = [tuple(map(float, box)) for box in targets]
+    unseen = _targets(trajectory.sample)
     found: dict[int, float] = {}
     for turn in turns:
         best = 0.0
-        for image in [image for record in turn.calls for image in record.info.get("images", ())]:
-            if image.get("box") is None:
+        for image in [image for record in turn.calls for image in images_in(record)]:
+            box, size = read_box(image.get("box")), image.get("size")
+            if box is None or not isinstance(size, list) or box[3] <= box[1]:
                 continue
-            grades = {target: _seen(target, image["box"], image["size"]) for target in unseen}
+            grades = {target: _seen(target, box, float(size[1])) for target in unseen}
             best = max(best, 0.25, *grades.values())
             unseen = [target for target, grade in grades.items() if grade < 1.0]
         found[turn.index] = best
     return found
 
 
-def _seen(target: tuple[float, ...], box: list[float], size: list[int]) -> float:
+def _targets(sample: Sample) -> list[Box]:
+    given = sample.info.get("extra_info", {}).get("target_boxes")
+    boxes = [read_box(entry) for entry in given] if isinstance(given, list) else [None]
+    targets = [box for box in boxes if box is not None and box[0] < box[2] and box[1] < box[3]]
+    if len(targets) < len(boxes):
+        raise DataError(f"sample {sample.id!r}: judge=boxes needs extra_info.target_boxes, [left, upper, right, lower]")
+    return targets
+
+
+def _seen(target: Box, box: Box, shown_height: float) -> float:
     across = min(target[2], box[2]) - max(target[0], box[0])
     down = min(target[3], box[3]) - max(target[1], box[1])
     share = max(across, 0.0) * max(down, 0.0) / ((target[2] - target[0]) * (target[3] - target[1]))
-    height = (target[3] - target[1]) * size[1] / (box[3] - box[1])
+    height = (target[3] - target[1]) * shown_height / (box[3] - box[1])
     if share < PART or height < BARELY:
         return 0.25
     return 1.0 if share >= WHOLE and height >= VISIBLE else 0.75
@@ -128,7 +134,7 @@ def evidence(turn: Turn) -> str:
     """What the tools of a turn returned, and what the sandbox measured of their images."""
     pieces = [reply.text for reply in turn.replies if reply.role is Role.TOOL]
     for record in turn.calls:
-        for number, image in enumerate(record.info.get("images", ()), start=1):
+        for number, image in enumerate(images_in(record), start=1):
             facts = {key: image.get(key) for key in ("source", "box", "size")}
             pieces.append(f"[image {number}: {json.dumps(facts)}]")
     return "\n".join(pieces)

@@ -8,7 +8,7 @@ from turnwise.data.loader import Loader
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.group import run_group
-from turnwise.scoring.scorer import apply
+from turnwise.scoring.scorer import apply, apply_all
 from turnwise.trainer.stage import TrainingStage
 from turnwise.training.shaping import keep_varied
 from turnwise.types import Group, Sample
@@ -55,13 +55,15 @@ class Collected:
     baselines: dict[int, float | None]
     """remax: the greedy reward by index of the group."""
     rounds: int
+    scoring: dict[str, float]
+    """Metrics of how scoring went meanwhile."""
 
 
 class Groups:
     """Plays draws and hands a step its groups. `allow` is called when new weights have been published."""
 
     def __init__(self, engines: TrainingStage, prepared: Prepared, draws: Draws) -> None:
-        self._config, self._scorers = prepared.config, prepared.scoring.scorers
+        self._config, self._scoring = prepared.config, prepared.scoring
         self._stage = engines.stage(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage is Advantage.remax
         self._greedy = engines.stage(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
@@ -88,13 +90,13 @@ class Groups:
             if rounds < most:
                 self.allow(first_round + rounds)
         chosen = kept[: training.groups]
-        return Collected(chosen, {n: self._baselines.pop(id(g), None) for n, g in enumerate(chosen)}, rounds)
+        baselines = {n: self._baselines.pop(id(g), None) for n, g in enumerate(chosen)}
+        return Collected(chosen, baselines, rounds, self._scoring.metrics())
 
     async def _play(self, draw: Draw) -> Group:
-        size, scorer = self._config.training.group_size, self._scorers[draw.sample.data_source]
+        size, scorer = self._config.training.group_size, self._scoring.scorers[draw.sample.data_source]
         group = await run_group(draw.sample, size=size, step=draw.round, stage=self._stage)
-        for trajectory in group.trajectories:
-            await apply(scorer, trajectory)
+        await apply_all(scorer, group.trajectories)
         if self._greedy is not None:
             alone = await run_episode(draw.sample, sibling=size, step=draw.round, stage=self._greedy)
             await apply(scorer, alone)

@@ -16,7 +16,7 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.plugins import load
 from turnwise.scoring.failures import Lost, Tally, counted, retrying
-from turnwise.scoring.scorer import BUILTIN, TOTAL, Scorer, ScorerSpec, _verl_extra_info
+from turnwise.scoring.scorer import BUILTIN, TOTAL, Scorer, ScorerSpec, verl_extra_info
 from turnwise.types import Trajectory
 
 DELAY_SECONDS = 0.02
@@ -166,7 +166,7 @@ def _verl_call(function: Callable[..., Any], takes_infos: bool, batch: list[Traj
         "ground_truths": [trajectory.sample.ground_truth for trajectory in batch],
     }
     if takes_infos:
-        columns["extra_infos"] = [_verl_extra_info(trajectory) for trajectory in batch]
+        columns["extra_infos"] = [verl_extra_info(trajectory) for trajectory in batch]
     return function(**columns)
 
 

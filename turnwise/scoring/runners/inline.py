@@ -1,14 +1,18 @@
 """The `inline` runner: scorers are called where they are needed."""
 
 from turnwise.config import ScoringConfig
+from turnwise.scoring.failures import Tally, counted
 from turnwise.scoring.scorer import Scorer, ScorerSpec
 
 
 class InlineRunner:
     """Nothing to start, nothing to stop."""
 
+    def __init__(self) -> None:
+        self.tally = Tally()
+
     def scorer(self, spec: ScorerSpec) -> Scorer:
-        return spec.make()
+        return counted(spec.make(), self.tally)
 
     async def start(self) -> None:
         return None
