@@ -95,7 +95,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     prepare.add_argument(
         "--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify"
     )
-    for name in ("sandbox",):
+    for name in ("rescore", "filter", "judge", "sandbox"):
         verb = import_module(f"turnwise.commands.{name}")
         command(name, verb.run, verb.HELP, config=False)
         verb.add_arguments(commands[name])

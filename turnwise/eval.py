@@ -24,6 +24,7 @@ from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Score, Scorer, apply_all, is_failed
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_jsonl, write_trajectories
+from turnwise.task_metrics import TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
 
 FEWEST_TO_JUDGE_FAILURES = 8
@@ -64,7 +65,7 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
             write_trajectories(run.eval_path(0), trajectories)
-    report = _report(run, seconds, judged)
+    report = _report(run, seconds, judged, declared_by(config.task))
     run.write_json("eval/step_000000.json", report.as_json())
     if config.eval.dump_jsonl is not None:
         write_jsonl(Path(config.eval.dump_jsonl), trajectories)
@@ -81,6 +82,7 @@ async def measure(
 ) -> dict[str, float]:
     """Accuracy in the middle of a training run, as sampled and, when asked for, greedily; recorded under eval/."""
     found: dict[str, float] = {}
+    tasks: dict[str, float] = {}
     sampling = prepared.config.sampling
     ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
     for name, chosen in ways.items():
@@ -89,12 +91,13 @@ async def measure(
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
         judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
         write_trajectories(run.file(f"eval/{name}step_{step:06d}.parquet"), trajectories)
-        for source in _sources(judged):
+        for source in _sources(judged, declared_by(prepared.config.task)):
+            tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
             found[f"{name}first_accuracy/{source.data_source}"] = source.first_accuracy or 0.0
         right = [float(entry.right) for entry in judged if entry.right is not None]
         found[f"{name}accuracy"] = sum(right) / max(1, len(right))
-    run.write_json(f"eval/step_{step:06d}.json", found)
+    run.write_json(f"eval/step_{step:06d}.json", found | tasks)
     return found
 
 
@@ -134,17 +137,17 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
         )
 
 
-def _report(run: RunDir, seconds: float, judged: list[Judged]) -> EvalReport:
-    sources = _sources(judged)
+def _report(run: RunDir, seconds: float, judged: list[Judged], declared: dict[str, TaskMetrics]) -> EvalReport:
+    sources = _sources(judged, declared)
     tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
     return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
 
 
-def _sources(judged: list[Judged]) -> list[SourceReport]:
+def _sources(judged: list[Judged], declared: dict[str, TaskMetrics]) -> list[SourceReport]:
     by_source: dict[str, list[Judged]] = defaultdict(list)
     for entry in judged:
         by_source[entry.trajectory.sample.data_source].append(entry)
-    return [summarise(source, entries) for source, entries in sorted(by_source.items())]
+    return [summarise(source, entries, declared) for source, entries in sorted(by_source.items())]
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from turnwise.plan_text import plan_text
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
 from turnwise.storage.trajectories import write_trajectories
+from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
 from turnwise.trainer.display import Display
 from turnwise.trainer.run import TrainRun
@@ -28,7 +29,14 @@ from turnwise.training.shaping import count
 def train(config: Config, console: Console | None = None) -> TrainReport:
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
     algorithm, training = config.algorithm, config.training
-    check(algorithm.advantage, group_size=training.group_size, gamma=algorithm.gamma, lam=algorithm.lam)
+    check(
+        algorithm.advantage,
+        group_size=training.group_size,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        credit=algorithm.credit,
+        turn_gamma=algorithm.turn_gamma,
+    )
     if algorithm.overlong_tokens and config.rollout.max_tokens is None:
         raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
     prepared = prepare(config, "train", limit=training.samples)
@@ -80,7 +88,7 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     book.stop_if_failing(config.rollout.max_failures)
     sequences = to_sequences(groups)
     path = run.dir.trajectories_path(run.progress.step)
-    metrics = book.metrics() | collected.scoring | step_metrics(trajectories)
+    metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
             run.note(check_parity(engines.mind, sequences, config, exact=engines.invariant))

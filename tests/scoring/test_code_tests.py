@@ -209,6 +209,10 @@ def test_truths_without_tests_are_errors(truth: Any) -> None:
 
 
 def test_assertions_about_things_that_cannot_cross_are_errors(score: Ask) -> None:
+    big = "def grow(x):\n    return [x] * 20_000"
+    assert score(big, {"assert_case": ["assert grow(grow(1))"]}).reward == 0.0, "a policy cannot stop the run"
+    odd = "def make(x):\n    return object()"
+    assert score(odd, {"assert_case": ["assert make(make(1))"]}).reward == 0.0
     with pytest.raises(DataError, match="no plain value"):
         score("def apply(f):\n    return f(1)", {"assert_case": ["assert apply(lambda x: x) == 1"]})
 

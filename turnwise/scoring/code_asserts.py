@@ -14,6 +14,8 @@ from turnwise.scoring.code_cases import literal
 
 MAX_CALLS = 200
 """Of functions under test by one assertion case."""
+MAX_CODE = 100_000
+"""Characters of a program whose functions are looked for."""
 _CLEAN = """
 import builtins
 class Ask(BaseException):
@@ -42,7 +44,9 @@ except BaseException as error:
 
 
 def functions_in(code: str) -> list[str]:
-    """The functions a program defines at its top level; none when it does not parse."""
+    """The functions a program defines at its top level; none when it does not parse or is far too long."""
+    if len(code) > MAX_CODE:
+        return []
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -60,30 +64,34 @@ def call_source(function: str, args: str, kwargs: str = "{}") -> str:
 async def holds(source: str, functions: list[str], theirs: Session, clean: Session, seconds: float) -> bool:
     """Whether the statements raise nothing. `theirs` has run the policy's code, `clean` never runs any of it."""
     known: dict[str, tuple[bool, str]] = {}
+    left = seconds  # of all calls together
     for _ in range(MAX_CALLS):
         cell = f"known, names, test = {known!r}, {functions!r}, {source!r}\n{_CLEAN}\noutcome"
-        result = await clean.run(cell, seconds)
-        if result.status is not Status.OK or result.value is None:
-            return False  # the statements took too long, or too much memory, with what the functions returned
-        outcome = ast.literal_eval(result.value)
+        outcome = _outcome(await clean.run(cell, seconds))
         if not outcome.startswith("ask"):
-            return bool(outcome == "passed")
+            return outcome == "passed"
         key = outcome.removeprefix("ask")
-        told = _read(await theirs.run(_call(key), seconds))
-        if told is None:
+        try:
+            name, args, kwargs = literal(key)
+        except ValueError as error:
+            if known:  # perhaps made of what the functions returned, which may be anything
+                return False
+            raise DataError(f"an assert_case calls a function with what is no plain value: {key[:120]}") from error
+        result = await theirs.run(call_source(name, repr(args), repr(kwargs)), left)
+        left -= result.seconds
+        told = _read(result)
+        if told is None or left <= 0:
             return False
         known[key] = told
     return False
 
 
-def _call(key: str) -> str:
+def _outcome(result: Result) -> str:
+    """What the clean session found; "failed" when the statements took too long, or too much, with the values given."""
     try:
-        name, args, kwargs = literal(key)
-    except ValueError as error:
-        raise DataError(
-            f"an assert_case calls a function with something that is no plain value: {key[:120]}"
-        ) from error
-    return call_source(name, repr(args), repr(kwargs))
+        return str(literal(result.value or "")) if result.status is Status.OK else "failed"
+    except ValueError:  # a text so long that its middle was left out
+        return "failed"
 
 
 def _read(result: Result) -> tuple[bool, str] | None:

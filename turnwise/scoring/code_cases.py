@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from turnwise.errors import DataError
 from turnwise.types import Sample
 
-MAX_VALUE = 200_000
+MAX_VALUE = 100_000
 """Characters of a value that a function under test may return."""
 
 

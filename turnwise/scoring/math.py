@@ -16,7 +16,7 @@ if find_spec("math_verify") is None:  # it is imported in another process, which
 
 MAX_ANSWER = 1000
 """Characters; no answer is longer, and what is compared stays small."""
-_INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
+_INTEGER = re.compile(r"[-+]?(?:[0-9]{1,40}|[0-9]{1,3}(?:,[0-9]{3}){1,12})")
 _SPACE = re.compile(r"\\[,;:! ]|\s+")
 _EDGES = re.compile(r"^\$+|\$+$|\\?%$|(?<=\d)\.$")
 
@@ -64,10 +64,13 @@ async def is_same(golds: tuple[str, ...], answer: str, seconds: float) -> bool:
         return False
     if answer in wanted:
         return True
-    integers = [one.replace(",", "") for one in (answer, *wanted)]
-    if all(_INTEGER.fullmatch(one) for one in integers) and "," not in answer:
-        return int(integers[0]) in map(int, integers[1:])
+    if all(_INTEGER.fullmatch(one) for one in (answer, *wanted)):
+        return _integer(answer) in map(_integer, wanted)
     return await checkers.equal(wanted, answer, seconds)
+
+
+def _integer(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def tidy(text: str) -> str:

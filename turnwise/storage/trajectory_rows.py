@@ -28,7 +28,7 @@ from turnwise.types import (
     Turn,
 )
 
-VERSION = "1"
+VERSION = "2"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]

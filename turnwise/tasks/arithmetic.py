@@ -10,8 +10,11 @@ from typing import Any
 
 from turnwise.data.write import write_rows
 from turnwise.errors import DataError, unknown
+from turnwise.metrics import Reduction
+from turnwise.types import CallStatus, Role, Trajectory
 
 DATA_SOURCE = "arithmetic"
+METRICS = {"verified": Reduction.MEAN}
 SYSTEM = "Solve the problem with the tools. End with #### and the number."
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ivy", "Jon", "Kim", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "shells", "stamps", "stickers")
@@ -172,6 +175,16 @@ def _draw(family: Family, rng: random.Random) -> dict[str, int] | None:
     if result != int(result) or not 1 <= result <= 9999 or min(partial) < 1:
         return None
     return numbers
+
+
+def metrics(trajectory: Trajectory) -> dict[str, float]:
+    """`verified`: of the episodes in which the user asked for a check, those with a `python` call that ran after it."""
+    doubted = (n for n, turn in enumerate(trajectory.turns) if turn.replies and turn.replies[-1].role is Role.USER)
+    asked = next(doubted, None)
+    if asked is None:
+        return {}
+    later = [call for turn in trajectory.turns[asked + 1 :] for call in turn.calls]
+    return {"verified": float(any(call.call.name == "python" and call.status is CallStatus.OK for call in later))}
 
 
 def rows(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:

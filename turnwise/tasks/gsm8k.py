@@ -10,8 +10,12 @@ from typing import Any
 from turnwise.data.rows import Row, RowError, expand, read_rows
 from turnwise.data.write import write_rows
 from turnwise.errors import ConfigError, DataError, nearest, unknown
+from turnwise.metrics import Reduction
+from turnwise.types import Trajectory
 
 HUB_ID = "openai/gsm8k"
+DATA_SOURCE = HUB_ID
+METRICS = {"marked": Reduction.MEAN, "answers": Reduction.MEAN}
 HUB_CONFIG = "main"
 SPLITS = ("train", "test")
 AGENT = "tool_agent"
@@ -26,6 +30,12 @@ _WITH_TOOLS = (
 )
 _WITH_USER = "The user may doubt or reject your answer; then go through your reasoning again and correct what is wrong."
 _FORM = "Write the final answer as `#### <number>`."
+
+
+def metrics(trajectory: Trajectory) -> dict[str, float]:
+    """`marked`: whether the last message gives its answer after ####; `answers`: how many messages do."""
+    marked = ["####" in answer.visible for answer in trajectory.answers]
+    return {"marked": float(bool(marked) and marked[-1]), "answers": float(sum(marked))}
 
 
 class Flavour(enum.StrEnum):
