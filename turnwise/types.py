@@ -265,10 +265,10 @@ class Turn:
     calls: list[CallRecord] = field(default_factory=list)
     replies: list[Message] = field(default_factory=list)
     user_score: float | None = None
-    scores: dict[str, float] = field(default_factory=dict)
-    """What scoring thought of this turn, by name."""
     generate_seconds: float = 0.0
     reply_seconds: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
+    """What scoring thought of this turn, by name."""
 
 
 @dataclass(frozen=True, slots=True)

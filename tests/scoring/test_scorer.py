@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from turnwise.errors import ConfigError, DataError, PluginError
-from turnwise.scoring.exact_match import exact_match
+from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.scoring.gsm8k import gsm8k
-from turnwise.scoring.scorer import apply, as_scorer, cut, resolve, score_answer, spec_for, turns_before_feedback
+from turnwise.scoring.scorer import (
+    Score,
+    ScorerSpec,
+    apply,
+    as_scorer,
+    cut,
+    score_answer,
+    spec_for,
+    turns_before_feedback,
+)
+from turnwise.scoring.text_match import exact_match
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -122,15 +131,55 @@ def test_scorers_are_found_by_source_then_default_then_known() -> None:
     assert spec_for("other", table) == "gsm8k_strict"
     assert spec_for("openai/gsm8k", table) == "gsm8k_strict"
     assert spec_for("openai/gsm8k", {"other": "exact_match"}) == "gsm8k"
-    assert resolve("arithmetic", table) is exact_match
-    assert resolve("arithmetic", {}) is gsm8k
+    assert spec_for("arithmetic", {}) == "gsm8k"
 
 
 def test_unknown_names_offer_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'openai/gsm8k'"):
-        resolve("openai/gsm8", {})
+        spec_for("openai/gsm8", {})
     with pytest.raises(ConfigError, match="did you mean 'gsm8k_strict'"):
-        resolve("x", {"x": "gsm8k_strikt"})
+        ScorerSpec("gsm8k_strikt").make()
+
+
+def test_options_are_the_parameters_after_the_trajectory() -> None:
+    async def half(trajectory: Trajectory, *, share: float = 0.5) -> float:
+        return share
+
+    trajectory = episode()
+    asyncio.run(apply(as_scorer(half, "m:half", {"share": 0.25}), trajectory))
+    assert trajectory.reward == 0.25
+    with pytest.raises(ConfigError, match="did you mean 'share'"):
+        as_scorer(half, "m:half", {"shar": 1})
+
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, bonus: float) -> float:
+        return bonus
+
+    trajectory = episode()
+    asyncio.run(apply(as_scorer(compute_score, "m:compute_score", {"bonus": 2.0}), trajectory))
+    assert trajectory.reward == 2.0
+
+
+def test_turns_get_scores_and_a_turn_that_is_not_there_is_an_error() -> None:
+    async def by_turn(trajectory: Trajectory) -> Score:
+        return Score(1.0, {"a": 1.0}, {turn.index: {"tool": 0.5} for turn in trajectory.turns})
+
+    async def beyond(trajectory: Trajectory) -> Score:
+        return Score(1.0, {}, {99: {"tool": 0.5}})
+
+    trajectory = episode()
+    asyncio.run(apply(by_turn, trajectory))
+    assert [turn.scores for turn in trajectory.turns] == [{"tool": 0.5}] * len(trajectory.turns)
+    with pytest.raises(PluginError, match="scored turns"):
+        asyncio.run(apply(beyond, episode()))
+
+
+def test_a_failure_of_the_machinery_is_not_a_zero() -> None:
+    async def down(trajectory: Trajectory) -> float:
+        raise ScoringFailed("the judge is down")
+
+    trajectory = episode()
+    asyncio.run(apply(down, trajectory))
+    assert trajectory.reward is None and trajectory.failure == "scoring: the judge is down"
 
 
 def test_plain_functions_async_or_not() -> None:
@@ -190,7 +239,7 @@ def test_a_scorer_from_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     trajectory = episode()
-    asyncio.run(apply(resolve("x", {"x": "my_scorers_for_test:half"}), trajectory))
+    asyncio.run(apply(ScorerSpec("my_scorers_for_test:half").make(), trajectory))
     sys.modules.pop("my_scorers_for_test")
     assert trajectory.reward == 0.5
 

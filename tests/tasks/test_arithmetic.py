@@ -81,7 +81,7 @@ def test_scripted_traces_err_systematically_and_recover_from_broken_calls() -> N
 
     trajectories = asyncio.run(play())
     assert all(t.render_check is not None and t.render_check.exact for t in trajectories)
-    right = sum(asyncio.run(gsm8k(t)) == 1.0 for t in trajectories)
+    right = sum(asyncio.run(gsm8k(t)).reward == 1.0 for t in trajectories)
     assert 0.3 * len(trajectories) < right < 0.55 * len(trajectories)
     statuses = Counter(call.status for t in trajectories for call in t.calls)
     assert statuses[CallStatus.OK] > 10 * statuses[CallStatus.ERROR] > 0

@@ -213,6 +213,7 @@ class Child:
             sent = 0
         except OSError:
             return  # it has ended; whoever waits for the answer learns that
+        self.signal(signal.SIGCONT)  # after the frame, so that it wakes only once
         if sent < len(frame):
             with contextlib.suppress(OSError):
                 await self._loop.sock_sendall(self._channel, memoryview(frame)[sent:])
@@ -241,7 +242,7 @@ class Child:
 
     def _readable(self) -> None:
         try:
-            data = self._channel.recv(1 << 20)
+            data = self._channel.recv(1 << 20 if self._buffer else 1 << 16)  # a large buffer is slow to make
         except BlockingIOError:
             return
         except OSError:

@@ -119,7 +119,6 @@ class LocalSession:
                 frame = wire.pack(header)
             else:
                 frame = wire.pack({**header, "inband": True}, *(image.data for image in images))
-            child.signal(signal.SIGCONT)
             start = time.monotonic()
             reply = child.expect()
             await child.send(frame, sealed)

@@ -279,6 +279,8 @@ def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
 
 
 def _number(value: Any, scorer: str, what: str) -> float:
+    if type(value) is float and math.isfinite(value):  # nearly always, and the checks below are slow
+        return value
     if not isinstance(value, numbers.Real):
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise PluginError(f"scorer {scorer} returned {kind} as {what}; it must be a finite number")

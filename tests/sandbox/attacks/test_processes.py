@@ -1,5 +1,6 @@
 """Attacks 28-42: starting processes, signalling, tracing and disturbing those of others, and staying behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def start_victim(uid: int) -> "subprocess.Popen[bytes]":
     program = [sys.executable, "-P", "-c", SLEEPER]
     if options:
         program = ["/bin/sh", "-c", "echo 1; exec sleep 600"]  # Python may lie where that uid cannot go
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, cwd="/", **options)  # type: ignore[call-overload]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, cwd="/", env={}, **options)  # type: ignore[call-overload]
     assert process.stdout and process.stdout.readline() == b"1\n"
     process.stdout.close()
     return process
@@ -182,9 +183,15 @@ REAL.remove("28 vfork")  # two processes on one stack
 def test_these_start_processes(defenceless, name, soon):
     attempt = defenceless.attack(STARTING[name])
     assert attempt.found is not None or "forked" in attempt.result.text(), attempt
-    for left in defenceless.processes() - defenceless.quiet:
-        os.kill(left, signal.SIGKILL)
-    assert soon(lambda: defenceless.processes() == defenceless.quiet)
+
+    def tidied() -> bool:
+        left = defenceless.processes() - defenceless.quiet
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    assert soon(tidied)
 
 
 HARMLESS = [name for name in REACHING if not name.startswith(("32 kill the", "32 stop", "32 everybody", "34", "36", "42"))]

@@ -7,7 +7,7 @@ its length is what that costs.
 import ctypes
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnwise.sandbox.inside import syscalls
 
@@ -128,31 +128,31 @@ CHECKED: dict[str, Callable[[], Block]] = {
 }
 
 
+class _Code(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("code", ctypes.POINTER(_Code)))
+
+
 @dataclass(slots=True)
 class Filter:
     """A program, and where in it the pid goes."""
 
     program: Block
     pids: list[int]
+    codes: "ctypes.Array[_Code]" = field(init=False)
+    """The program as the kernel reads it, made once in the zygote."""
+
+    def __post_init__(self) -> None:
+        self.codes = (_Code * len(self.program))(*(_Code(*one) for one in self.program))
 
     def install(self, pid: int) -> None:
         """From here on, for this process. Needs no_new_privs; cannot be undone."""
         for index in self.pids:
-            self.program[index] = (*self.program[index][:3], pid)
-
-        class Code(ctypes.Structure):
-            _fields_ = (
-                ("code", ctypes.c_uint16),
-                ("jt", ctypes.c_uint8),
-                ("jf", ctypes.c_uint8),
-                ("k", ctypes.c_uint32),
-            )
-
-        class Program(ctypes.Structure):
-            _fields_ = (("length", ctypes.c_uint16), ("code", ctypes.POINTER(Code)))
-
-        codes = (Code * len(self.program))(*(Code(*one) for one in self.program))
-        program = Program(len(self.program), codes)
+            self.codes[index].k = pid
+        program = _Program(len(self.program), self.codes)
         try:  # this flag keeps older kernels from slowing the process down against speculation attacks on itself
             syscalls.call("seccomp", 1, 4, ctypes.byref(program))
         except OSError as error:

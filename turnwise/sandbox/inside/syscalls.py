@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import struct
 
 from turnwise.sandbox.inside import numbers
 
@@ -54,16 +55,13 @@ def prctl(option: int, value: int, what: str) -> None:
     call("prctl", option, value, 0, 0, 0, what=f"prctl({what})")
 
 
+_CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
+_NO_CAPABILITIES = bytes(24)
+
+
 def drop_capabilities() -> None:
     """No capability in any set of this process, and none to be had again."""
-
-    class Header(ctypes.Structure):
-        _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-    class Data(ctypes.Structure):
-        _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
-
-    call("capset", ctypes.byref(Header(0x20080522, 0)), ctypes.byref((Data * 2)()))
+    call("capset", _CAPABILITY_HEADER, _NO_CAPABILITIES)
 
 
 def drop_bounding_set() -> None:
