@@ -36,7 +36,9 @@ def test_a_session_remembers_and_a_stateless_one_forgets(level: SandboxLevel) ->
                 await one.run("x = 1\nopen('file', 'w').write('here')")
             assert (await session.run("x, open('file').read()")).value == "(1, 'here')"
             for one in (forgetful, other):
-                assert (await one.run("'x' in globals(), __import__('os').path.exists('file')")).value == "(False, False)"
+                assert (
+                    await one.run("'x' in globals(), __import__('os').path.exists('file')")
+                ).value == "(False, False)"
 
     play(body, level=level)
 

@@ -20,6 +20,7 @@ class Limits:
     scratch: int = 64 * MIB
     """Of the files in a session's folder together."""
     files: int = 1024
+    threads: int = 128
     output: int = 10_000
     """Of each of stdout, stderr and the last value; the middle is left out."""
     images: int = 8

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox import probe
+from turnwise.sandbox import probe, scratch
 from turnwise.sandbox.folders import PoolFolder
 from turnwise.sandbox.gvisor import GvisorZygote
 from turnwise.sandbox.inside import isolate
@@ -21,7 +20,10 @@ from turnwise.sandbox.results import InputImage
 from turnwise.sandbox.session import LocalSession
 
 PRELOAD = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
-QUOTA_SECONDS = 0.25
+WATCH_SECONDS = 0.05
+"""Between looks at a running call: a session can make a thousand threads meanwhile."""
+QUICK_SECONDS = 0.002
+"""A shorter call cannot have made too many threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class SandboxPool:
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
         self._report: probe.Report | None = None
+        self._proven = False
         self._zygote: Zygote | GvisorZygote | None = None
         self._level = self.settings.level
         self._folder: PoolFolder | None = None
@@ -108,6 +111,7 @@ class SandboxPool:
                 refusals.append(error.refusal)
             else:
                 if self._report.level.reaches(level):
+                    self._proven = True
                     return self._fill()
             if self._zygote is not None:
                 await self._zygote.close()
@@ -168,14 +172,19 @@ class SandboxPool:
                 return place
             await place.leave()
         self._fill()
-        return await self._fork()
+        try:
+            return await self._fork()
+        except LayerRefused as error:
+            if not self._proven:
+                raise
+            raise SandboxLost(f"a session could not be isolated: {error}") from error
 
     def _fill(self) -> None:
-        if self.settings.warm and (self._filling is None or self._filling.done()):
+        if self.settings.warm and self._proven and (self._filling is None or self._filling.done()):
             self._filling = asyncio.ensure_future(self._keep_warm())
 
     async def _keep_warm(self) -> None:
-        with contextlib.suppress(SandboxLost):  # whoever needs a session next will see it
+        with contextlib.suppress(SandboxLost, LayerRefused):  # whoever needs a session next will see it
             while len(self._warm) < self.settings.warm:
                 self._warm.append(await self._fork())
 
@@ -219,6 +228,25 @@ def _open_to_all(path: str) -> bool:
     return all(os.stat(one).st_mode & 0o005 == 0o005 for one in (path, *map(str, Path(path).parents)))
 
 
+class Watch:
+    """Looks at a running call again and again until it is cancelled."""
+
+    def __init__(self, place: "_Place") -> None:
+        self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def cancel(self) -> None:
+        self._next.cancel()
+
+    def _look(self) -> None:
+        excess = self._place.excess(WATCH_SECONDS)
+        if excess is not None:
+            self._place.child.give_up(excess)
+        else:
+            self._next = self._loop.call_later(WATCH_SECONDS, self._look)
+
+
 @dataclass(eq=False, slots=True)
 class _Place:
     """A session's process and, where it has no file system of its own, its folder and the quota on it."""
@@ -228,48 +256,21 @@ class _Place:
     limits: Limits
     among: set["_Place"]
 
-    def excess(self) -> str | None:
+    def excess(self, seconds: float) -> str | None:
+        if self.child.pidfd < 0:  # inside gVisor, whose own memory and processes these are
+            return None
+        if seconds > QUICK_SECONDS and scratch.threads_of(self.child.pidfd) > self.limits.threads:
+            return f"it has more than {self.limits.threads} threads"
         if self.folder is None:
             return None
-        files, size = _usage(self.folder, self.limits.files)
-        if files > self.limits.files:
-            return f"more than {self.limits.files} files in the scratch folder"
-        return f"more than {self.limits.scratch} bytes in the scratch folder" if size > self.limits.scratch else None
+        return scratch.excess(self.folder, self.child.pidfd, size=self.limits.scratch, files=self.limits.files)
 
-    def watch(self) -> "asyncio.Task[None] | None":
-        return None if self.folder is None else asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(QUOTA_SECONDS)
-            if (excess := self.excess()) is not None:
-                self.child.give_up(excess)
+    def watch(self) -> "Watch":
+        return Watch(self)
 
     async def leave(self) -> None:
         self.among.discard(self)
         self.child.close()
         await self.child.ended
         if self.folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
-
-
-def _usage(folder: Path, most: int) -> tuple[int, int]:
-    """(files, bytes) below a folder that untrusted code filled: links are counted, never followed; stops at `most`."""
-    files = size = 0
-    waiting = [str(folder)]
-    while waiting:
-        try:
-            entries = list(os.scandir(waiting.pop()))
-        except OSError:
-            continue  # removed meanwhile
-        for entry in entries:
-            files += 1
-            try:
-                size += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-            except OSError:
-                continue
-            if files > most:
-                return files, size
-    return files, size
+            await asyncio.to_thread(scratch.remove, self.folder)

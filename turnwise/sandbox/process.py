@@ -18,6 +18,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.sandbox import wire
 
 MAX_MESSAGE = 64 * 1024
+ISOLATION_FAILED = 97
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
 END_SECONDS = 5.0
@@ -146,6 +147,11 @@ class Zygote:
                 opening.set_result(descriptors[0])
         elif "ended" in message:
             self._children.pop(message["ended"]).has_ended(message["status"], message["peak"] * 1024)
+        elif "failed" in message:
+            self._children.pop(message["failed"]).has_ended(ISOLATION_FAILED, 0)
+            opening = self._opening.pop(message["failed"])
+            if not opening.done():
+                opening.set_exception(LayerRefused(Refusal(**message["refused"])))
         elif not self._ready.done():
             self._ready.set_result(message)
 
@@ -193,6 +199,7 @@ class Child:
         self._channel = channel
         self._buffer = bytearray()
         self._waiting: asyncio.Future[Frame] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._loop.add_reader(channel.fileno(), self._readable)
 
     def expect(self) -> "asyncio.Future[Frame]":
@@ -202,8 +209,9 @@ class Child:
             self._waiting.set_exception(wire.ProtocolError(self.broken))
         return self._waiting
 
-    async def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Without waiting where the socket takes it at once, as it nearly always does."""
+    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send, in the background where the socket does not take it at once: a process that does not read must not
+        keep us. Whoever waits for the answer has a deadline."""
         try:
             if descriptors:
                 sent = socket.send_fds(self._channel, [frame], list(descriptors))
@@ -215,8 +223,11 @@ class Child:
             return  # it has ended; whoever waits for the answer learns that
         self.signal(signal.SIGCONT)  # after the frame, so that it wakes only once
         if sent < len(frame):
-            with contextlib.suppress(OSError):
-                await self._loop.sock_sendall(self._channel, memoryview(frame)[sent:])
+            self._sending = self._loop.create_task(self._send_rest(memoryview(frame)[sent:]))
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        with contextlib.suppress(OSError):
+            await self._loop.sock_sendall(self._channel, rest)
 
     def signal(self, number: int) -> None:
         if self.pidfd >= 0:
@@ -283,6 +294,8 @@ class Child:
             self._waiting.exception()  # whoever waited may have stopped
 
     def _hang_up(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
         if self._channel.fileno() >= 0:
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()

@@ -1,6 +1,5 @@
 """A session's reply as a Result. Every field was written by untrusted code: it is checked, bounded and cleaned here."""
 
-import math
 from typing import Any
 
 from turnwise.sandbox.limits import Limits
@@ -9,6 +8,9 @@ from turnwise.sandbox.wire import ProtocolError
 
 _FROM_INSIDE = {Status.OK, Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.DENIED}
 MAX_STEPS = 64
+MAX_DEPTH = 16
+FAR = 1e9
+"""Further away than any pixel of an image."""
 MAX_NAME = 200
 MAX_NOTICES = 32
 MAX_FAILURE = 8_000
@@ -88,7 +90,7 @@ def _pictures(value: Any, blobs: memoryview, limits: Limits) -> tuple[Picture, .
     found, start, pixels = [], 0, 0
     for entry in map(_dict, _list(value, limits.images)):
         mode, size, length = entry.get("mode"), entry.get("size"), entry.get("length")
-        if mode not in CHANNELS or type(length) is not int:
+        if not isinstance(mode, str) or mode not in CHANNELS or type(length) is not int:
             raise ProtocolError("an image of an unknown kind")
         if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < 1 << 20 for n in size):
             raise ProtocolError("an image of impossible size")
@@ -107,7 +109,7 @@ def _pictures(value: Any, blobs: memoryview, limits: Limits) -> tuple[Picture, .
 def _provenance(value: dict[str, Any]) -> Provenance:
     source, box = value.get("source"), value.get("box")
     if box is not None:
-        if len(_list(box, 4)) != 4 or not all(type(n) in (int, float) and math.isfinite(n) for n in box):
+        if len(_list(box, 4)) != 4 or not all(type(n) in (int, float) and -FAR < n < FAR for n in box):
             raise ProtocolError("a box that is none")
         box = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
     steps = tuple(
@@ -119,17 +121,23 @@ def _provenance(value: dict[str, Any]) -> Provenance:
 
 def _arguments(value: Any) -> dict[str, Any]:
     found = _dict(value)
-    if len(repr(found)) > 2000:
+    try:
+        size = len(repr(found))
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+        raise ProtocolError("a step with endless arguments") from error
+    if size > 2000:
         raise ProtocolError("a step with endless arguments")
-    return {_text(key, MAX_NAME): _clean_all(one) for key, one in found.items()}
+    return {_text(key, MAX_NAME): _clean_all(one, 0) for key, one in found.items()}
 
 
-def _clean_all(value: Any) -> Any:
-    """JSON values with clean texts; the depth is bounded by the length already checked."""
+def _clean_all(value: Any, depth: int) -> Any:
+    """JSON values with clean texts, not nested without end."""
+    if depth > MAX_DEPTH:
+        raise ProtocolError("a step with endless arguments")
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [_clean_all(one) for one in value]
+        return [_clean_all(one, depth + 1) for one in value]
     if isinstance(value, dict):
-        return {clean(key): _clean_all(one) for key, one in value.items()}
+        return {clean(key): _clean_all(one, depth + 1) for key, one in value.items()}
     return value

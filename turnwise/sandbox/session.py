@@ -121,7 +121,7 @@ class LocalSession:
                 frame = wire.pack({**header, "inband": True}, *(image.data for image in images))
             start = time.monotonic()
             reply = child.expect()
-            await child.send(frame, sealed)
+            child.send(frame, sealed)
         result = await self._settle(place, reply, start, seconds)
         if result.kept:
             child.signal(signal.SIGSTOP)  # threads it left behind get no time between calls
@@ -142,9 +142,8 @@ class LocalSession:
         finally:
             interrupt.cancel()
             kill.cancel()
-            if watch is not None:
-                watch.cancel()
-        if (excess := place.excess()) is not None:
+            watch.cancel()
+        if (excess := place.excess(time.monotonic() - start)) is not None:
             return replace(result, status=Status.KILLED, kept=False, notices=(*result.notices, f"{excess}; {LOST}"))
         if result.status is Status.TIMEOUT:
             note = f"stopped after {seconds:g} s; variables keep the values they had at that point"
@@ -152,16 +151,22 @@ class LocalSession:
         return result
 
 
+class Cancellable(Protocol):
+    """Something that goes on until it is cancelled."""
+
+    def cancel(self) -> object: ...
+
+
 class Place(Protocol):
     """A process with a scratch folder."""
 
     child: Child
 
-    def excess(self) -> str | None:
-        """What the scratch folder has too much of, where the kernel does not see to that."""
+    def excess(self, seconds: float) -> str | None:
+        """What there is too much of after so many seconds, where the kernel does not see to that: threads, files."""
         ...
 
-    def watch(self) -> "asyncio.Task[None] | None":
+    def watch(self) -> "Cancellable":
         """Look at that while code runs."""
         ...
 
@@ -199,6 +204,13 @@ def _sealed(data: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one without a name
+        return f"signal {number}"
+
+
 async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
     """Why the process is gone, from those who know: the zygote for its death, we for what we ended.
 
@@ -218,6 +230,6 @@ async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
     elif status >= 0:
         what = f"the process ended with exit status {status}"
     else:
-        what = f"the process was killed by {signal.Signals(-status).name}"
+        what = f"the process was killed by {_signal_name(-status)}"
     kind = Status.KILLED if seconds is None else Status.TIMEOUT
     return Result(kind, kept=False, notices=(f"{what}; {LOST}",), peak_memory=child.peak)

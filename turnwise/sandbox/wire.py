@@ -5,7 +5,7 @@ Both sides use it; the host treats everything it reads as written by an attacker
 
 import json
 import struct
-from typing import Any
+from typing import Any, NoReturn
 
 PREFIX = struct.Struct("!II")
 """Bytes after the prefix, and how many of them are the header."""
@@ -15,6 +15,10 @@ MAX_FRAME = 128 * 1024 * 1024
 
 class ProtocolError(Exception):
     """Bytes that are not a frame, or a frame that breaks the rules."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
@@ -34,7 +38,7 @@ def lengths(prefix: bytes) -> tuple[int, int]:
 def read_header(encoded: bytes) -> dict[str, Any]:
     """The header, which must be a JSON object."""
     try:
-        header = json.loads(encoded)
+        header = json.loads(encoded, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a header that is not JSON: {type(error).__name__}") from error
     if not isinstance(header, dict):

@@ -137,7 +137,20 @@ def test_these_change_metadata(defenceless, bait, body):
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/shadow", "/etc/passwd", "/etc/hostname", "/root", "/home", "/", "/etc", "/var", "/proc", "/sys", "/run", "/boot"],
+    [
+        "/etc/shadow",
+        "/etc/passwd",
+        "/etc/hostname",
+        "/root",
+        "/home",
+        "/",
+        "/etc",
+        "/var",
+        "/proc",
+        "/sys",
+        "/run",
+        "/boot",
+    ],
 )
 def test_the_system_cannot_be_read(arena, path):
     """1, 2, 4."""
@@ -145,7 +158,20 @@ def test_the_system_cannot_be_read(arena, path):
     attempt = arena.attack(read)
     if arena.namespaces and path in ("/", "/root"):  # its own root, with the folders on the way to Python
         listed = set(eval(attempt.found)) if attempt.found else set()
-        assert not listed & {"etc", "home", "proc", "var", "work", "boot", "sys", "run", ".ssh", ".bashrc", ".profile", ".cache"}
+        assert not listed & {
+            "etc",
+            "home",
+            "proc",
+            "var",
+            "work",
+            "boot",
+            "sys",
+            "run",
+            ".ssh",
+            ".bashrc",
+            ".profile",
+            ".cache",
+        }
     else:
         assert attempt.refused, attempt
 
@@ -246,7 +272,9 @@ def test_the_scratch_folder_has_a_quota(arena, name, request):
 def test_a_tree_too_deep_to_walk_is_removed(arena, request):
     """19: deeper than any recursion of the host."""
     if not arena.namespaces:
-        request.applymarker(pytest.mark.xfail(strict=True, raises=RecursionError, reason="rmtree recurses: session.run raises"))
+        request.applymarker(
+            pytest.mark.xfail(strict=True, raises=RecursionError, reason="rmtree recurses: session.run raises")
+        )
     try:
         result = arena.run("for i in range(3000): os.mkdir('a'); os.chdir('a')")
         assert result.status in (Status.KILLED, Status.ERROR), result

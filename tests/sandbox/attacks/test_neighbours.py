@@ -44,14 +44,22 @@ def test_other_sessions_cannot_be_reached(arena):
             return attempts, await owner.run("secret, os.listdir('.')")
 
     attempts, owner = arena.do(work())
-    assert all(one.status in (Status.DENIED, Status.ERROR) and one.failure.kind in ("PermissionError", "FileNotFoundError", "OSError") for one in attempts), attempts
+    assert all(
+        one.status in (Status.DENIED, Status.ERROR)
+        and one.failure.kind in ("PermissionError", "FileNotFoundError", "OSError")
+        for one in attempts
+    ), attempts
     assert owner.value == "('private', ['mine'])"
 
 
 def test_nothing_goes_from_one_session_to_the_next(arena):
     """92: a process serves one session only."""
-    arena.run("import builtins; builtins.evil = 1; open('evil', 'w').write('x'); sys.modules['evil'] = os; os.environ['EVIL'] = '1'")
-    found = arena.run("hasattr(__builtins__, 'evil'), os.listdir('.'), 'evil' in sys.modules, 'EVIL' in os.environ, 'evil' in globals()")
+    arena.run(
+        "import builtins; builtins.evil = 1; open('evil', 'w').write('x'); sys.modules['evil'] = os; os.environ['EVIL'] = '1'"
+    )
+    found = arena.run(
+        "hasattr(__builtins__, 'evil'), os.listdir('.'), 'evil' in sys.modules, 'EVIL' in os.environ, 'evil' in globals()"
+    )
     assert found.value == "(False, [], False, False, False)"
 
 
@@ -75,7 +83,11 @@ def test_random_numbers(arena):
     first, second = (eval(value) for value in (one, other))
     assert first[0] != second[0] and first[1] != second[1]
     fresh = "import uuid, numpy; (os.urandom(8), uuid.uuid4().hex, numpy.random.default_rng().random())"
-    assert all(a != b for a, b in zip(*(eval(arena.run(fresh, seed=1).value) for _ in range(2)), strict=True) for a, b in [(a, b)])
+    assert all(
+        a != b
+        for a, b in zip(*(eval(arena.run(fresh, seed=1).value) for _ in range(2)), strict=True)
+        for a, b in [(a, b)]
+    )
 
 
 HOST = """
@@ -147,7 +159,11 @@ def test_nothing_leaks_when_calls_are_ended_again_and_again(arena):
 
     async def work():
         sessions = [arena.pool.session() for _ in range(4)]
-        for code, seconds in (("while True: pass", 0.005), ("import os; os._exit(1)", 1), ("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass", 0.005)):
+        for code, seconds in (
+            ("while True: pass", 0.005),
+            ("import os; os._exit(1)", 1),
+            ("import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass", 0.005),
+        ):
             for _ in range(4):
                 results = await asyncio.gather(*(one.run(code, seconds) for one in sessions))
                 assert {one.status for one in results} <= {Status.TIMEOUT, Status.KILLED}
@@ -155,7 +171,9 @@ def test_nothing_leaks_when_calls_are_ended_again_and_again(arena):
         await asyncio.sleep(0.05)
         for call in calls:
             call.cancel()
-        assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*calls, return_exceptions=True))
+        assert all(
+            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*calls, return_exceptions=True)
+        )
         assert (await sessions[0].run("1 + 1")).value == "2"
         for one in sessions:
             await one.close()
@@ -192,12 +210,22 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("forbidden", "level", "floor", "expected"),
     [
-        (["unshare"], "auto", "L3", "refused: sandbox.min_level=L3 cannot be had here, so no code was run\n  namespaces: unshare"),
+        (
+            ["unshare"],
+            "auto",
+            "L3",
+            "refused: sandbox.min_level=L3 cannot be had here, so no code was run\n  namespaces: unshare",
+        ),
         (["unshare"], "L3", "L2", "refused: sandbox.level=L3 cannot be had here"),
         (["mount"], "L3", "L3", "refused: sandbox.level=L3"),
         (["setns"], "L3", "L3", "refused: sandbox.level=L3"),
         (["unshare"], "auto", "L2", "ran at L2 42"),
-        (["landlock_create_ruleset"], "auto", "L2", "refused: sandbox.min_level=L2 cannot be had here, so no code was run\n  landlock"),
+        (
+            ["landlock_create_ruleset"],
+            "auto",
+            "L2",
+            "refused: sandbox.min_level=L2 cannot be had here, so no code was run\n  landlock",
+        ),
         (["landlock_restrict_self"], "L2", "L2", "refused: sandbox.level=L2"),
         (["seccomp"], "L2", "L2", "refused: sandbox.level=L2"),
     ],
@@ -207,7 +235,9 @@ def test_a_layer_that_cannot_be_had_runs_no_code(forbidden, level, floor, expect
     script = WITHOUT.format(root=ROOT, forbidden=forbidden, level=level, floor=floor)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     if forbidden == ["setns"]:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the zygote dies of it: SandboxLost, and auto does not go on to L2"))
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="the zygote dies of it: SandboxLost, and auto does not go on to L2")
+        )
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 
@@ -290,8 +320,16 @@ def test_an_ordinary_user_has_the_same_sandbox(level, request):
     lines = done.stdout.splitlines()
     assert lines and lines[0].startswith("uid ") and lines[0].endswith(level.name), done.stdout + done.stderr
     for line in lines[1 : 1 + len(FROM_SAME_UID)]:
-        assert line.startswith(("denied PermissionError", "error FileNotFoundError", "denied OSError", "error ProcessLookupError")), line
+        assert line.startswith(
+            ("denied PermissionError", "error FileNotFoundError", "denied OSError", "error ProcessLookupError")
+        ), line
     rest = dict(line.split(" ", 1) for line in lines[1 + len(FROM_SAME_UID) :])
     assert rest["honest"] == "42" and rest["canary"] == "384 canary affinity True", rest
-    request.applymarker(pytest.mark.xfail(condition=level is SandboxLevel.L2, strict=True, reason="a folder without the right to list is not counted, nor removed"))
+    request.applymarker(
+        pytest.mark.xfail(
+            condition=level is SandboxLevel.L2,
+            strict=True,
+            reason="a folder without the right to list is not counted, nor removed",
+        )
+    )
     assert rest["hidden"] in ("killed", "error") and rest["left"] == "False", rest

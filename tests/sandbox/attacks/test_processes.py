@@ -194,7 +194,9 @@ def test_these_start_processes(defenceless, name, soon):
     assert soon(tidied)
 
 
-HARMLESS = [name for name in REACHING if not name.startswith(("32 kill the", "32 stop", "32 everybody", "34", "36", "42"))]
+HARMLESS = [
+    name for name in REACHING if not name.startswith(("32 kill the", "32 stop", "32 everybody", "34", "36", "42"))
+]
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -253,7 +255,9 @@ count
 """
 
 
-@pytest.mark.xfail(strict=True, reason="only address space bounds threads: four sessions use up all pids of the machine")
+@pytest.mark.xfail(
+    strict=True, reason="only address space bounds threads: four sessions use up all pids of the machine"
+)
 def test_thread_bomb(arena):
     """30: 32768 pids are all that many machines have."""
     result = arena.run(THREADS)

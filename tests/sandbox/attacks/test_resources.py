@@ -24,7 +24,9 @@ MEMORY = {
 def test_memory_ends_before_the_host_s_does(arena, code):
     """Told as such, and peak memory stays within the limit."""
     result = arena.run(code)
-    assert result.status is Status.MEMORY or (result.failure and "Cannot allocate memory" in result.failure.message), result
+    assert result.status is Status.MEMORY or (result.failure and "Cannot allocate memory" in result.failure.message), (
+        result
+    )
     assert result.peak_memory < arena.limits.memory + (128 << 20)
 
 
@@ -48,7 +50,10 @@ ENDLESS = {
     "70 the host's socket": ("os.read(3, 1)", True),
     "61 repr": ("class R:\n    def __repr__(self):\n        while True: pass\nR()", True),
     "61 exception": ("class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E()", None),
-    "61 class": ("class M(type):\n    def __getattribute__(self, n):\n        while True: pass\nclass E(Exception, metaclass=M): pass\nraise E()", None),
+    "61 class": (
+        "class M(type):\n    def __getattribute__(self, n):\n        while True: pass\nclass E(Exception, metaclass=M): pass\nraise E()",
+        None,
+    ),
     "88 __del__": ("class D:\n    def __del__(self):\n        while True: pass\nd = D(); del d", None),
 }
 
@@ -65,7 +70,9 @@ def test_time_runs_out(arena, name):
 
 def test_a_stopped_call_keeps_variables_and_an_ended_one_says_what_was_lost(arena):
     assert arena.run("value = 42", "while True: pass", "value", seconds=0.1).value == "42"
-    result = arena.run("value = 42", "signal.signal(2, signal.SIG_IGN)\nwhile True: pass", "'value' in globals()", seconds=0.1)
+    result = arena.run(
+        "value = 42", "signal.signal(2, signal.SIG_IGN)\nwhile True: pass", "'value' in globals()", seconds=0.1
+    )
     assert result.value == "False"
 
 
@@ -101,7 +108,10 @@ def test_there_is_no_input(arena):
 
 
 ENDS = {
-    "71 recursion": ("sys.setrecursionlimit(10**9)\nclass R:\n    def __repr__(self): return repr(self)\nrepr(R())", Status.KILLED),
+    "71 recursion": (
+        "sys.setrecursionlimit(10**9)\nclass R:\n    def __repr__(self): return repr(self)\nrepr(R())",
+        Status.KILLED,
+    ),
     "71 within the limit": ("def f(): f()\nf()", Status.ERROR),
     "72 segfault": ("ctypes.string_at(0)", Status.KILLED),
     "72 illegal instruction": (
@@ -120,7 +130,10 @@ ENDS = {
     "75 alarm": ("signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.1)", None),
     "76 brackets": ("eval('(' * 5000 + ')' * 5000)", Status.ERROR),
     "76 nesting": ("eval('-' * 100_000 + '1')", None),
-    "76 ast": ("import ast\nn = ast.Constant(1)\nfor _ in range(100_000): n = ast.UnaryOp(ast.USub(), n)\ncompile(ast.Expression(n), '', 'eval')", None),
+    "76 ast": (
+        "import ast\nn = ast.Constant(1)\nfor _ in range(100_000): n = ast.UnaryOp(ast.USub(), n)\ncompile(ast.Expression(n), '', 'eval')",
+        None,
+    ),
     "76 nothing but syntax": ("(" * 300 + ")" * 300, None),
     "76 NUL": ("x = '\0'", Status.ERROR),
     "76 too long": ("#" * (1 << 20) + "#", Status.ERROR),
@@ -147,9 +160,13 @@ def test_ends(arena, name):
 
 def test_no_image_is_larger_than_allowed(arena):
     """77."""
-    result = arena.run("from PIL import Image; show(Image.new('L', (3000, 3000))); show(*[Image.new('L', (9, 9), n) for n in range(9)])")
+    result = arena.run(
+        "from PIL import Image; show(Image.new('L', (3000, 3000))); show(*[Image.new('L', (9, 9), n) for n in range(9)])"
+    )
     assert result.status is Status.OK and len(result.images) <= arena.limits.images
-    assert sum(one.size[0] * one.size[1] for one in result.images) <= arena.limits.pixels and "left out" in result.text()
+    assert (
+        sum(one.size[0] * one.size[1] for one in result.images) <= arena.limits.pixels and "left out" in result.text()
+    )
 
 
 SPIN = """
@@ -198,7 +215,12 @@ def test_the_neighbour_runs_while_others_misbehave(arena):
 
     async def work() -> list[str | None]:
         bad = [arena.pool.session() for _ in range(4)]
-        codes = ("while True: pass", "while True: print('x' * 1000)", "held = []\nwhile True: held.append(bytearray(1 << 20))", "import os; os._exit(1)")
+        codes = (
+            "while True: pass",
+            "while True: print('x' * 1000)",
+            "held = []\nwhile True: held.append(bytearray(1 << 20))",
+            "import os; os._exit(1)",
+        )
         attacks = [asyncio.ensure_future(one.run(code, 1)) for one, code in zip(bad, codes, strict=True)]
         good = arena.pool.session(seed=3)
         found = [(await good.run(f"sum(range({n}))")).value for n in range(20)]

@@ -44,14 +44,27 @@ def test_the_host_s_secrets_are_not_there(arena, body):
     assert attempt.found is None and attempt.result.status is Status.OK, attempt
 
 
-SECRET_FILES = ("~/.ssh", "~/.aws", "~/.netrc", "~/.cache", "/run/secrets", "/var/run/secrets", "/proc/1/environ", "/proc/self/environ")
+SECRET_FILES = (
+    "~/.ssh",
+    "~/.aws",
+    "~/.netrc",
+    "~/.cache",
+    "/run/secrets",
+    "/var/run/secrets",
+    "/proc/1/environ",
+    "/proc/self/environ",
+)
 
 
-@pytest.mark.parametrize("path", [*SECRET_FILES, "/proc/self/maps", "/proc/sys/kernel/random/boot_id", "/sys/class/net"])
+@pytest.mark.parametrize(
+    "path", [*SECRET_FILES, "/proc/self/maps", "/proc/sys/kernel/random/boot_id", "/sys/class/net"]
+)
 def test_no_folder_of_secrets_is_there(arena, path):
     """45."""
     path = os.path.expanduser(path)
-    attempt = arena.attack(f"return os.listdir({path!r}) if {path.startswith(('~', '/root', '/run', '/var', '/sys'))} else open({path!r}).read()")
+    attempt = arena.attack(
+        f"return os.listdir({path!r}) if {path.startswith(('~', '/root', '/run', '/var', '/sys'))} else open({path!r}).read()"
+    )
     assert attempt.refused, attempt
 
 
@@ -122,7 +135,24 @@ def test_the_kernel_is_out_of_reach(arena, body):
 WORKING = [
     name
     for name in PRIVILEGES
-    if name.startswith(("47 setuid", "47 setres", "50", "51 d", "51 sub", "52", "53 sh", "53 sem", "53 mess", "55", "56", "48 key", "48 aio", "48 memory"))
+    if name.startswith(
+        (
+            "47 setuid",
+            "47 setres",
+            "50",
+            "51 d",
+            "51 sub",
+            "52",
+            "53 sh",
+            "53 sem",
+            "53 mess",
+            "55",
+            "56",
+            "48 key",
+            "48 aio",
+            "48 memory",
+        )
+    )
     or name in ("46 unshare files", "48 kcmp")
 ]
 
@@ -170,7 +200,11 @@ def test_limits_are_hard(arena, name):
 
 
 def test_limits_of_size_and_time_are_hard(arena):
-    found = eval(arena.run("[resource.getrlimit(n) for n in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU)]").value)
+    found = eval(
+        arena.run(
+            "[resource.getrlimit(n) for n in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU)]"
+        ).value
+    )
     assert all(soft == hard != resource.RLIM_INFINITY for soft, hard in found)
     assert found[1][0] == arena.limits.scratch and found[2][0] == arena.limits.cpu_seconds
 

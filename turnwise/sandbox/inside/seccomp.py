@@ -21,7 +21,7 @@ read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek 
 msync mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
 sigaltstack restart_syscall pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat
 faccessat2 pipe pipe2 select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer
-alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt setsockopt
+alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt
 getsockname getpeername exit exit_group wait4 waitid uname flock fsync fdatasync sync_file_range ftruncate getdents
 getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink
 symlinkat readlink readlinkat umask creat copy_file_range fallocate fadvise64 readahead statfs fstatfs gettimeofday
@@ -109,6 +109,8 @@ def _stream_pair() -> Block:
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 10, 15, 1024, 1026, 1031
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _NAMES = (15, 16, 0x53564D41)
+_PROGRAMS = (26, 50, 51, 52)
+"""Options that give a socket a program for the kernel to run."""
 
 CHECKED: dict[str, Callable[[], Block]] = {
     "clone": _thread_only,
@@ -122,6 +124,7 @@ CHECKED: dict[str, Callable[[], Block]] = {
     "prctl": lambda: _one_of(0, _NAMES, _give(_ALLOW), _DENY),
     "prlimit64": lambda: _zero(2),  # asking, not setting
     "socketpair": _stream_pair,
+    "setsockopt": lambda: _one_of(2, _PROGRAMS, _DENY, _give(_ALLOW)),
     "sendto": lambda: _zero(4),  # to the peer, not to an address
     "sched_setaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),
     "sched_getaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),

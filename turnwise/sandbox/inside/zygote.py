@@ -119,10 +119,11 @@ class _Zygote:
         if not message:
             os._exit(0)  # the host let go; everything here ends with us
         request = json.loads(message)
-        if self.ground.plan.namespaces:
-            syscalls.setns(itself, syscalls.CLONE_NEWPID)
-            syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
-        child = os.fork()
+        try:
+            child = self._fork(itself)
+        except isolate.LayerError as error:
+            os.close(descriptors[0])
+            return _say(self.control, {"failed": request["open"], "refused": _refusal(error)})
         if child == 0:
             become_session(self.ground, self.settings, descriptors[0], request["scratch"])
         os.close(descriptors[0])
@@ -130,6 +131,14 @@ class _Zygote:
         self.numbers[pidfd] = (request["open"], child)
         self.poll.register(pidfd, select.EPOLLIN)
         _say(self.control, {"opened": request["open"]}, pidfd)
+
+    def _fork(self, itself: int) -> int:
+        if self.ground.plan.namespaces:
+            with isolate.layer("namespaces"):
+                syscalls.setns(itself, syscalls.CLONE_NEWPID)
+                syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
+        with isolate.layer("processes"):
+            return os.fork()
 
     def _bury(self, pidfd: int) -> None:
         number, child = self.numbers.pop(pidfd)
