@@ -255,26 +255,19 @@ FILLING = {
     "20 past the size of a file": "os.pwrite(os.open('a', os.O_CREAT | os.O_WRONLY), b'x', 1 << 40); return 'written'",
     "20 sparse": "os.truncate(os.open('a', os.O_CREAT | os.O_WRONLY), 1 << 40); return 'written'",
 }
-UNCOUNTED = {"18 deleted while open", "18 without a name", "18 below a long path"}
 
 
 @pytest.mark.parametrize("name", FILLING)
-def test_the_scratch_folder_has_a_quota(arena, name, request):
+def test_the_scratch_folder_has_a_quota(arena, name):
     """A session that takes more than its share is refused by the kernel, or ended by the host."""
-    if name in UNCOUNTED and not arena.namespaces:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="at L2 the quota counts only files found by name"))
     attempt = arena.attack(textwrap.dedent(FILLING[name]).strip() + "\nreturn 'filled'")
     ended = attempt.result.status is Status.KILLED
     hard_links = arena.namespaces and name == "19 hard links"  # of one inode: they take no room there
     assert ended or attempt.refused or hard_links, attempt
 
 
-def test_a_tree_too_deep_to_walk_is_removed(arena, request):
+def test_a_tree_too_deep_to_walk_is_removed(arena):
     """19: deeper than any recursion of the host."""
-    if not arena.namespaces:
-        request.applymarker(
-            pytest.mark.xfail(strict=True, raises=RecursionError, reason="rmtree recurses: session.run raises")
-        )
     try:
         result = arena.run("for i in range(3000): os.mkdir('a'); os.chdir('a')")
         assert result.status in (Status.KILLED, Status.ERROR), result

@@ -218,10 +218,8 @@ def test_signals_to_itself_are_its_own_affair(arena):
         assert result.value == "'alive'" or result.status in (Status.KILLED, Status.TIMEOUT), result
 
 
-def test_a_signal_without_a_name(arena, request):
+def test_a_signal_without_a_name(arena):
     """32: the kernel has more of them than Python's enum."""
-    if not arena.namespaces:  # there it is the first process of its namespace, and no such signal reaches it
-        request.applymarker(pytest.mark.xfail(strict=True, raises=ValueError, reason="signal.Signals(40) in _killed"))
     result = arena.run("os.kill(os.getpid(), 40); time.sleep(0.05); 'alive'")
     assert result.value == "'alive'" or result.status is Status.KILLED
 
@@ -255,13 +253,10 @@ count
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only address space bounds threads: four sessions use up all pids of the machine"
-)
 def test_thread_bomb(arena):
     """30: 32768 pids are all that many machines have."""
     result = arena.run(THREADS)
-    assert result.status is Status.OK and int(result.value) < 2000, result
+    assert result.status is Status.KILLED and "threads" in result.text(), result
 
 
 def test_threads_stay_and_die_with_the_session(arena):

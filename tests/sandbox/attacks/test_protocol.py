@@ -97,14 +97,6 @@ FORGED = {
     'forge(b\'{"id":2,"status":"ok","images":[{"name":"a","mode":"L","size":[1,1],"length":1,"provenance":'
     '{"steps":[{"name":"x","arguments":{"a":\' + deep + b\'}}]}}]}\', b\'x\')',
 }
-CRASHES = {
-    "85 mode is a list": TypeError,
-    "85 mode is an object": TypeError,
-    "85 box too large for a fraction": OverflowError,
-    "85 deep arguments": RecursionError,
-}
-
-
 def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | BaseException]:
     """Each in a session of its own, several at a time, because the host waits a moment for each to end by itself."""
 
@@ -125,10 +117,7 @@ def answers_to_forgery(pool_under_attack) -> dict[str, Result | BaseException]:
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_answer_ends_the_session_and_nothing_else(arena, answers_to_forgery, name, request):
-    if name in CRASHES:
-        reason = "replies.read_reply lets it out: session.run raises in the host"
-        request.applymarker(pytest.mark.xfail(strict=True, raises=CRASHES[name], reason=reason))
+def test_a_forged_answer_ends_the_session_and_nothing_else(arena, answers_to_forgery, name):
     result = answers_to_forgery[name]
     if isinstance(result, BaseException):
         raise result
@@ -201,12 +190,8 @@ def test_a_broken_harness_is_the_session_s_own_loss(arena, code):
     assert result.value == "2" or result.status in (Status.KILLED, Status.ERROR, Status.TIMEOUT), result
 
 
-def test_a_session_that_reads_nothing_more_does_not_hold_the_host(arena, request):
+def test_a_session_that_reads_nothing_more_does_not_hold_the_host(arena):
     """83: it answers in the worker's place, and the next request does not fit into the socket."""
-    request.applymarker(
-        pytest.mark.xfail(strict=True, raises=TimeoutError, reason="Child.send has no deadline: session.run hangs")
-    )
-
     async def work():
         async with arena.pool.session() as session:
             await session.run(arena.prelude({}))
@@ -270,7 +255,6 @@ def test_texts_can_be_encoded(arena, code):
     assert whole.encode("utf-8") and "\0" not in whole
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="replies._clean_all lets NaN and Infinity through")
 def test_numbers_that_json_has_not(arena):
     """89: arguments of a step go into records that are read as JSON."""
     import json
