@@ -97,13 +97,13 @@ class GvisorZygote:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def fork(self, scratch: str) -> "RelayedChild":
+    async def fork(self, scratch: str, *, rehearse: bool) -> "RelayedChild":
         """A new session's process, isolated and ready."""
         if self.lost.done():
             raise SandboxLost(self.lost.result())
         number = self._next = self._next + 1
         arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
-        self._tell({"open": number, "scratch": scratch})
+        self._tell({"open": number, "scratch": scratch, "rehearse": rehearse})
         try:
             channel = await arriving
         finally:

@@ -173,7 +173,7 @@ class SandboxPool:
             await place.leave()
         self._fill()
         try:
-            return await self._fork()
+            return await self._fork(rehearse=False)
         except LayerRefused as error:
             if not self._proven:
                 raise
@@ -186,15 +186,15 @@ class SandboxPool:
     async def _keep_warm(self) -> None:
         with contextlib.suppress(SandboxLost, LayerRefused):  # whoever needs a session next will see it
             while len(self._warm) < self.settings.warm:
-                self._warm.append(await self._fork())
+                self._warm.append(await self._fork(rehearse=True))
 
-    async def _fork(self) -> "_Place":
+    async def _fork(self, *, rehearse: bool) -> "_Place":
         zygote = await self._living_zygote()
         folder = None
         if not self._level.reaches(SandboxLevel.L3):
             folder = self._new_folder(zygote.uid)
         try:
-            child = await zygote.fork(isolate.SCRATCH if folder is None else str(folder))
+            child = await zygote.fork(isolate.SCRATCH if folder is None else str(folder), rehearse=rehearse)
         except BaseException:
             if folder is not None:
                 folder.rmdir()

@@ -19,6 +19,7 @@ from turnwise.sandbox import wire
 
 MAX_MESSAGE = 64 * 1024
 ISOLATION_FAILED = 97
+REST_SECONDS = 0.005
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
 END_SECONDS = 5.0
@@ -95,8 +96,8 @@ class Zygote:
         zygote.landlock, zygote.uid = answer["ready"]["landlock"], answer["ready"]["uid"]
         return zygote
 
-    async def fork(self, scratch: str) -> "Child":
-        """A new session's process, isolated and ready."""
+    async def fork(self, scratch: str, *, rehearse: bool) -> "Child":
+        """A new session's process, isolated and ready; one made ahead of need has rehearsed its first call."""
         if self.lost.done():
             raise SandboxLost(self.lost.result())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -108,7 +109,7 @@ class Zygote:
         opening = self._opening[number] = asyncio.get_running_loop().create_future()
         try:
             with theirs:
-                request = json.dumps({"open": number, "scratch": scratch}).encode()
+                request = json.dumps({"open": number, "scratch": scratch, "rehearse": rehearse}).encode()
                 socket.send_fds(self._control, [request], [theirs.fileno()])
             child.pidfd = await opening
             header, _ = await hello
@@ -200,6 +201,8 @@ class Child:
         self._buffer = bytearray()
         self._waiting: asyncio.Future[Frame] | None = None
         self._sending: asyncio.Task[None] | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._stopped = False
         self._loop.add_reader(channel.fileno(), self._readable)
 
     def expect(self) -> "asyncio.Future[Frame]":
@@ -221,13 +224,26 @@ class Child:
             sent = 0
         except OSError:
             return  # it has ended; whoever waits for the answer learns that
-        self.signal(signal.SIGCONT)  # after the frame, so that it wakes only once
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if self._stopped:
+            self._stopped = False
+            self.signal(signal.SIGCONT)  # after the frame, so that it wakes only once
         if sent < len(frame):
             self._sending = self._loop.create_task(self._send_rest(memoryview(frame)[sent:]))
 
     async def _send_rest(self, rest: memoryview) -> None:
         with contextlib.suppress(OSError):
             await self._loop.sock_sendall(self._channel, rest)
+
+    def rest(self) -> None:
+        """Threads that a call left behind get no time until the next one. Soon, not now: it may come at once."""
+        self._resting = self._loop.call_later(REST_SECONDS, self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self.signal(signal.SIGSTOP)
 
     def signal(self, number: int) -> None:
         if self.pidfd >= 0:
@@ -293,7 +309,14 @@ class Child:
             self._waiting.set_exception(wire.ProtocolError(reason))
             self._waiting.exception()  # whoever waited may have stopped
 
+    def give_up_on(self, reply: "asyncio.Future[Frame]", reason: str) -> None:
+        """Unless that reply has come."""
+        if not reply.done():
+            self.give_up(reason)
+
     def _hang_up(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         if self._sending is not None:
             self._sending.cancel()
         if self._channel.fileno() >= 0:

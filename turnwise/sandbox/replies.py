@@ -16,8 +16,8 @@ MAX_NOTICES = 32
 MAX_FAILURE = 8_000
 
 
-def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: Limits) -> Result:
-    """The result a well-formed reply tells; ProtocolError for any other."""
+def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: Limits, seconds: float) -> Result:
+    """The result a well-formed reply tells after so many seconds; ProtocolError for any other."""
     if header.get("id") != number or isinstance(header.get("id"), bool):
         raise ProtocolError("an answer to another question")
     try:
@@ -39,6 +39,7 @@ def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: L
         images=_pictures(header.get("images", []), blobs, limits),
         failure=_failure(header.get("failure")),
         notices=tuple(_text(one, 1000) for one in _list(header.get("notices", []), MAX_NOTICES)),
+        seconds=seconds,
         peak_memory=peak,
     )
 

@@ -124,31 +124,36 @@ class LocalSession:
             child.send(frame, sealed)
         result = await self._settle(place, reply, start, seconds)
         if result.kept:
-            child.signal(signal.SIGSTOP)  # threads it left behind get no time between calls
-        return replace(result, seconds=time.monotonic() - start)
+            child.rest()
+        return result
 
     async def _settle(self, place: "Place", reply: "asyncio.Future[Frame]", start: float, seconds: float) -> Result:
         """The result, whether the code answers, has to be interrupted, or has to be killed."""
         child = place.child
         loop = asyncio.get_running_loop()
-        interrupt = loop.call_later(seconds, child.signal, signal.SIGINT)
-        kill = loop.call_later(seconds + self.limits.grace, child.give_up, NO_ANSWER)
+        deadline = loop.call_later(seconds, self._interrupt, child, reply)
         watch = place.watch()
         try:
             header, blobs = await reply
-            result = read_reply(header, blobs, self._calls, self.limits)
+            taken = time.monotonic() - start
+            result = read_reply(header, blobs, self._calls, self.limits, taken)
         except wire.ProtocolError as error:
-            return await _killed(child, str(error), seconds if time.monotonic() - start >= seconds else None)
+            taken = time.monotonic() - start
+            return replace(await _killed(child, str(error), seconds if taken >= seconds else None), seconds=taken)
         finally:
-            interrupt.cancel()
-            kill.cancel()
+            deadline.cancel()
             watch.cancel()
-        if (excess := place.excess(time.monotonic() - start)) is not None:
+        if (excess := place.excess(taken)) is not None:
             return replace(result, status=Status.KILLED, kept=False, notices=(*result.notices, f"{excess}; {LOST}"))
         if result.status is Status.TIMEOUT:
             note = f"stopped after {seconds:g} s; variables keep the values they had at that point"
             result = replace(result, notices=(*result.notices, note))
         return result
+
+    def _interrupt(self, child: Child, reply: "asyncio.Future[Frame]") -> None:
+        """Time is up: the code may answer with what it has, and is then killed."""
+        child.signal(signal.SIGINT)
+        asyncio.get_running_loop().call_later(self.limits.grace, child.give_up_on, reply, NO_ANSWER)
 
 
 class Cancellable(Protocol):

@@ -21,9 +21,13 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
 def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
     """One frame."""
-    encoded = json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode()
+    encoded = _ENCODER.encode(header).encode()
     return b"".join((PREFIX.pack(len(encoded) + sum(map(len, blobs)), len(encoded)), encoded, *blobs))
 
 
@@ -38,7 +42,7 @@ def lengths(prefix: bytes) -> tuple[int, int]:
 def read_header(encoded: bytes) -> dict[str, Any]:
     """The header, which must be a JSON object."""
     try:
-        header = json.loads(encoded, parse_constant=_refuse)
+        header = _DECODER.decode(encoded.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a header that is not JSON: {type(error).__name__}") from error
     if not isinstance(header, dict):

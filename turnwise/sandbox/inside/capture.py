@@ -96,7 +96,7 @@ class ByteStream(io.BufferedIOBase):
 
     def __init__(self, sink: HeadTail, descriptor: int) -> None:
         self._sink = sink
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def write(self, data: Any) -> int:
@@ -109,7 +109,7 @@ class ByteStream(io.BufferedIOBase):
         return True
 
     def fileno(self) -> int:
-        return self._descriptor
+        return self.descriptor
 
     def close(self) -> None:
         """Stays open: the next call prints too."""
@@ -159,25 +159,25 @@ class TextStream(io.TextIOBase):
 class RawOutput:
     """What C code wrote to the descriptors 1 and 2: a file of a fixed size, which is read after the call."""
 
-    __slots__ = ("_descriptor", "_size")
+    __slots__ = ("descriptor", "_size")
 
     def __init__(self, descriptor: int) -> None:
         """`descriptor` is a duplicate that shares its offset with the descriptors the code writes to."""
         status = fstat(descriptor)
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._size = status.st_size if S_ISREG(status.st_mode) else 0
 
     def drain(self, sink: HeadTail) -> bool:
         """Move what was written to the sink; whether the file was full, so that more may have been lost."""
         if not self._size:
             return False
-        end = lseek(self._descriptor, 0, SEEK_CUR)
+        end = lseek(self.descriptor, 0, SEEK_CUR)
         if not end:
             return False
-        lseek(self._descriptor, 0, SEEK_SET)
+        lseek(self.descriptor, 0, SEEK_SET)
         decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         length = min(end, self._size)
         for start in range(0, length, PIECE):
-            sink.write(decoder.decode(pread(self._descriptor, min(PIECE, length - start), start)))
+            sink.write(decoder.decode(pread(self.descriptor, min(PIECE, length - start), start)))
         sink.write(decoder.decode(b"", final=True))
         return end >= self._size

@@ -3,7 +3,7 @@
 It connects to a socket of the host, once for itself and once for every session, and passes signals on. Messages are
 lines of JSON:
 
-    host --> zygote: the orders, then {"open": n, "scratch": path} and {"signal": n, "number": s}
+    host --> zygote: the orders, then {"open": n, "scratch": path, "rehearse": bool} and {"signal": n, "number": s}
     zygote --> host: {"ready": ...} or what went wrong, then {"opened": n}, {"ended": n, "status": ..., "peak": ...}
 
 A session's own connection begins with a line {"session": n}.
@@ -89,7 +89,7 @@ class _Relay:
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            zygote.become_session(self.ground, self.orders.settings, channel.detach(), message["scratch"])
+            zygote.become_session(self.ground, self.orders.settings, channel.detach(), message)
         channel.close()
         self.pids[child] = message["open"]
         self._tell({"opened": message["open"]})

@@ -3,7 +3,7 @@
 It is started by `exec`, never forked from the host, so that nothing of the host's memory or environment is in it. It
 runs no untrusted code. It ends when the host does.
 
-    host --SEQPACKET--> zygote: {"open": n, "scratch": path} with the session's end of a socket
+    host --SEQPACKET--> zygote: {"open": n, "scratch": path, "rehearse": bool} with the session's end of a socket
     zygote --> host: {"ready": ...} or {"refused": ...} once, then {"opened": n} with a pidfd, {"ended": n, ...}
 """
 
@@ -15,8 +15,10 @@ import platform
 import select
 import signal
 import socket
+import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NoReturn, cast
 
 from turnwise.sandbox import wire
 from turnwise.sandbox.inside import isolate, syscalls, worker
@@ -125,7 +127,7 @@ class _Zygote:
             os.close(descriptors[0])
             return _say(self.control, {"failed": request["open"], "refused": _refusal(error)})
         if child == 0:
-            become_session(self.ground, self.settings, descriptors[0], request["scratch"])
+            become_session(self.ground, self.settings, descriptors[0], request)
         os.close(descriptors[0])
         pidfd = os.pidfd_open(child)
         self.numbers[pidfd] = (request["open"], child)
@@ -148,8 +150,11 @@ class _Zygote:
         _say(self.control, {"ended": number, "status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss})
 
 
-def become_session(ground: isolate.Ground, settings: worker.Settings, channel: int, scratch: str) -> NoReturn:
+def become_session(
+    ground: isolate.Ground, settings: worker.Settings, channel: int, request: dict[str, Any]
+) -> NoReturn:
     """In the forked child. Nothing the zygote held is left when untrusted code runs."""
+    scratch = request["scratch"]
     os.dup2(channel, isolate.CHANNEL, inheritable=False)
     connection = socket.socket(fileno=isolate.CHANNEL)
     try:
@@ -159,8 +164,11 @@ def become_session(ground: isolate.Ground, settings: worker.Settings, channel: i
         connection.sendall(wire.pack({"id": 0, "refused": _refusal(error)}))
         os._exit(ISOLATION_FAILED)
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch
+    settings = replace(settings, scratch=scratch)
+    if request["rehearse"]:
+        worker.rehearse(settings)
     connection.sendall(wire.pack({"id": 0, "ready": True}))
-    worker.serve(connection, replace(settings, scratch=scratch))
+    worker.serve(connection, settings)
 
 
 def complaint(error: isolate.LayerError | Threads | ImportError) -> dict[str, Any]:
@@ -180,8 +188,14 @@ def _refusal(error: isolate.LayerError) -> dict[str, Any]:
 
 def preload(packages: list[str]) -> int:
     """Load what sessions shall have; the bytes of address space that takes."""
+    # pandas would load pyarrow where it finds it: a third of all memory, which every fork has to pass on.
+    spared = "pyarrow" not in sys.modules and "pyarrow" not in packages
+    if spared:
+        sys.modules["pyarrow"] = cast(ModuleType, None)
     for name in packages:
         importlib.import_module(name)
+    if spared:
+        del sys.modules["pyarrow"]  # code may still import it for itself
     worker.prepare(packages)
     os.environ.pop("MPLCONFIGDIR", None)  # its list of fonts is loaded; the path is the host's
     threads = len(os.listdir("/proc/self/task"))
