@@ -159,7 +159,7 @@ class TextStream(io.TextIOBase):
 class RawOutput:
     """What C code wrote to the descriptors 1 and 2: a file of a fixed size, which is read after the call."""
 
-    __slots__ = ("descriptor", "_size")
+    __slots__ = ("_size", "descriptor")
 
     def __init__(self, descriptor: int) -> None:
         """`descriptor` is a duplicate that shares its offset with the descriptors the code writes to."""

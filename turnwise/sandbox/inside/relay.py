@@ -10,7 +10,6 @@ A session's own connection begins with a line {"session": n}.
 """
 
 import contextlib
-import gc
 import json
 import os
 import platform
@@ -36,8 +35,6 @@ def main(path: str) -> NoReturn:
     except (isolate.LayerError, zygote.Threads, ImportError) as error:
         _say(control, zygote.complaint(error))
         os._exit(0)
-    gc.collect()
-    gc.freeze()
     _say(control, {"ready": {"landlock": 0, "uid": isolate.PRIVATE_ID}})
     _Relay(path, control, ground, orders).serve()
 

@@ -72,8 +72,6 @@ def main(control_descriptor: int) -> NoReturn:
     except (isolate.LayerError, Threads, ImportError) as error:
         _say(control, complaint(error))
         os._exit(0)
-    gc.collect()
-    gc.freeze()  # or collections in the sessions would copy every page of the packages
     _say(control, {"ready": {"landlock": ground.landlock, "uid": os.geteuid()}})
     _Zygote(control, host, ground, orders.settings).serve()
 
@@ -201,6 +199,9 @@ def preload(packages: list[str]) -> int:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise Threads(threads - 1)
+    gc.collect()
+    gc.freeze()  # or collections in the sessions would copy every page of the packages
+    syscalls.use_huge_pages()
     return int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
