@@ -1,4 +1,4 @@
-"""The code format: Python between <code> tags, or else in ```python fences, is a call of the `python` tool.
+"""The code format: Python between <code> tags, or else in fenced blocks, is a call of the `python` tool.
 
 All blocks of a turn are one program. A turn with an <answer> is final: code beside it is not run.
 """
