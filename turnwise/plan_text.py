@@ -3,7 +3,6 @@
 from turnwise.assemble import Prepared
 from turnwise.choices import EngineName
 from turnwise.config import Config
-from turnwise.scoring.scorer import spec_for
 
 
 def plan_text(prepared: Prepared) -> str:
@@ -55,7 +54,6 @@ def _engine(config: Config) -> str:
 
 def _scorer(prepared: Prepared, data_source: str) -> str:
     scorer = prepared.scoring.scorers[data_source]
-    name = getattr(scorer, "__name__", type(scorer).__name__)
-    scorers = prepared.config.scoring.scorers
-    given = data_source in scorers or "default" in scorers
-    return f"{spec_for(data_source, scorers)}" if given else name
+    name: str = getattr(scorer, "__qualname__", type(scorer).__name__)
+    how = prepared.config.scoring.run.value
+    return f"{name.rpartition('<locals>.')[2]}, {how}"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 PREFIX = struct.Struct("!II")
 """Bytes after the prefix, and how many of them are the header."""
-MAX_HEADER = 4 * 1024 * 1024
+MAX_HEADER = 16 * 1024 * 1024
 MAX_FRAME = 128 * 1024 * 1024
 
 
