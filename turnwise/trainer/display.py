@@ -18,11 +18,16 @@ SHOWN = {
 }
 
 
+FORECAST_AFTER = 4
+"""Steps of this process; before that the time of a step says little."""
+
+
 class Display:
     """The live display of a run; without a terminal only the lines are printed."""
 
     def __init__(self, run: TrainRun) -> None:
         self._run = run
+        self._seconds: list[float] = []
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), console=run.console,
@@ -39,11 +44,13 @@ class Display:
         self._bar.stop()
 
     def show(self, metrics: dict[str, float]) -> None:
-        """Show a finished step, and after the first one how long the rest will take."""
+        """Show a finished step, and after a few how long the rest will take."""
         numbers = ", ".join(f"{label} {metrics[name]:.3g}" for name, label in SHOWN.items() if name in metrics)
         step, steps = self._run.progress.step, self._run.config.training.steps
         self._run.note(f"step {step}/{steps}: {numbers}")
-        if step == 1:
-            minutes = metrics["timing_s/step"] * (steps - 1) / 60
-            self._run.note(f"forecast: about {minutes:.1f} minutes for the other {steps - 1} steps, evaluations apart")
+        self._seconds.append(metrics["timing_s/step"])
+        if len(self._seconds) == FORECAST_AFTER and step < steps:
+            later = self._seconds[1:]  # the first one also fills what is collected ahead
+            minutes, rest = sum(later) / len(later) * (steps - step) / 60, steps - step
+            self._run.note(f"forecast: about {minutes:.1f} minutes for the other {rest} steps, evaluations apart")
         self._bar.update(self._task, completed=step)

@@ -97,6 +97,8 @@ FORGED = {
     'forge(b\'{"id":2,"status":"ok","images":[{"name":"a","mode":"L","size":[1,1],"length":1,"provenance":'
     '{"steps":[{"name":"x","arguments":{"a":\' + deep + b\'}}]}}]}\', b\'x\')',
 }
+
+
 def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | BaseException]:
     """Each in a session of its own, several at a time, because the host waits a moment for each to end by itself."""
 
@@ -192,6 +194,7 @@ def test_a_broken_harness_is_the_session_s_own_loss(arena, code):
 
 def test_a_session_that_reads_nothing_more_does_not_hold_the_host(arena):
     """83: it answers in the worker's place, and the next request does not fit into the socket."""
+
     async def work():
         async with arena.pool.session() as session:
             await session.run(arena.prelude({}))
