@@ -19,6 +19,8 @@ from turnwise.sandbox import wire
 
 MAX_MESSAGE = 64 * 1024
 ISOLATION_FAILED = 97
+CLOSED, ENDED = "the process closed its socket", "the process ended"
+"""Why nothing more comes from a process, when it was not we who gave it up."""
 REST_SECONDS = 0.005
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
@@ -265,7 +267,7 @@ class Child:
             self.ended.set_result(status)
         if self._waiting is not None and not self._waiting.done():
             self._readable()
-        self.give_up("the process ended")
+        self.give_up(ENDED)
 
     def _readable(self) -> None:
         try:
@@ -275,7 +277,7 @@ class Child:
         except OSError:
             data = b""
         if not data:
-            return self.give_up("the process closed its socket")
+            return self.give_up(CLOSED)
         self._buffer += data
         if self._waiting is None or self._waiting.done():
             return self.give_up("it wrote without being asked")

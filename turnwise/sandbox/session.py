@@ -12,7 +12,7 @@ from typing import Protocol
 
 from turnwise.sandbox import wire
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.process import Child, Frame, SandboxLost
+from turnwise.sandbox.process import CLOSED, ENDED, Child, Frame, SandboxLost
 from turnwise.sandbox.replies import read_reply
 from turnwise.sandbox.results import CHANNELS, InputImage, Result, Status
 
@@ -221,9 +221,10 @@ async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
 
     `seconds` is the limit when the call ran into it.
     """
-    if reason != NO_ANSWER:
-        await asyncio.wait((child.ended,), timeout=END_SECONDS)  # it may be about to end by itself
-    by_itself = child.ended.done()
+    by_itself = False
+    if reason in (CLOSED, ENDED):
+        await asyncio.wait((child.ended,), timeout=END_SECONDS)  # it may be about to end
+        by_itself = child.ended.done()
     child.signal(signal.SIGKILL)
     status = await child.ended
     if status is None:

@@ -197,6 +197,7 @@ def test_these_start_processes(defenceless, name, soon):
 HARMLESS = [
     name for name in REACHING if not name.startswith(("32 kill the", "32 stop", "32 everybody", "34", "36", "42"))
 ]
+HARMLESS.remove("38 own memory")  # a process that gave up root may not open its own
 
 
 @pytest.mark.parametrize("name", HARMLESS)
