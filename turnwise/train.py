@@ -39,6 +39,10 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
     )
     if algorithm.overlong_tokens and config.rollout.max_tokens is None:
         raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
+    if training.minibatches > training.groups * training.group_size:
+        raise ConfigError(
+            f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
+        )
     prepared = prepare(config, "train", limit=training.samples)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
     return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))

@@ -56,8 +56,10 @@ def optimise(
     metrics = prepare_sequences(mind, sequences, config, baselines)
     chosen = trainable(sequences)
     seen: dict[str, list[float]] = defaultdict(list)
+    # Failures may have left fewer trajectories than there are to be updates; the step goes on with those.
+    parts = min(config.training.minibatches, len({sequence.trajectory for sequence in chosen}))
     for epoch in range(config.training.epochs):
-        for part in minibatches(chosen, config.training.minibatches, seed=config.seed + step, epoch=epoch):
+        for part in minibatches(chosen, parts, seed=config.seed + step, epoch=epoch):
             for name, value in _update(mind.learner, part, config).items():
                 seen[name].append(value)
     return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
