@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from turnwise.choices import SandboxLevel
 from turnwise.config import Config
 from turnwise.errors import ConfigError, nearest, unknown
 from turnwise.plugins import names_in
@@ -326,5 +327,7 @@ def _check_values(config: Config) -> None:
         raise ConfigError(f"sampling.top_p must be above 0 and at most 1, not {config.sampling.top_p}")
     if not 0 <= config.rollout.max_failures <= 1:
         raise ConfigError(f"rollout.max_failures is a share from 0 to 1, not {config.rollout.max_failures}")
+    if config.sandbox.min_level is SandboxLevel.auto:
+        raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
     if not 0 <= config.scoring.max_failures <= 1:
         raise ConfigError(f"scoring.max_failures is a share from 0 to 1, not {config.scoring.max_failures}")

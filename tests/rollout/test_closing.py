@@ -145,7 +145,8 @@ def test_success(show):
 
 def test_a_tool_that_is_never_called_is_never_opened(theatre):
     show = theatre.show(["#### 42"], tools=[StatefulTool()], interaction=f"{ME}:Visitor")
-    play(show)
+    trajectory = play(show)
+    assert trajectory.calls == []
     check_closed(show, opened=0)
 
 

@@ -381,7 +381,7 @@ def test_only_loopback_without_a_token(host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_none(host):
-    check_binding(host, None)
+    assert check_binding(host, None) is None
 
 
 @pytest.mark.parametrize("token", ["", "with space", "line\n", "ümlaut"])

@@ -25,8 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
     from turnwise.compose import compose
     from turnwise.scoring.judge.probe import probe_all, settings_in
+    from turnwise.scoring.scorer import ScorerSpec
 
     options = compose(args.overrides, args.config).config.scoring.options.get(args.scorer) or {}
+    ScorerSpec(args.scorer, dict(options)).make()  # a misspelt option is found here as it is by a run
     reports = asyncio.run(probe_all(settings_in(options)))
     for report in reports:
         sys.stdout.write(report.text() + "\n")

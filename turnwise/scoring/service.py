@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
@@ -48,11 +48,11 @@ class Scoring:
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
             raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
-        idle = set(config.options) - set(named.values())
+        idle = {key for key in config.options if not any(_means(key, name) for name in named.values())}
         if idle:
             hint = unknown("scorer", min(idle), named.values())
             raise ConfigError(f"scoring.options: no data source has the {hint}")
-        made = {name: runner.scorer(ScorerSpec(name, config.options.get(name) or {})) for name in named.values()}
+        made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
 
     def metrics(self) -> dict[str, float]:
@@ -70,6 +70,17 @@ class Scoring:
                 await self.runner.stop()
             finally:
                 await close_held()  # what scorers opened when they first needed it
+
+
+def _options(config: ScoringConfig, name: str) -> dict[str, Any]:
+    return {
+        key: value for given, found in config.options.items() if _means(given, name) for key, value in found.items()
+    }
+
+
+def _means(key: str, scorer: str) -> bool:
+    """Options name a scorer as `scoring.scorers` does, by its path without the folder, or by the function alone."""
+    return scorer == key or scorer.endswith(f"/{key}") or scorer.rpartition(":")[2] == key
 
 
 def make_runner(config: ScoringConfig) -> Runner:

@@ -266,4 +266,4 @@ def test_numbers_that_json_has_not(arena):
         "'P'", "{'steps': [{'name': 'x', 'arguments': {'a': float('nan'), 'b': float('inf')}}]}"
     )
     result = arena.run(code, seconds=1)
-    json.dumps([step.arguments for one in result.images for step in one.provenance.steps], allow_nan=False)
+    assert json.dumps([step.arguments for one in result.images for step in one.provenance.steps], allow_nan=False)
