@@ -84,13 +84,13 @@ async def serve(host: str, port: int, token: str | None = None, settings: Server
         await uvicorn.Server(config).serve()
 
 
-def check_binding(host: str, token: str | None) -> None:
+def check_binding(host: str, token: str | None, server: str = "a sandbox server", does: str = "runs code") -> None:
     """ConfigError for a server that strangers could use."""
     if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError("a sandbox server's token is printable ASCII without spaces, and not empty")
+        raise ConfigError(f"{server}'s token is printable ASCII without spaces, and not empty")
     if token is None and not _is_loopback(host):
         raise ConfigError(
-            f"a sandbox server on {host!r} runs code for everybody who reaches it: give it a token, or bind 127.0.0.1"
+            f"{server} on {host!r} {does} for everybody who reaches it: give it a token, or bind 127.0.0.1"
         )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import hmac
-import ipaddress
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 from turnwise.plugins import load
+from turnwise.sandbox.server import check_binding
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error
@@ -61,7 +61,7 @@ async def serve(
     config: ScoringConfig | None = None,
 ) -> None:
     """Serve until interrupted; the scorers run in a pool unless the config says otherwise."""
-    check_binding(host, token)
+    check_binding(host, token, "a reward server", "scores")
     app = make_app(make_runner(config or ScoringConfig(run=ScoringRun.pool)), token, settings)
     server = uvicorn.Config(
         app,
@@ -74,23 +74,6 @@ async def serve(
         timeout_graceful_shutdown=5,
     )
     await uvicorn.Server(server).serve()
-
-
-def check_binding(host: str, token: str | None) -> None:
-    """ConfigError for a server that strangers could use."""
-    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError("a reward server's token is printable ASCII without spaces, and not empty")
-    if token is None and not _is_loopback(host):
-        raise ConfigError(
-            f"a reward server on {host!r} scores for everybody who reaches it: give it a token, or bind 127.0.0.1"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_app(runner: Runner, token: str | None = None, settings: RewardServerSettings | None = None) -> FastAPI:
