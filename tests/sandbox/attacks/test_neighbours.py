@@ -267,7 +267,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 def handler(*_): print("SIGNALLED"); os._exit(1)
 signal.signal(signal.SIGUSR1, handler)
 async def main():
-    canary = tempfile.NamedTemporaryFile()
+    canary = tempfile.NamedTemporaryFile(dir="/var/tmp")  # inside, /tmp may be the session's own scratch
     canary.write(b"canary"); canary.flush()
     settings = PoolSettings(level=SandboxLevel.{level}, preload=(), warm=0, limits=Limits(scratch=4 << 20, seconds=3))
     async with SandboxPool(settings) as pool:

@@ -171,7 +171,8 @@ def test_signals_at_any_moment_lose_no_reply(host):
     ended.set()
     thread.join()
     assert statuses <= {"ok", "error", "timeout"}
-    assert host.run("x")["value"] == "399"
+    host.run("x = 'after'")  # any earlier call may have been cut off before its assignment
+    assert host.run("x")["value"] == "'after'"
 
 
 def test_too_much_memory_is_told_and_the_session_goes_on(session_with):
