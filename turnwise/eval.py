@@ -16,12 +16,12 @@ from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
-from turnwise.report import EvalReport, Judged, SourceReport, is_right, judge, summarise
+from turnwise.report import EvalReport, Judged, SourceReport, judge, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
-from turnwise.scoring.scorer import Score, Scorer, apply_all, is_failed
+from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_jsonl, write_trajectories
 from turnwise.task_metrics import TaskMetrics, declared_by
@@ -161,8 +161,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], N
         def seen(trajectory: Trajectory) -> None:
             nonlocal right, finished
             finished += 1
-            if trajectory.reward is not None:
-                right += is_right(Score(trajectory.reward, trajectory.parts))
+            right += bool(trajectory.right)
             progress.update(bar, advance=1, description=f"evaluating, {100 * right / finished:.0f}% right")
 
         yield seen

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, DataError, StorageError
-from turnwise.report import is_right
-from turnwise.scoring.scorer import Score
 from turnwise.storage.run_dir import CONFIG, RunDir
-from turnwise.types import Sample, Trajectory
+from turnwise.types import Sample, Trajectory, is_right
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def measure(trajectories: Iterable[Trajectory]) -> list[Difficulty]:
             raise DataError(f"two different samples have the id {sample.id!r}: the files are of different data")
         outcomes = tries.setdefault(sample.id, [])
         if trajectory.reward is not None:
-            outcomes.append(is_right(Score(trajectory.reward, trajectory.parts)))
+            outcomes.append(is_right(trajectory.reward, trajectory.parts))
     return [Difficulty(samples[name], len(outcomes), sum(outcomes)) for name, outcomes in tries.items()]
 
 

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, reduce
-from turnwise.scoring.scorer import Score, Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.task_metrics import TaskMetrics, observe
-from turnwise.types import CallStatus, Role, StopReason, Trajectory
+from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +81,20 @@ class EvalReport:
         return table
 
 
-def is_right(score: Score) -> bool:
-    """Right means: the part `acc` says so, or else the reward is at least 1."""
-    return score.parts.get("acc", score.reward) >= 1.0
-
-
 async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
     """Judge the answer before the user's first word and the final one."""
     before = turns_before_feedback(trajectory)
     spoke = any(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies)
     if is_failed(trajectory) or trajectory.reward is None:
         return Judged(trajectory, None, None, spoke)
-    final = is_right(Score(trajectory.reward, trajectory.parts))
+    final = is_right(trajectory.reward, trajectory.parts)
     if not spoke:
         return Judged(trajectory, final, final, spoke)
     try:
         first = await score_answer(scorer, trajectory, before)
     except ScoringFailed:  # the final answer has its score; of the first nothing is known
         first = None
-    return Judged(trajectory, None if first is None else is_right(first), final, spoke)
+    return Judged(trajectory, None if first is None else is_right(first.reward, first.parts), final, spoke)
 
 
 def summarise(
@@ -239,7 +234,7 @@ def step_metrics(
         metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))
         metrics += [Metric(f"tool_calls/{call.status.value}", 1, Reduction.SUM) for call in trajectory.calls]
         if trajectory.reward is not None:
-            right = is_right(Score(trajectory.reward, trajectory.parts))
+            right = is_right(trajectory.reward, trajectory.parts)
             metrics.append(Metric(f"train/accuracy/{source}", float(right)))
             metrics += [Metric(f"reward_parts/{source}/{part}", value) for part, value in trajectory.parts.items()]
     return reduce([*metrics, *observe(trajectories, declared)])

@@ -12,14 +12,13 @@ from rich.table import Table
 from turnwise.choices import Advantage
 from turnwise.config import Config, ScoringConfig
 from turnwise.errors import ConfigError, StorageError
-from turnwise.report import is_right
-from turnwise.scoring.scorer import SCORING, Score, apply
+from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
-from turnwise.types import Trajectory
+from turnwise.types import Trajectory, is_right
 
 FOLDER = "rescored"
 AT_ONCE = 256
@@ -135,7 +134,7 @@ _REWARDS: tuple[Callable[[Change], float | None], ...] = (lambda c: c.reward, la
 
 
 def _right(reward: float | None, parts: dict[str, float]) -> bool:
-    return reward is not None and is_right(Score(reward, parts))
+    return reward is not None and is_right(reward, parts)
 
 
 def _size(change: Change) -> float:

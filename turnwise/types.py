@@ -1,7 +1,7 @@
 """The nouns of the system, in the order they come into being: Sample, Message, Completion, Turn, Trajectory, Group."""
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +169,25 @@ class Completion:
 
 
 @dataclass(slots=True)
+class Learned:
+    """What training computed for the tokens of a ledger, written once by `training.sequences.remember`.
+
+    Every list is as long as the ledger, 0.0 off the policy's tokens and nan where a token was not computed; None
+    where nothing of the kind was: `Learned(logprobs=[0.0, 0.0, -0.31], advantages=[0.0, 0.0, 0.7])`.
+    """
+
+    logprobs: list[float] | None = None
+    """The learner's, before the first update of the step."""
+    new_logprobs: list[float] | None = None
+    """The learner's in the last update that used the token."""
+    ref_logprobs: list[float] | None = None
+    entropies: list[float] | None = None
+    values: list[float] | None = None
+    advantages: list[float] | None = None
+    rewards: list[float] | None = None
+
+
+@dataclass(slots=True)
 class Ledger:
     """The tokens of one sequence: id, origin, turn and logprob of each, in the order the model saw them.
 
@@ -180,6 +199,8 @@ class Ledger:
     origins: list[Origin] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    learned: Learned | None = None
+    """What training found out about these tokens; None for a sequence it did not use."""
 
     def append(self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None) -> None:
         """The only writer. Policy tokens come with their logprobs, all others without."""
@@ -286,7 +307,8 @@ class RenderCheck:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One finished episode. `reward` and `parts` are written by scoring, `advantage` by training; None before.
+    """One finished episode. `reward` and `parts` are written by scoring, `advantage` by training, `first_right` (was
+    the answer right before the user's first word) by evaluation; None before.
 
     `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened.
     An endpoint that speaks text only leaves it empty.
@@ -306,6 +328,12 @@ class Trajectory:
     reward: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     advantage: float | None = None
+    first_right: bool | None = None
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the final answer is right; None when nothing scored it."""
+        return None if self.reward is None else is_right(self.reward, self.parts)
 
     @property
     def answers(self) -> list[Message]:
@@ -316,6 +344,11 @@ class Trajectory:
     def calls(self) -> list[CallRecord]:
         """Every tool call of the episode."""
         return [call for turn in self.turns for call in turn.calls]
+
+
+def is_right(reward: float, parts: Mapping[str, float]) -> bool:
+    """Right means: the part `acc` says so, or else the reward is at least 1."""
+    return parts.get("acc", reward) >= 1.0
 
 
 @dataclass(slots=True)

@@ -156,16 +156,8 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
 
 
 def test_strangers_cannot_use_it():
-    reward_server.check_binding("127.0.0.1", None)
-    reward_server.check_binding("localhost", None)
-    reward_server.check_binding("::1", None)
-    reward_server.check_binding("0.0.0.0", TOKEN)
-    for host in ("0.0.0.0", "::", "192.168.0.3", "example.org", ""):
-        with pytest.raises(ConfigError, match="give it a token"):
-            reward_server.check_binding(host, None)
-    for token in ("", "two words", "ü"):
-        with pytest.raises(ConfigError, match="printable ASCII"):
-            reward_server.check_binding("127.0.0.1", token)
+    with pytest.raises(ConfigError, match="a reward server on '0.0.0.0' scores .*give it a token"):
+        asyncio.run(reward_server.serve("0.0.0.0", 0, None))
 
 
 def test_a_scorer_that_is_not_there_is_found_when_the_server_is_made():

@@ -5,7 +5,6 @@ import base64
 import binascii
 import contextlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +17,6 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnwise.errors import ConfigError
 from turnwise.sandbox import probe
 from turnwise.sandbox.fusion import (
     CallRequest,
@@ -37,6 +35,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.scripts import run_notebook, run_script
 from turnwise.sandbox.session import LocalSession
+from turnwise.serving import check_binding
 
 LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
 BUSY = "as many calls are running as this server takes; try again"
@@ -68,7 +67,7 @@ class ServerSettings:
 
 async def serve(host: str, port: int, token: str | None = None, settings: ServerSettings | None = None) -> None:
     """Serve until interrupted."""
-    check_binding(host, token)
+    check_binding(host, token, "a sandbox server", "runs code")
     settings = settings or ServerSettings()
     async with SandboxPool(settings.pool) as pool:
         config = uvicorn.Config(
@@ -82,23 +81,6 @@ async def serve(host: str, port: int, token: str | None = None, settings: Server
             timeout_graceful_shutdown=5,
         )
         await uvicorn.Server(config).serve()
-
-
-def check_binding(host: str, token: str | None, server: str = "a sandbox server", does: str = "runs code") -> None:
-    """ConfigError for a server that strangers could use."""
-    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError(f"{server}'s token is printable ASCII without spaces, and not empty")
-    if token is None and not _is_loopback(host):
-        raise ConfigError(
-            f"{server} on {host!r} {does} for everybody who reaches it: give it a token, or bind 127.0.0.1"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_app(pool: SandboxPool, token: str | None, settings: ServerSettings | None = None) -> FastAPI:

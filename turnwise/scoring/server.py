@@ -16,7 +16,7 @@ from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 from turnwise.plugins import load
-from turnwise.sandbox.server import check_binding
+from turnwise.serving import check_binding
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error

@@ -3,7 +3,8 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyarrow import parquet
 
 from turnwise.errors import StorageError
 from turnwise.files import cannot, replacing
-from turnwise.storage.trajectory_rows import SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
+from turnwise.storage.trajectory_rows import LEARNED, SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 
 BATCH = 64
@@ -21,7 +22,10 @@ _OPTIONS: dict[str, Any] = {
     "write_page_checksum": True,
     # Token ids and logprobs hardly repeat, but their high bytes do: a fifth smaller than dictionaries, and faster.
     "use_dictionary": False,
-    "use_byte_stream_split": [f"segments.list.element.{name}.list.element" for name in ("token_ids", "logprobs")],
+    "use_byte_stream_split": [
+        f"segments.list.element.{name}.list.element"
+        for name in ("token_ids", "logprobs", *(f"learned.{name}" for name in LEARNED))
+    ],
 }
 # JSON leaves these as they are, but many readers end a line at them.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -30,7 +34,8 @@ _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write a file that `read_trajectories` gives back unchanged; the file appears complete or not at all.
 
-    The one exception: a lone surrogate, which Arrow cannot hold, becomes U+FFFD.
+    Two exceptions: a lone surrogate, which Arrow cannot hold, becomes U+FFFD; `Learned` numbers are kept in single
+    precision.
     """
     with replacing(path) as file:
         with parquet.ParquetWriter(file, SCHEMA, **_OPTIONS) as writer:
@@ -40,10 +45,48 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Every trajectory of a file."""
+    with _opened(path) as file:
+        return [from_row(row) for batch in file.iter_batches(batch_size=BATCH) for row in batch.to_pylist()]
+
+
+def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
+    """The trajectories at these places of a file, in this order; no others are read. IndexError for a place too far."""
+    found: dict[int, Trajectory] = {}
+    with _opened(path) as file:
+        if any(not 0 <= row < file.metadata.num_rows for row in rows):
+            raise IndexError(f"{path.name} holds {file.metadata.num_rows} trajectories")
+        start = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            here = sorted({row - start for row in rows if start <= row < start + size})
+            if here:
+                table = file.read_row_group(group, use_threads=False).take(here)
+                found |= {start + row: from_row(entry) for row, entry in zip(here, table.to_pylist(), strict=True)}
+            start += size
+    return [found[row] for row in rows]
+
+
+def read_texts(path: Path) -> list[list[str]]:
+    """The texts of every trajectory's messages, for looking something up; nothing else is read."""
+    columns = [f"messages.list.element.{name}" for name in ("text", "parts.list.element.value")]
+    with _opened(path) as file:
+        rows = file.read(columns=columns, use_threads=False).column("messages").to_pylist()
+    return [[text for message in messages for text in _texts(message)] for messages in rows]
+
+
+def _texts(message: Row) -> list[str]:
+    if message["text"] is not None:
+        return [message["text"]]
+    return [part["value"] for part in message["parts"] or () if not part["value"].startswith("data:")]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
+    """A trajectory file of this version; what goes wrong with it is a StorageError that names it."""
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check_schema(path, file.schema_arrow)
-            return [from_row(row) for batch in file.iter_batches(batch_size=BATCH) for row in batch.to_pylist()]
+            yield file
     except OSError as error:
         raise cannot("read", path, error) from error
     except (pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from turnwise.types import (
     FinishReason,
     Image,
     InteractionSpec,
+    Learned,
     Ledger,
     Message,
     Origin,
@@ -28,7 +30,7 @@ from turnwise.types import (
     Turn,
 )
 
-VERSION = "2"
+VERSION = "3"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]
@@ -79,12 +81,15 @@ _TURN = pa.struct(
         ("reply_seconds", pa.float64()),
     ]
 )
+LEARNED = tuple(field.name for field in fields(Learned))
+_LEARNED = pa.struct([(name, pa.list_(pa.float32())) for name in LEARNED])  # for looking at, not for computing with
 _LEDGER = pa.struct(
     [
         ("token_ids", pa.list_(pa.int32())),
         ("origins", pa.list_(pa.int8())),
         ("turns", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float64())),  # doubles: whatever a sampler computed comes back bit by bit
+        ("learned", _LEARNED),
     ]
 )
 SCHEMA = pa.schema(
@@ -98,6 +103,7 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("parts", pa.map_(pa.string(), pa.float64())),
         ("advantage", pa.float64()),
+        ("first_right", pa.bool_()),
         ("seconds", pa.float64()),
         ("prompt", pa.list_(_MESSAGE)),
         ("ground_truth", _JSON),
@@ -134,6 +140,7 @@ def to_row(trajectory: Trajectory) -> Row:
             "reward": trajectory.reward,
             "parts": list(trajectory.parts.items()),
             "advantage": trajectory.advantage,
+            "first_right": trajectory.first_right,
             "seconds": trajectory.seconds,
             "prompt": _message_rows(sample.prompt),
             "ground_truth": _json(sample.ground_truth, "ground_truth"),
@@ -183,6 +190,7 @@ def from_row(row: Row) -> Trajectory:
         reward=row["reward"],
         parts=dict(row["parts"]),
         advantage=row["advantage"],
+        first_right=row["first_right"],
     )
 
 
@@ -263,11 +271,17 @@ def _turn_row(turn: Turn) -> Row:
 
 
 def _ledger_row(ledger: Ledger) -> Row:
+    learned = ledger.learned
+    for name in LEARNED if learned else ():
+        values = getattr(learned, name)
+        if values is not None and len(values) != len(ledger):
+            raise StorageError(f"{len(values)} learned {name} for {len(ledger)} tokens")
     return {
         "token_ids": ledger.token_ids,
         "origins": ledger.origins,
         "turns": ledger.turns,
         "logprobs": ledger.logprobs,
+        "learned": learned and {name: getattr(learned, name) for name in LEARNED},
     }
 
 
@@ -327,7 +341,9 @@ def _ledger(row: Row) -> Ledger:
     lengths = {name: len(row[name]) for name in ("token_ids", "origins", "turns", "logprobs")}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"a ledger with {lengths}")
-    return Ledger(row["token_ids"], [_ORIGINS[origin] for origin in row["origins"]], row["turns"], row["logprobs"])
+    learned = row["learned"] and Learned(**row["learned"])
+    origins = [_ORIGINS[origin] for origin in row["origins"]]
+    return Ledger(row["token_ids"], origins, row["turns"], row["logprobs"], learned)
 
 
 def _json(value: Any, field: str) -> str:

@@ -1,0 +1,80 @@
+"""Images a run speaks of, kept with it: copies under images/ by content, and what each was called."""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.files import replacing
+from turnwise.storage.run_dir import RunDir
+from turnwise.types import Image, Trajectory
+
+IMAGES = "images/index.jsonl"
+LARGEST = 32 << 20
+_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
+
+
+def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
+    """Copy the image files that trajectories name, and move what tools drew out of the calls' info.
+
+    A tool leaves a picture as `info["images"][i]["data"]`, a data URL; in its place comes `file`, its name in the run.
+    A file that is gone or is no image is left as it is: a name without a picture.
+    """
+    known = {entry["source"] for entry in run.read_jsonl(IMAGES)} if (run.path / IMAGES).is_file() else set()
+    for source in dict.fromkeys(_sources(trajectories)):
+        if source in known or source.startswith(("data:", "http:", "https:")):
+            continue
+        content = _read(Path(source))
+        if content is not None and (file := _keep(run, content)) is not None:
+            run.append_jsonl(IMAGES, {"source": source, "file": file})
+    for picture in _drawn(trajectories):
+        head, _, data = picture["data"].partition(",")
+        try:
+            content = base64.b64decode(data, validate=True)
+        except binascii.Error:
+            continue
+        if head.endswith(";base64") and (file := _keep(run, content)) is not None:
+            del picture["data"]
+            picture["file"] = file
+
+
+def image_kind(content: bytes) -> str | None:
+    """The file ending of an image by its first bytes; None for anything else."""
+    return next((kind for magic, kind in _KINDS if content.startswith(magic)), None)
+
+
+def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
+    for trajectory in trajectories:
+        yield from (image.source for image in trajectory.sample.images)
+        for message in (*trajectory.sample.prompt, *trajectory.messages):
+            if not isinstance(message.content, str):
+                yield from (part.source for part in message.content if isinstance(part, Image))
+
+
+def _drawn(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+    for trajectory in trajectories:
+        for call in trajectory.calls:
+            pictures = call.info.get("images")
+            for picture in pictures if isinstance(pictures, list) else ():
+                if isinstance(picture, dict) and str(picture.get("data", "")).startswith("data:image/"):
+                    yield picture
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= LARGEST else None
+    except OSError:
+        return None
+
+
+def _keep(run: RunDir, content: bytes) -> str | None:
+    kind = image_kind(content)
+    if kind is None:
+        return None
+    name = f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{kind}"
+    if not (run.path / name).is_file():
+        with replacing(run.file(name)) as file:
+            file.write(content)
+    return name

@@ -1,0 +1,213 @@
+"""The index of a run: one line of index.jsonl per trajectory file, so that 100,000 trajectories are listed in no time."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from turnwise.errors import StorageError
+from turnwise.storage.conduct import conduct_of
+from turnwise.storage.images import keep_images
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.trajectories import write_trajectories
+from turnwise.types import CallStatus, Ledger, Origin, Role, StopReason, Trajectory
+
+INDEX = "index.jsonl"
+_CUT = (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
+_EXCERPT = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One trajectory as a list shows it."""
+
+    sample_id: str
+    data_source: str
+    step: int
+    sibling: int
+    stop_reason: str
+    failure: str | None
+    reward: float | None
+    parts: dict[str, float]
+    advantage: float | None
+    right: bool | None
+    first_right: bool | None
+    seconds: float
+    turns: int
+    user_turns: int
+    policy_tokens: int
+    tokens: int
+    prompt_tokens: int
+    calls: int
+    failed_calls: int
+    malformed: int
+    tools: list[str]
+    call_seconds: float
+    called: bool
+    ran: bool
+    evidence: bool
+    used: bool
+    duplicate_calls: int
+    print_only: int
+    truncated: bool
+    exact: bool | None
+    policy_version: int
+    gap: float | None
+    entropy: float | None
+    question: str
+    answer: str
+
+
+COLUMNS = tuple(field.name for field in fields(Entry))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The calls of one tool in one file; seconds of the median, the ninth tenth and the longest call, and of all."""
+
+    calls: int
+    statuses: dict[str, int]
+    p50: float
+    p90: float
+    longest: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What the index says about one file: its trajectories' entries by column, and its tools."""
+
+    file: str
+    columns: dict[str, list[Any]]
+    tools: dict[str, ToolUse]
+
+    @property
+    def size(self) -> int:
+        """How many trajectories."""
+        return len(self.columns["sample_id"])
+
+
+def record(run: RunDir, file: str, trajectories: Sequence[Trajectory]) -> None:
+    """Write a run's trajectory file, the images it speaks of, and its line of the index."""
+    keep_images(run, trajectories)
+    write_trajectories(run.file(file), trajectories)
+    run.append_jsonl(INDEX, asdict(shard_of(file, trajectories)))
+
+
+def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:
+    """What the index says about a file with these trajectories."""
+    entries = [entry_of(trajectory) for trajectory in trajectories]
+    columns = {name: [getattr(entry, name) for entry in entries] for name in COLUMNS}
+    return Shard(file, columns, _tools(trajectories))
+
+
+def parse_line(line: str | bytes) -> Shard:
+    """A line of the index; StorageError for one that this code did not write."""
+    try:
+        found = json.loads(line)
+        columns = {name: found["columns"][name] for name in COLUMNS}
+        tools = {name: ToolUse(**use) for name, use in found["tools"].items()}
+        shard = Shard(str(found["file"]), columns, tools)
+        sizes = {name: len(values) for name, values in columns.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"a line of {INDEX} is damaged: {error}") from error
+    if len(set(sizes.values())) != 1:
+        raise StorageError(f"a line of {INDEX} is damaged: its columns have {sizes}")
+    return shard
+
+
+def entry_of(trajectory: Trajectory) -> Entry:
+    """A trajectory as a list shows it."""
+    sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
+    conduct = conduct_of(trajectory)
+    failed = sum(call.status is not CallStatus.OK for call in calls)
+    asked = [message.text for message in sample.prompt if message.role is Role.USER]
+    check = trajectory.render_check
+    return Entry(
+        sample_id=sample.id,
+        data_source=sample.data_source,
+        step=trajectory.step,
+        sibling=trajectory.sibling,
+        stop_reason=trajectory.stop_reason.value,
+        failure=trajectory.failure,
+        reward=_finite(trajectory.reward),
+        parts={name: value for name, value in trajectory.parts.items() if math.isfinite(value)},
+        advantage=_finite(trajectory.advantage),
+        right=trajectory.right,
+        first_right=trajectory.first_right,
+        seconds=trajectory.seconds,
+        turns=len(turns),
+        user_turns=sum(reply.role is Role.USER for turn in turns for reply in turn.replies),
+        policy_tokens=sum(turn.completion_tokens for turn in turns),
+        tokens=sum(len(ledger) for ledger in trajectory.segments),
+        prompt_tokens=turns[0].prompt_tokens if turns else 0,
+        calls=len(calls),
+        failed_calls=failed,
+        malformed=sum(call.status is CallStatus.MALFORMED for call in calls),
+        tools=sorted({call.call.name for call in calls if call.call.name}),
+        call_seconds=sum(call.seconds for call in calls),
+        called=bool(calls),
+        ran=failed < len(calls),
+        evidence=conduct.evidence,
+        used=conduct.used,
+        duplicate_calls=conduct.duplicate_calls,
+        print_only=conduct.print_only,
+        truncated=trajectory.stop_reason in _CUT,
+        exact=None if check is None else check.exact,
+        policy_version=min((turn.policy_version for turn in turns), default=0),
+        gap=_gap(trajectory.segments),
+        entropy=_mean(_learned(trajectory.segments, "entropies")),
+        question=_excerpt(asked[-1] if asked else ""),
+        answer=_excerpt(turns[-1].message.visible if turns else ""),
+    )
+
+
+def _tools(trajectories: Iterable[Trajectory]) -> dict[str, ToolUse]:
+    by_name: dict[str, list[tuple[CallStatus, float]]] = defaultdict(list)
+    for trajectory in trajectories:
+        for call in trajectory.calls:
+            by_name[call.call.name].append((call.status, call.seconds))
+    return {name: _tool_use(calls) for name, calls in sorted(by_name.items())}
+
+
+def _tool_use(calls: list[tuple[CallStatus, float]]) -> ToolUse:
+    taken = sorted(seconds for _, seconds in calls)
+    statuses = Counter(status.value for status, _ in calls)
+    median, ninth = (taken[math.ceil(share * len(taken)) - 1] for share in (0.5, 0.9))
+    return ToolUse(len(calls), dict(sorted(statuses.items())), median, ninth, taken[-1], sum(taken))
+
+
+def _learned(segments: Iterable[Ledger], name: str) -> list[float]:
+    """The numbers of this name that training computed for the policy's tokens."""
+    found: list[float] = []
+    for ledger in segments:
+        values: list[float] | None = getattr(ledger.learned, name) if ledger.learned else None
+        if values is not None:
+            here = zip(values, ledger.origins, strict=True)
+            found += [value for value, origin in here if origin is Origin.POLICY and math.isfinite(value)]
+    return found
+
+
+def _gap(segments: Iterable[Ledger]) -> float | None:
+    """How far the learner's log-probs lay from the sampler's, on average."""
+    gaps: list[float] = []
+    for ledger in segments:
+        if ledger.learned is not None and ledger.learned.logprobs is not None:
+            here = zip(ledger.learned.logprobs, ledger.logprobs, ledger.origins, strict=True)
+            gaps += [abs(ours - theirs) for ours, theirs, origin in here if origin is Origin.POLICY]
+    return _mean([gap for gap in gaps if math.isfinite(gap)])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _excerpt(text: str) -> str:
+    flat = " ".join(text[: 4 * _EXCERPT].split())
+    return flat if len(flat) <= _EXCERPT else flat[: _EXCERPT - 1] + "…"

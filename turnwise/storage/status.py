@@ -1,0 +1,69 @@
+"""How a run is doing, in its own words: status.json, rewritten at every step and at the end."""
+
+import enum
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from turnwise.errors import StorageError
+from turnwise.storage.run_dir import RunDir
+
+STATUS = "status.json"
+
+
+class State(enum.StrEnum):
+    """What a run says about itself; a reader finds out whether a running one is still alive."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """By a signal or a budget; it can go on."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`Status(State.RUNNING, "train", started=1.8e9, updated=1.8e9, pid=71, host="here", step=3, steps=38)`."""
+
+    state: State
+    command: str
+    started: float
+    updated: float
+    pid: int
+    host: str
+    reason: str = ""
+    step: int = 0
+    steps: int | None = None
+
+    @classmethod
+    def beginning(cls, command: str, steps: int | None = None) -> "Status":
+        """Of this process, now."""
+        now = time.time()
+        return cls(State.RUNNING, command, now, now, os.getpid(), socket.gethostname(), steps=steps)
+
+    def at(self, step: int) -> "Status":
+        """The same run, now at this step."""
+        return replace(self, step=step, updated=time.time())
+
+    def ended(self, state: State, reason: str) -> "Status":
+        """The same run, over now."""
+        return replace(self, state=state, reason=reason, updated=time.time())
+
+
+def write_status(run: RunDir, status: Status) -> None:
+    """Replace status.json."""
+    run.write_json(STATUS, asdict(status) | {"state": status.state.value})
+
+
+def read_status(run: RunDir) -> Status | None:
+    """What the run last said; None when it never said anything."""
+    if not (run.path / STATUS).is_file():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(run.read_text(STATUS))
+        return Status(**found | {"state": State(found["state"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError(f"{run.path / STATUS} is damaged: {error}") from error
