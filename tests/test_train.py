@@ -13,13 +13,18 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from turnwise import configure
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.report import TrainReport
+from turnwise.storage.index import parse_line
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.train import train
+from turnwise.types import Trajectory
 
 QUIET = Console(quiet=True)
 SMALL = (
@@ -52,12 +57,24 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
     report = run(tmp_path, "run=a")
     first, second = weights(report, 1), weights(report, 2)
     assert any(not torch.equal(first[name], second[name]) for name in first)
-    trajectories = read_trajectories(report.run / "trajectories" / "step_000000.parquet")
+    trajectories = read_trajectories(report.run / "trajectories" / "step_000001.parquet")
     assert len(trajectories) == 12 and all(t.reward is not None and t.advantage is not None for t in trajectories)
     by_group: dict[str, list[float]] = {}
     for trajectory in trajectories:
         by_group.setdefault(trajectory.sample.id, []).append(trajectory.advantage or 0.0)
     assert all(abs(sum(values)) < 1e-4 for values in by_group.values()), "grpo: a group's advantages cancel"
+    check_what_training_knew(trajectories)
+    status = read_status(RunDir.open(report.run))
+    assert status is not None and (status.state, status.step, status.steps) == (State.FINISHED, 2, 2)
+    assert status.reason == "all 2 steps done"
+    shards = [parse_line(line) for line in (report.run / "index.jsonl").read_text().splitlines()]
+    assert {shard.file for shard in shards} == {
+        f"{name}.parquet"
+        for name in ("trajectories/step_000001", "trajectories/step_000002", "eval/step_000000", "eval/step_000002",
+                     "eval/greedy_step_000000", "eval/greedy_step_000002")
+    }  # fmt: skip
+    assert all(shard.size == len(read_trajectories(report.run / shard.file)) for shard in shards)
+    assert Tokenizer.from_file(str(report.run / "tokenizer.json")).decode(trajectories[0].segments[0].token_ids)
     steps = [line for line in lines(report) if "critic/score/mean" in line]
     assert [line["step"] for line in steps] == [1, 2]
     for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",
@@ -65,6 +82,30 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
         assert name in steps[0], name
     assert "parity: sampler and learner log-probs differ by at most 0 " in (report.run / "log.txt").read_text()
     assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
+
+
+def check_what_training_knew(trajectories: list[Trajectory]) -> None:
+    """Every array is as long as its ledger; the learner's first log-probs are the sampler's; credit is where it acts."""
+    trained = 0
+    for ledger in (ledger for trajectory in trajectories for ledger in trajectory.segments):
+        learned = ledger.learned
+        assert learned is not None and learned.logprobs is not None and learned.advantages is not None
+        for ours, theirs, advantage, flag in zip(
+            learned.logprobs, ledger.logprobs, learned.advantages, ledger.loss_mask, strict=True
+        ):
+            assert abs(ours - theirs) < 1e-5 and (flag or advantage == 0.0)
+        if learned.new_logprobs is not None and learned.entropies is not None:  # else its group was flat
+            trained += 1
+            assert len(learned.new_logprobs) == len(learned.entropies) == len(ledger)
+            assert all(e >= -1e-6 for e in learned.entropies) and any(e > 0 for e in learned.entropies)
+    assert trained
+
+
+def test_a_run_that_fails_says_why_in_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(TurnwiseError):
+        run(tmp_path, "run=a", "training.parity=0", "learner.precision=bfloat16")
+    status = read_status(RunDir.open(tmp_path / "a"))
+    assert status is not None and status.state is State.FAILED and "disagree" in status.reason
 
 
 def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: Path) -> None:
@@ -87,7 +128,7 @@ def test_four_steps_equal_two_steps_resumed_for_two_more_bit_by_bit(tmp_path: Pa
     a, b = weights(whole, 4), weights(parts, 4)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     for step in range(4):
-        one, two = (read_trajectories(r.run / "trajectories" / f"step_{step:06d}.parquet") for r in (whole, parts))
+        one, two = (read_trajectories(r.run / "trajectories" / f"step_{step + 1:06d}.parquet") for r in (whole, parts))
         assert [t.segments for t in one] == [t.segments for t in two]
         assert [(t.sample.id, t.sibling, t.reward, t.advantage) for t in one] == [
             (t.sample.id, t.sibling, t.reward, t.advantage) for t in two
@@ -103,7 +144,7 @@ def test_samples_are_used_in_order_none_skipped_none_twice(tmp_path: Path) -> No
         sample_id
         for step in range(8)
         for sample_id in dict.fromkeys(
-            t.sample.id for t in read_trajectories(report.run / "trajectories" / f"step_{step:06d}.parquet")
+            t.sample.id for t in read_trajectories(report.run / "trajectories" / f"step_{step + 1:06d}.parquet")
         )
     ]
     assert len(used) == len(set(used)) == 24, "8 steps of 3 samples are exactly one epoch of 24"
@@ -114,7 +155,7 @@ def test_collection_ahead_of_the_weights_uses_the_same_samples_and_older_weights
     versions = [
         {
             turn.policy_version
-            for t in read_trajectories(lagging.run / "trajectories" / f"step_{step:06d}.parquet")
+            for t in read_trajectories(lagging.run / "trajectories" / f"step_{step + 1:06d}.parquet")
             for turn in t.turns
         }
         for step in range(4)
@@ -123,7 +164,7 @@ def test_collection_ahead_of_the_weights_uses_the_same_samples_and_older_weights
     assert all(step - 1 <= version <= step for step, found in enumerate(versions) for version in found)
     on_policy = run(tmp_path, "run=on", "training.steps=4")
     for step in range(4):
-        found = read_trajectories(on_policy.run / "trajectories" / f"step_{step:06d}.parquet")
+        found = read_trajectories(on_policy.run / "trajectories" / f"step_{step + 1:06d}.parquet")
         assert {turn.policy_version for t in found for turn in t.turns} == {step}
 
 

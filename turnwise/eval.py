@@ -15,15 +15,17 @@ from turnwise.assemble import Prepared, open_stage, prepare
 from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
-from turnwise.plan_text import plan_text
+from turnwise.plan_text import introduce
 from turnwise.report import EvalReport, Judged, SourceReport, judge, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
-from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import write_jsonl, write_trajectories
+from turnwise.storage.index import record
+from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.status import Telling
+from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
 
@@ -51,9 +53,13 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     config = prepared.config
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     run.write_text("config.yaml", to_yaml(config))
-    plan = plan_text(prepared)
-    run.write_text("plan.txt", plan)
-    console.print(plan, markup=False, highlight=False)
+    with Telling(run, "eval"):
+        return await _evaluate_into(run, prepared, console)
+
+
+async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> EvalReport:
+    config = prepared.config
+    introduce(prepared, run, console)
     start = time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
@@ -62,11 +68,13 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
                 await play_all(prepared, stage, trajectories, seen)
             seconds = time.perf_counter() - start
             judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
+            _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
-            write_trajectories(run.eval_path(0), trajectories)
+            record(run, "eval/step_000000.parquet", trajectories)
     report = _report(run, seconds, judged, declared_by(config.task))
     run.write_json("eval/step_000000.json", report.as_json())
+    run.append_jsonl(METRICS, report.as_metrics())
     if config.eval.dump_jsonl is not None:
         write_jsonl(Path(config.eval.dump_jsonl), trajectories)
     return report
@@ -90,7 +98,8 @@ async def measure(
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
         judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
-        write_trajectories(run.file(f"eval/{name}step_{step:06d}.parquet"), trajectories)
+        _remember_first_answers(judged)
+        record(run, f"eval/{name}step_{step:06d}.parquet", trajectories)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
@@ -99,6 +108,11 @@ async def measure(
         found[f"{name}accuracy"] = sum(right) / max(1, len(right))
     run.write_json(f"eval/step_{step:06d}.json", found | tasks)
     return found
+
+
+def _remember_first_answers(judged: Iterable[Judged]) -> None:
+    for entry in judged:
+        entry.trajectory.first_right = entry.first_right
 
 
 async def play_all(

@@ -69,6 +69,22 @@ class EvalReport:
             "sources": {source.data_source: asdict(source) for source in self.sources},
         }
 
+    def as_metrics(self) -> dict[str, float]:
+        """A line of metrics.jsonl, in the names of an evaluation during training."""
+        line = {
+            "step": 0.0,
+            "seconds": round(self.seconds, 3),
+            "tokens": float(sum(s.policy_tokens for s in self.sources)),
+        }
+        right = [trajectory.right for trajectory in self.trajectories if trajectory.right is not None]
+        if right:
+            line["val/accuracy"] = sum(right) / len(right)
+        for source in self.sources:
+            named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy, "reward": source.reward}
+            found = {f"val/{name}/{source.data_source}": value for name, value in named.items() if value is not None}
+            line |= found
+        return line
+
     def table(self) -> Table:
         """The result table: one column per data source."""
         table = Table(title=f"evaluation, {self.seconds:.1f} s, {self.tokens_per_second:,.0f} policy tokens/s")

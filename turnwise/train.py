@@ -11,10 +11,10 @@ from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.eval import measure
-from turnwise.plan_text import plan_text
+from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
-from turnwise.storage.trajectories import write_trajectories
+from turnwise.storage.index import record
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
 from turnwise.trainer.display import Display
@@ -22,7 +22,7 @@ from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
 from turnwise.training.optimise import check_parity, optimise
-from turnwise.training.sequences import to_sequences, trainable
+from turnwise.training.sequences import remember, to_sequences, trainable
 from turnwise.training.shaping import count
 
 
@@ -52,10 +52,15 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
     """The run from its first evaluation to its last."""
     config = prepared.config
     run = TrainRun(config, prepared.samples, console)
-    plan = plan_text(prepared)
-    run.dir.write_text("plan.txt", plan)
-    console.print(plan, markup=False, highlight=False)
-    after: dict[str, float] = {}
+    with run.telling:
+        introduce(prepared, run.dir, console)
+        after = await run_steps(run, prepared, heldout)
+    return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
+
+
+async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dict[str, float]:
+    """Every step that is left, between two evaluations; returns what the last one found."""
+    config, after = run.config, dict[str, float]()
     services = prepared.running(run.note), heldout.running(run.note)
     async with services[0], services[1], open_training(config, prepared, run.note) as engines:
         with run.catching_signals(), Display(run) as display:
@@ -80,7 +85,7 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
             if not run.stopping.is_set():
                 after = await evaluate(run, engines, heldout, greedy=True)
             run.save(engines)
-    return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
+    return after
 
 
 async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> dict[str, float]:
@@ -91,7 +96,7 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     book = count(groups)
     book.stop_if_failing(config.rollout.max_failures)
     sequences = to_sequences(groups)
-    path = run.dir.trajectories_path(run.progress.step)
+    file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
@@ -104,11 +109,12 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
         try:
             metrics |= await asyncio.to_thread(compute)
         except NotFinite as error:
-            write_trajectories(path, trajectories)
-            raise TurnwiseError(f"{error}; the episodes of the step are in {path}") from error
+            record(run.dir, file, trajectories)
+            raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
-    write_trajectories(path, trajectories)
+        remember(sequences, trajectories)
+    record(run.dir, file, trajectories)
     run.finish_step(collected.rounds, trajectories)
     await engines.publish(run.progress.step)
     metrics |= run.timings(trajectories, time.perf_counter() - start)

@@ -185,6 +185,7 @@ class Learned:
     values: list[float] | None = None
     advantages: list[float] | None = None
     rewards: list[float] | None = None
+    """Token by token, beside the trajectory's own: minus the KL penalty, or what another system recorded."""
 
 
 @dataclass(slots=True)

@@ -75,8 +75,7 @@ def test_files_and_layout(tmp_path: Path) -> None:
     run.write_text("plan.txt", "é \ud800\n")
     run.write_json("eval/step_000010.json", {"mean": 0.5})
     run.write_table("eval/table.parquet", pa.table({"x": [1, 2]}))
-    assert run.trajectories_path(12) == run.path / "trajectories" / "step_000012.parquet"
-    assert run.eval_path(10, ".json").is_file() and run.trajectories_path(12).parent.is_dir()
+    assert run.file("trajectories/step_000012.parquet").parent.is_dir()
     assert run.log_path == run.path / "log.txt"
     assert run.read_text("plan.txt") == "é \\ud800\n"
     assert parquet.read_table(run.path / "eval" / "table.parquet")["x"].to_pylist() == [1, 2]

@@ -61,6 +61,11 @@ class Tokenizer:
             offsets += [(first + shift, last + shift) for first, last in encoded.offsets[skip:]]
         return Encoding(ids, offsets)
 
+    def as_json(self) -> str:
+        """What a tokenizer.json says, for those who only want to show tokens."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text whose control tokens are mere characters."""
         return self.encode(text, cuts=[start + 1 for start, _ in occurrences(self.special_texts, text)]).ids

@@ -13,7 +13,7 @@ from turnwise.types import Image, Trajectory
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
-_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
+_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"))
 
 
 def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
@@ -42,6 +42,8 @@ def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
 
 def image_kind(content: bytes) -> str | None:
     """The file ending of an image by its first bytes; None for anything else."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "webp"
     return next((kind for magic, kind in _KINDS if content.startswith(magic)), None)
 
 

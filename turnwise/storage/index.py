@@ -1,7 +1,8 @@
-"""The index of a run: one line of index.jsonl per trajectory file, so that 100,000 trajectories are listed in no time."""
+"""The index of a run: one line of index.jsonl per trajectory file, so that 100,000 trajectories are listed at once."""
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +18,7 @@ from turnwise.types import CallStatus, Ledger, Origin, Role, StopReason, Traject
 INDEX = "index.jsonl"
 _CUT = (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
 _EXCERPT = 160
+_STEP = re.compile(r"step_(\d+)\.parquet$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def record(run: RunDir, file: str, trajectories: Sequence[Trajectory]) -> None:
 
 def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:
     """What the index says about a file with these trajectories."""
-    entries = [entry_of(trajectory) for trajectory in trajectories]
+    name = _STEP.search(file)
+    entries = [entry_of(trajectory, int(name[1]) if name else trajectory.step) for trajectory in trajectories]
     columns = {name: [getattr(entry, name) for entry in entries] for name in COLUMNS}
     return Shard(file, columns, _tools(trajectories))
 
@@ -118,8 +121,8 @@ def parse_line(line: str | bytes) -> Shard:
     return shard
 
 
-def entry_of(trajectory: Trajectory) -> Entry:
-    """A trajectory as a list shows it."""
+def entry_of(trajectory: Trajectory, step: int) -> Entry:
+    """A trajectory as a list shows it; `step` is that of its file, as in metrics.jsonl (its own keys its noise)."""
     sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
     conduct = conduct_of(trajectory)
     failed = sum(call.status is not CallStatus.OK for call in calls)
@@ -128,7 +131,7 @@ def entry_of(trajectory: Trajectory) -> Entry:
     return Entry(
         sample_id=sample.id,
         data_source=sample.data_source,
-        step=trajectory.step,
+        step=step,
         sibling=trajectory.sibling,
         stop_reason=trajectory.stop_reason.value,
         failure=trajectory.failure,

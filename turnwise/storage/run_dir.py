@@ -2,9 +2,13 @@
 
 runs/<name>/
   config.yaml, plan.txt               as run
+  status.json                         how it is doing, see storage/status.py
   metrics.jsonl                       one object a step
   trajectories/step_000012.parquet    see storage/trajectories.py
-  eval/step_000010.parquet, .json
+  eval/step_000010.parquet, .json     and greedy_step_000010.parquet
+  index.jsonl                         every trajectory in short, see storage/index.py
+  images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
+  tokenizer.json                      for reading token ids
   log.txt
 """
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt"
+TOKENIZER = "tokenizer.json"
 _LONGEST_NAME = 200
 
 
@@ -82,14 +87,6 @@ class RunDir:
         """Add a line with the time to log.txt."""
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
-
-    def trajectories_path(self, step: int) -> Path:
-        """The trajectories of a training step."""
-        return self.file(f"trajectories/step_{step:06d}.parquet")
-
-    def eval_path(self, step: int, suffix: str = ".parquet") -> Path:
-        """An evaluation's trajectories, or with ".json" its report."""
-        return self.file(f"eval/step_{step:06d}{suffix}")
 
     def file(self, name: str) -> Path:
         """The path of a file, its folder made; never outside the run."""

@@ -1,12 +1,15 @@
 """How a run is doing, in its own words: status.json, rewritten at every step and at the end."""
 
+import asyncio
+import contextlib
 import enum
 import json
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from turnwise.errors import StorageError
 from turnwise.storage.run_dir import RunDir
@@ -51,6 +54,35 @@ class Status:
     def ended(self, state: State, reason: str) -> "Status":
         """The same run, over now."""
         return replace(self, state=state, reason=reason, updated=time.time())
+
+
+class Telling:
+    """Keeps status.json true while a block runs, also when it fails: `with Telling(run, "eval") as telling: ...`."""
+
+    def __init__(self, run: RunDir, command: str, steps: int | None = None) -> None:
+        self._run, self._status = run, Status.beginning(command, steps)
+        self.end, self.reason = State.FINISHED, ""
+        """What is said when the block ends well."""
+
+    def at(self, step: int) -> None:
+        """The run has come this far."""
+        self._status = self._status.at(step)
+        write_status(self._run, self._status)
+
+    def __enter__(self) -> Self:
+        write_status(self._run, self._status)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            write_status(self._run, self._status.ended(self.end, self.reason))
+            return
+        stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+        reason = "interrupted" if stopped else str(error) or type(error).__name__
+        with contextlib.suppress(StorageError):  # the error itself is the news, also when the disk is full
+            write_status(self._run, self._status.ended(State.STOPPED if stopped else State.FAILED, reason))
 
 
 def write_status(run: RunDir, status: Status) -> None:

@@ -19,6 +19,7 @@ from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import ConfigError
 from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
 from turnwise.storage.run_dir import RunDir
+from turnwise.storage.status import State, Telling
 from turnwise.trainer.stage import TrainingStage
 from turnwise.types import Sample, Trajectory
 
@@ -64,6 +65,7 @@ class TrainRun:
         else:
             self.dir = RunDir.create(Path(config.runs_dir), config.run, "train")
             self.dir.write_text("config.yaml", to_yaml(config))
+        self.telling = Telling(self.dir, "train", config.training.steps)
 
     def note(self, text: str) -> None:
         """Say something to the person and to the log."""
@@ -102,12 +104,13 @@ class TrainRun:
         """Add the step's line to metrics.jsonl."""
         head = {"step": self.progress.step, "seconds": round(self.seconds(), 3), "tokens": self.progress.tokens}
         self.dir.append_jsonl("metrics.jsonl", head | {name: float(value) for name, value in metrics.items()})
+        self.telling.at(self.progress.step)
 
     def goes_on(self) -> bool:
         """Whether another step is due; otherwise `reason` says why not."""
         training = self.config.training
         if self.stopping.is_set():
-            self.reason = "stopped by a signal"
+            self.reason, self.telling.end = "stopped by a signal", State.STOPPED
         elif self.progress.step >= training.steps:
             self.reason = f"all {training.steps} steps done"
         elif training.target is not None and (self.progress.best or 0.0) >= training.target:
@@ -116,6 +119,7 @@ class TrainRun:
             self.reason = f"training.max_minutes={training.max_minutes:g} are used"
         elif training.max_tokens is not None and self.progress.tokens >= training.max_tokens:
             self.reason = f"training.max_tokens={training.max_tokens} are used"
+        self.telling.reason = self.reason
         return not self.reason
 
     def seconds(self) -> float:

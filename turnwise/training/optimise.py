@@ -73,7 +73,7 @@ def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config
     totals: dict[str, float] = defaultdict(float)
     for chosen in fill(active, config.learner.token_budget):
         batch = pack(chosen, tokens, len(part))
-        found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config))
+        found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config, chosen))
         for name, share in found.items():
             totals[name] += share * (tokens / counted if name in MEANS else 1.0)
     return totals | _named(learner.optim_step())
@@ -153,7 +153,10 @@ def check_parity(mind: Mind, sequences: Sequence[TrainSequence], config: Config,
     return f"parity: sampler and learner log-probs differ by at most {found}"
 
 
-def _loss(batch: Batch, config: Config) -> Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]:
+def _loss(
+    batch: Batch, config: Config, sequences: Sequence[TrainSequence]
+) -> Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]:
+    """The objective of a batch of these sequences, which also keep what the learner says of their tokens."""
     algorithm = config.algorithm
     norm = algorithm.aggregation_length if algorithm.aggregation is Aggregation.sequence_sum_norm else None
     policy = PolicySettings(
@@ -169,6 +172,8 @@ def _loss(batch: Batch, config: Config) -> Callable[[PolicyTokens], tuple[Tensor
     )
 
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
+        write(sequences, "new_logprobs", found.logprobs)
+        write(sequences, "entropies", found.entropy)
         here = batch.to(found.logprobs.device)
         objective, metrics = policy_objective(found.logprobs, found.entropy, here, policy)
         if found.values is None:

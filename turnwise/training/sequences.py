@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from turnwise.errors import DataError
-from turnwise.types import Group, Trajectory
+from turnwise.types import Group, Learned, Trajectory
 
 LEFT_OUT = -1
 """The group of a sequence that belongs to no baseline: its trajectory failed, or came without a group."""
-OPTIONAL = ("old_logprobs", "ref_logprobs", "values", "kl_penalties", "advantages", "returns", "weights")
+OPTIONAL = (
+    "old_logprobs", "ref_logprobs", "values", "kl_penalties", "advantages", "returns", "weights", "new_logprobs",
+    "entropies",
+)  # fmt: skip
 """The arrays that are written later; None before."""
 
 
@@ -52,6 +55,12 @@ class TrainSequence:
     """Written by advantages.assign where the estimator has token-level returns."""
     weights: list[float] | None = None
     """Written by importance.correct: multiplies the policy loss, 0 rejects a token."""
+    new_logprobs: list[float] | None = None
+    """Written by optimise: the learner's in the last update that used the sequence."""
+    entropies: list[float] | None = None
+    """Written by optimise, with them."""
+    segment: int = 0
+    """Which of the trajectory's ledgers this is."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.turns):
@@ -107,6 +116,7 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             reward=math.nan if trajectory.reward is None else trajectory.reward,
             # As with the parts of a reward, several scores of one turn are added.
             turn_scores={turn.index: sum(turn.scores.values()) for turn in trajectory.turns if turn.scores},
+            segment=segment,
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, ledger in enumerate(trajectory.segments)
@@ -124,6 +134,21 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
             if trajectory.failure is None and trajectory.reward is None:
                 raise DataError(f"sample {trajectory.sample.id}, sibling {trajectory.sibling} has not been scored")
             yield (number if trajectory.failure is None else LEFT_OUT), trajectory
+
+
+def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
+    """Write what training computed into the ledgers the sequences were made of."""
+    for sequence in trainable(sequences):
+        penalties = sequence.kl_penalties
+        trajectories[sequence.trajectory].segments[sequence.segment].learned = Learned(
+            logprobs=sequence.old_logprobs,
+            new_logprobs=sequence.new_logprobs,
+            ref_logprobs=sequence.ref_logprobs,
+            entropies=sequence.entropies,
+            values=sequence.values,
+            advantages=sequence.advantages,
+            rewards=None if penalties is None else [-penalty for penalty in penalties],
+        )
 
 
 def trainable(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:

@@ -151,7 +151,7 @@ def _describe(picture: Picture) -> str:
 
 
 def _facts(result: Result) -> dict[str, Any]:
-    """What scoring and the board may want to know."""
+    """What scoring and the board may want to know; the recorder moves pictures into files of the run."""
     facts: dict[str, Any] = {"seconds": result.seconds, "peak_memory": result.peak_memory}
     if result.images:
         facts["images"] = [_image_facts(picture) for picture in result.images]
@@ -162,6 +162,7 @@ def _image_facts(picture: Picture) -> dict[str, Any]:
     provenance = picture.provenance
     return {
         "name": picture.name,
+        "data": "data:image/png;base64," + base64.b64encode(picture.png()).decode(),
         "size": list(picture.size),
         "source": provenance.source,
         "box": None if provenance.box is None else list(provenance.box),

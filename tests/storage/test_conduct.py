@@ -1,0 +1,88 @@
+"""How an episode went about its tools: evidence, its use, repeats and code that only prints."""
+
+import pytest
+
+from turnwise.storage.conduct import conduct_of
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Message,
+    Role,
+    Sample,
+    StopReason,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+
+def episode(*turns, question="What is 12 times 34?"):
+    """Turns are (assistant text, [(arguments, status, reply)])."""
+    made = []
+    for index, (text, calls) in enumerate(turns):
+        records = [
+            CallRecord(ToolCall(f"{index}_{n}", "python", arguments), status, 0.1)
+            for n, (arguments, status, _) in enumerate(calls)
+        ]
+        replies = [Message(Role.TOOL, reply, tool_call_id=f"{index}_{n}") for n, (_, _, reply) in enumerate(calls)]
+        message = Message(Role.ASSISTANT, text)
+        made.append(Turn(index, message, FinishReason.STOP, 0, 1, 1, calls=records, replies=replies))
+    prompt = (Message(Role.USER, question),)
+    return Trajectory(Sample("a", prompt, "s"), 0, 0, list(prompt), made, [], StopReason.ANSWERED, 0.1)
+
+
+OK, ERROR = CallStatus.OK, CallStatus.ERROR
+
+
+@pytest.mark.parametrize(
+    ("turns", "evidence", "used"),
+    [
+        ([("12*34", [({"code": "12*34"}, OK, "408")]), ("It is 408.", [])], True, True),
+        ([("12*34", [({"code": "12*34"}, OK, "408")]), ("It is 407.", [])], True, False),
+        ([("12*34", [({"code": "12*34"}, OK, "34")]), ("It is 34.", [])], True, False),  # 34 was in the question
+        ([("12*34", [({"code": "12*34"}, ERROR, "408")]), ("It is 408.", [])], False, False),
+        ([("12*34", [({"code": "12*34"}, OK, "(no output)")]), ("It is 408.", [])], False, False),
+        ([("It is 408.", [({"code": "12*34"}, OK, "408")])], True, False),  # written before the reply
+        ([("look", [({"code": "x"}, OK, "Elephants live there")]), ("They are elephants.", [])], True, True),
+        ([("no tools", [])], False, False),
+        ([("12*34", [({"code": "12*34"}, OK, "1,408.5")]), ("So 1408.5", [])], True, True),
+    ],
+)
+def test_evidence_and_its_use(turns, evidence, used):
+    found = conduct_of(episode(*turns))
+    assert (found.evidence, found.used) == (evidence, used)
+
+
+def test_duplicates_are_counted_whatever_the_order_of_the_arguments():
+    calls = [({"a": 1, "b": 2}, OK, "x"), ({"b": 2, "a": 1}, OK, "x"), ({"a": 1}, OK, "x"), ({"a": 1}, ERROR, "x")]
+    assert conduct_of(episode(("t", calls))).duplicate_calls == 2
+    malformed = [({}, CallStatus.MALFORMED, "x")] * 3
+    assert conduct_of(episode(("t", malformed))).duplicate_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "only"),
+    [
+        ("print(42)", True),
+        ("print('so', 42)\n'done'", True),
+        ("print(6 * 7)", False),
+        ("x = 42\nprint(x)", False),
+        ("import math", False),
+        ("", False),
+        ("print(", False),
+        ("\x00", False),
+        ("(" * 5000, False),
+        ("-" * 19_000 + "1", False),
+    ],
+)
+def test_code_that_only_prints(code, only):
+    assert conduct_of(episode(("t", [({"code": code}, OK, "42")]))).print_only == int(only)
+
+
+def test_arguments_of_any_shape_are_survived():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    calls = [({"code": 5}, OK, "x"), ({"code": None}, OK, "x"), ({"a": deep}, OK, "x"), ({"a": {1, 2}}, OK, "x")]
+    assert conduct_of(episode(("t", calls))).print_only == 0

@@ -1,0 +1,91 @@
+"""Images are kept with the run: files copied by content, drawings moved out of the calls, everything else left alone."""
+
+import base64
+import io
+
+import pytest
+from PIL import Image as Picture
+
+from turnwise.storage.images import image_kind, keep_images
+from turnwise.storage.run_dir import RunDir
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Image,
+    Message,
+    Role,
+    Sample,
+    StopReason,
+    Text,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+
+def png(colour):
+    buffer = io.BytesIO()
+    Picture.new("RGB", (4, 3), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def episode(images=(), parts=(), info=None):
+    message = Message(Role.USER, (*parts, Text("what?"))) if parts else Message(Role.USER, "what?")
+    call = CallRecord(ToolCall("c", "python", {}), CallStatus.OK, 0.1, info=info or {})
+    turn = Turn(0, Message(Role.ASSISTANT, "x"), FinishReason.STOP, 0, 1, 1, calls=[call])
+    sample = Sample("a", (message,), "s", images=tuple(Image(str(image)) for image in images))
+    return Trajectory(sample, 0, 0, [message], [turn], [], StopReason.ANSWERED, 0.1)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path, "a", "eval")
+
+
+def kept(run):
+    return sorted(path.name for path in (run.path / "images").glob("*.png")) if (run.path / "images").is_dir() else []
+
+
+def test_files_are_copied_once_under_the_name_of_their_content(run, tmp_path):
+    (tmp_path / "red.png").write_bytes(png("red"))
+    (tmp_path / "same.png").write_bytes(png("red"))
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    first = episode([tmp_path / "red.png", tmp_path / "same.png"])
+    second = episode(parts=(Image(str(tmp_path / "blue.png")),))
+    keep_images(run, [first, second])
+    keep_images(run, [first])
+    assert len(kept(run)) == 2
+    lines = run.read_jsonl("images/index.jsonl")
+    assert [line["source"] for line in lines] == [str(tmp_path / f"{name}.png") for name in ("red", "same", "blue")]
+    assert (run.path / lines[2]["file"]).read_bytes() == png("blue")
+    assert lines[0]["file"] == lines[1]["file"]
+
+
+def test_what_is_no_image_stays_where_it_is(run, tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_text("root:x:0")
+    keep_images(run, [episode([secret, tmp_path / "gone.png", tmp_path, "data:image/png;base64,xx", "http://x/y.png"])])
+    assert not (run.path / "images").exists()
+
+
+def test_what_a_tool_drew_becomes_a_file(run):
+    data = "data:image/png;base64," + base64.b64encode(png("green")).decode()
+    info = {"images": [{"name": "show", "data": data}, {"name": "broken", "data": "data:image/png;base64,?"}, "odd"]}
+    trajectory = episode(info=info)
+    keep_images(run, [trajectory])
+    drawn, broken, odd = trajectory.calls[0].info["images"]
+    assert "data" not in drawn and (run.path / drawn["file"]).read_bytes() == png("green")
+    assert broken["data"].endswith("?") and odd == "odd"
+
+
+def test_kinds_go_by_content():
+    assert image_kind(png("red")) == "png"
+    assert [image_kind(start) for start in (b"\xff\xd8\xff\xe0", b"GIF89a", b"<svg", b"", b"%PDF")] == [
+        "jpg",
+        "gif",
+        None,
+        None,
+        None,
+    ]
+    assert image_kind(b"RIFF\x00\x00\x00\x00WEBP") == "webp" and image_kind(b"RIFF\x00\x00\x00\x00WAVE") is None
