@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help setup check test eval train bench clean
+.PHONY: help setup check test eval train board bench clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,10 @@ eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampl
 
 train: $(STAMP)  ## train the embedded model on the embedded task; ARGS="training.steps=5" changes it
 	$(RUN)/turnwise train $(ARGS)
+
+board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
+	@mkdir -p runs
+	$(RUN)/turnwise board $(ARGS)
 
 bench: $(STAMP)  ## every benchmark; each prints a ratio against a named peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN)/python $$file || exit 1; done

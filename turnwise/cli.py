@@ -24,6 +24,8 @@ examples:
   turnwise check sandbox                           attack the sandbox and show what holds
   turnwise prepare gsm8k --source DIR              GSM8K as train.parquet and test.parquet under data/gsm8k
   turnwise show runs/NAME --sample 3               one transcript, coloured by who wrote what
+  turnwise board                                   every run under runs/ in the browser, live
+  turnwise report runs/NAME --out report.html      one run as a file to share
 
 Every command takes key=value overrides and --config FILE; `turnwise check` lists all keys with their values.
 """
@@ -95,8 +97,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     prepare.add_argument(
         "--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify"
     )
-    for name in ("rescore", "filter", "judge", "sandbox"):
-        verb = import_module(f"turnwise.commands.{name}")
+    for name in ("board", "report", "rescore", "filter", "judge", "sandbox", "import-jsonl"):
+        verb = import_module(f"turnwise.commands.{name.replace('-', '_')}")
         command(name, verb.run, verb.HELP, config=False)
         verb.add_arguments(commands[name])
     return parser, commands

@@ -98,6 +98,14 @@ def unread(composed: Composed) -> list[str]:
     return found
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """Every key with its value as YAML would write it, for those who keep a table of settings."""
+    return {
+        key: value.value if isinstance(value, enum.Enum) else value
+        for key, value in dict(_flatten_config(config)).items()
+    }
+
+
 def differences(config_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose value in a recorded config is another than now: {key: (then, now)}."""
     then, now = dict(_flatten_config(compose([], config_file).config)), dict(_flatten_config(config))

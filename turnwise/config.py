@@ -348,6 +348,16 @@ class LearnerConfig:
 
 
 @dataclass
+class TrackingConfig:
+    """Where a training's numbers go beside metrics.jsonl, which has them always."""
+
+    to: list[str] = field(default_factory=lambda: ["console"])
+    """Any of console, tensorboard, wandb, mlflow; one that fails is switched off and never stops training."""
+    project: str = "turnwise"
+    """The project in Weights & Biases, the experiment in MLflow."""
+
+
+@dataclass
 class Config:
     """The whole tree."""
 
@@ -360,6 +370,10 @@ class Config:
     """For `turnwise train run=NAME`: go on with an existing run."""
     train: bool = True
     """`turnwise train train=false` only evaluates."""
+    board: bool = False
+    """Beside a training run: serve the board in a process of its own, and say where."""
+    board_port: int = field(default=7007, metadata=only("board", "*"))
+    """A free one is taken when another program has it."""
     seed: int = 0
     model: ModelConfig = field(default_factory=ModelConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
@@ -374,3 +388,4 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)

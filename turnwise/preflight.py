@@ -20,6 +20,7 @@ from turnwise.errors import EpisodeError, TemplateError, TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.plan import Route
+from turnwise.storage.trackers.choose import check_trackers
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -78,6 +79,11 @@ def preflight(composed: Composed) -> Report:
     if not report.findings:
         report.add("unread keys", Outcome.OK, "every key that was set is read")
     _lint(config, report)
+    try:
+        check_trackers(config.tracking.to)
+        report.add("trackers", Outcome.OK, ", ".join(config.tracking.to) or "none but metrics.jsonl")
+    except TurnwiseError as error:
+        report.add("trackers", Outcome.ERROR, str(error))
     try:
         prepared = prepare(config, "test", limit=_limit(config))
     except TurnwiseError as error:

@@ -15,9 +15,9 @@ from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
 from turnwise.storage.index import record
+from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
-from turnwise.trainer.display import Display
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
@@ -43,6 +43,7 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
         raise ConfigError(
             f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
         )
+    check_trackers(config.tracking.to)
     prepared = prepare(config, "train", limit=training.samples)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
     return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))
@@ -52,7 +53,7 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
     """The run from its first evaluation to its last."""
     config = prepared.config
     run = TrainRun(config, prepared.samples, console)
-    with run.telling:
+    with run.watched():
         introduce(prepared, run.dir, console)
         after = await run_steps(run, prepared, heldout)
     return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
@@ -63,7 +64,7 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
     config, after = run.config, dict[str, float]()
     services = prepared.running(run.note), heldout.running(run.note)
     async with services[0], services[1], open_training(config, prepared, run.note) as engines:
-        with run.catching_signals(), Display(run) as display:
+        with run.catching_signals():
             run.resume(engines)
             await engines.publish(run.progress.step)
             if not run.progress.before:
@@ -75,7 +76,7 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
                     collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
                     if collected is None:
                         continue
-                    display.show(await learn(run, engines, collected))
+                    await learn(run, engines, collected)
                     groups.allow(run.progress.rounds)
                     last = run.progress.step == config.training.steps  # evaluated and saved below
                     if due(run.progress.step, config.training.eval_every) and not last:
@@ -88,8 +89,8 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
     return after
 
 
-async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> dict[str, float]:
-    """Learn from a step's groups, publish the new weights, record everything; returns the step's metrics."""
+async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> None:
+    """Learn from a step's groups, publish the new weights, record everything."""
     config, groups, start = run.config, collected.groups, time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     check_scoring(trajectories, config.scoring.max_failures)
@@ -122,7 +123,6 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     if gap > config.training.drift:
         run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average")
     run.log(metrics)
-    return metrics
 
 
 async def evaluate(run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool) -> dict[str, float]:

@@ -16,10 +16,10 @@ from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 from turnwise.plugins import load
-from turnwise.serving import check_binding
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error
+from turnwise.serving import check_binding
 from turnwise.storage.trajectory_rows import from_row
 from turnwise.types import Trajectory
 

@@ -13,7 +13,7 @@ from turnwise.types import Image, Trajectory
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
-_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"))
+_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
 def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:

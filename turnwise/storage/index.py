@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pydantic_core import from_json
+
 from turnwise.errors import StorageError
 from turnwise.storage.conduct import conduct_of
 from turnwise.storage.images import keep_images
@@ -109,7 +111,7 @@ def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:
 def parse_line(line: str | bytes) -> Shard:
     """A line of the index; StorageError for one that this code did not write."""
     try:
-        found = json.loads(line)
+        found = _loads(line)
         columns = {name: found["columns"][name] for name in COLUMNS}
         tools = {name: ToolUse(**use) for name, use in found["tools"].items()}
         shard = Shard(str(found["file"]), columns, tools)
@@ -119,6 +121,13 @@ def parse_line(line: str | bytes) -> Shard:
     if len(set(sizes.values())) != 1:
         raise StorageError(f"a line of {INDEX} is damaged: its columns have {sizes}")
     return shard
+
+
+def _loads(line: str | bytes) -> Any:
+    try:
+        return from_json(line)  # nearly twice as fast, which a reader of 100,000 trajectories notices
+    except ValueError:
+        return json.loads(line)  # which also takes half of a surrogate pair
 
 
 def entry_of(trajectory: Trajectory, step: int) -> Entry:

@@ -79,10 +79,15 @@ class Telling:
         if error is None:
             write_status(self._run, self._status.ended(self.end, self.reason))
             return
-        stopped = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
-        reason = "interrupted" if stopped else str(error) or type(error).__name__
         with contextlib.suppress(StorageError):  # the error itself is the news, also when the disk is full
-            write_status(self._run, self._status.ended(State.STOPPED if stopped else State.FAILED, reason))
+            write_status(self._run, self._status.ended(*how_it_ended(error)))
+
+
+def how_it_ended(error: BaseException) -> tuple[State, str]:
+    """What an error that ends a run says about it."""
+    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return State.STOPPED, "interrupted"
+    return State.FAILED, str(error) or type(error).__name__
 
 
 def write_status(run: RunDir, status: Status) -> None:

@@ -5,7 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,20 +13,25 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from turnwise.choices import Decay, Resume
-from turnwise.compose import differences, to_yaml
+from turnwise.compose import differences, flat, to_yaml
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import ConfigError
 from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
-from turnwise.storage.run_dir import RunDir
-from turnwise.storage.status import State, Telling
+from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.status import State, Telling, how_it_ended
+from turnwise.storage.trackers.choose import open_trackers
+from turnwise.storage.trackers.tracker import Point
 from turnwise.trainer.stage import TrainingStage
 from turnwise.types import Sample, Trajectory
+from turnwise.web.beside import start_board
 
 T = TypeVar("T")
-MAY_CHANGE = ("run", "runs_dir", "resume", "train", "engine.", "eval.", "sft.", "training.steps", "training.eval_every",
-              "training.save_every", "training.keep", "training.target", "training.max_minutes",
-              "training.max_tokens")  # fmt: skip
+MAY_CHANGE = (
+    "run", "runs_dir", "resume", "train", "board", "tracking.", "engine.", "eval.", "sft.", "training.steps",
+    "training.eval_every", "training.save_every", "training.keep", "training.target", "training.max_minutes",
+    "training.max_tokens",
+)  # fmt: skip
 """Keys that a resumed run may set anew; all others would make it another run."""
 
 
@@ -66,11 +71,29 @@ class TrainRun:
             self.dir = RunDir.create(Path(config.runs_dir), config.run, "train")
             self.dir.write_text("config.yaml", to_yaml(config))
         self.telling = Telling(self.dir, "train", config.training.steps)
+        tracking, steps = config.tracking, config.training.steps
+        self.trackers = open_trackers(
+            tracking.to, project=tracking.project, steps=steps, console=console, say=self.note
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """The run says how it is doing to whoever looks: status.json, its trackers, and a board when one is wanted."""
+        with self.telling, ExitStack() as board:
+            if self.config.board:
+                note = board.enter_context(start_board(self.dir.path.parent, self.config.board_port)).note
+                self.note(note)
+            try:
+                yield
+            except BaseException as error:
+                self.trackers.finish(*how_it_ended(error))
+                raise
+            self.trackers.finish(self.telling.end, self.reason)
 
     def note(self, text: str) -> None:
         """Say something to the person and to the log."""
         self.dir.log(text)
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def finish_step(self, rounds: int, trajectories: list[Trajectory]) -> None:
         """Count a step whose groups took this many rounds."""
@@ -98,12 +121,16 @@ class TrainRun:
             "timing_s/gen": step - update,
             "perf/total_num_tokens": float(tokens),
             "perf/throughput": tokens / step,
+            **self.trackers.metrics(),
         }
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Add the step's line to metrics.jsonl."""
-        head = {"step": self.progress.step, "seconds": round(self.seconds(), 3), "tokens": self.progress.tokens}
-        self.dir.append_jsonl("metrics.jsonl", head | {name: float(value) for name, value in metrics.items()})
+        """Add the step's line to metrics.jsonl, and tell the trackers."""
+        metrics = {name: float(value) for name, value in metrics.items()}
+        point = Point(self.progress.step, round(self.seconds(), 3), self.progress.tokens, metrics)
+        head = {"step": point.step, "seconds": point.seconds, "tokens": point.tokens}
+        self.dir.append_jsonl(METRICS, head | metrics)
+        self.trackers.log(point)
         self.telling.at(self.progress.step)
 
     def goes_on(self) -> bool:
@@ -171,19 +198,23 @@ class TrainRun:
 
     def resume(self, engines: TrainingStage) -> None:
         """Go on from the newest whole checkpoint; a run without one starts anew in its directory."""
-        if not self.resuming:
-            return
+        if self.resuming:
+            self._go_on(engines)
+        self.trackers.start(self.dir, flat(self.config), resumed_at=self.progress.step)
+
+    def _go_on(self, engines: TrainingStage) -> None:
         self._refuse_another_config()
         found = find_checkpoint(self.dir)
         for problem in found.passed_over:
             self.note(f"damaged checkpoint passed over: {problem}")
         if found.folder is None:
             self.note("no checkpoint to resume from: starting at step 0")
+            self._forget_metrics_after(-1)
             return
         content = engines.load(found.folder)
         self.progress = Progress(**content["run"])
         self.loader.restore(LoaderState(**content["loader"]))
-        self._forget_later_metrics()
+        self._forget_metrics_after(self.progress.step)
         self.note(f"resumed from {found.folder.name}: {self.progress.step} steps done")
 
     def _loader_at(self, position: int) -> LoaderState:
@@ -201,7 +232,9 @@ class TrainRun:
             told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
             raise ConfigError(f"run {self.dir.name!r} cannot be resumed with another config: {told}")
 
-    def _forget_later_metrics(self) -> None:
-        """Steps after the checkpoint are done again; their lines must not be there twice."""
-        lines = [line for line in self.dir.read_jsonl("metrics.jsonl") if line["step"] <= self.progress.step]
-        self.dir.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    def _forget_metrics_after(self, step: int) -> None:
+        """What is done again must not be there twice."""
+        if not (self.dir.path / METRICS).is_file():
+            return
+        lines = [line for line in self.dir.read_jsonl(METRICS) if line["step"] <= step]
+        self.dir.write_text(METRICS, "".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,201 @@
+"""Keeps trackers away from the run: each has a thread and a bounded queue, and what fails or hangs is counted."""
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.status import State
+from turnwise.storage.trackers.tracker import Point, Tracker
+
+WAITING = 4096
+"""Points a tracker may be behind; with a hundred metrics each that is some 40 MB."""
+FAILURES = 3
+"""Points lost in a row after which a tracker is switched off."""
+LAST_SECONDS = 30.0
+"""How long the end of a run waits, for all trackers together."""
+
+_End = tuple[State, str]
+
+
+class Guarded:
+    """One tracker and its worker thread.
+
+    The run's thread puts points into the queue and never waits; the worker waits for the queue, is woken by a point or
+    by the end, and alone calls the tracker. Every counter has one writer, so none needs a lock. What is worth telling
+    goes into `notes`, which the run's thread takes out and says.
+    """
+
+    def __init__(self, tracker: Tracker, start: Callable[[], str | None], waiting: int) -> None:
+        self.name = tracker.name
+        self.notes: deque[str] = deque()
+        self._tracker, self._start, self._waiting = tracker, start, waiting
+        self._jobs: queue.SimpleQueue[Point | _End] = queue.SimpleQueue()
+        self._given = self._dropped = 0  # written by the run's thread
+        self._arrived = self._failed = self._in_a_row = 0  # written by the worker
+        self._problem = ""  # the worker's last one
+        self._off = self._over = self._abandoned = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Points that are known not to have arrived."""
+        return self._given - self._arrived if self._over else self._dropped + self._failed
+
+    def log(self, point: Point) -> None:
+        """Hand a point over, or drop and count it when the tracker is off or too far behind."""
+        self._given += 1
+        if self._off:
+            self._dropped += 1
+        elif self._jobs.qsize() >= self._waiting:
+            self._dropped += 1
+            if not self._problem:
+                self._problem = f"it was {self._waiting} points behind"
+                self.notes.append(f"tracking: {self.name} does not keep up: points are dropped and counted as lost")
+        else:
+            self._jobs.put(point)
+
+    def end(self, state: State, reason: str) -> None:
+        """Tell the worker that nothing more will come."""
+        self._jobs.put((state, reason))
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the worker until `deadline`; then it is left behind, and what had not arrived is lost."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._over = True
+        if self._thread.is_alive():
+            self._abandoned = True
+            self.notes.append(f"tracking: {self.name} did not finish in time and is left behind")
+        if self.lost:
+            why = f" ({self._problem})" if self._problem else ""
+            self.notes.append(
+                f"tracking: {self.name} lost {self.lost} of {self._given} points{why}; metrics.jsonl has them all"
+            )
+
+    def _work(self) -> None:
+        try:
+            if not self._attempt(self._open, "could not start"):
+                self._switch_off()
+            started = not self._off
+            while isinstance(job := self._jobs.get(), Point):
+                self._take(job)
+            if started and not self._abandoned:
+                self._close(*job)
+        finally:
+            self._off = True
+
+    def _open(self) -> None:
+        line = self._start()
+        if line:
+            self.notes.append(line)
+
+    def _take(self, point: Point) -> None:
+        if self._abandoned or self._off:
+            self._failed += 1
+        elif self._attempt(lambda: self._tracker.log(point), "failed"):
+            self._arrived += 1
+            self._in_a_row = 0
+        else:
+            self._failed += 1
+            self._in_a_row += 1
+            if self._in_a_row >= FAILURES:
+                self._switch_off()
+
+    def _close(self, state: State, reason: str) -> None:
+        if not self._attempt(lambda: self._tracker.finish(state, reason), "could not finish"):
+            self.notes.append(f"tracking: {self.name} {self._problem}")
+
+    def _attempt(self, act: Callable[[], None], verb: str) -> bool:
+        try:
+            act()
+        # A tracker is a foreign library with a network, a database or a disk behind it: what it may raise is not known,
+        # and none of it is a reason to stop training. It is counted and told, so nothing is hidden. (SystemExit would
+        # end this thread without a word.)
+        except (Exception, SystemExit) as error:
+            self._problem = f"{verb}: {_one_line(error)}"
+            return False
+        return True
+
+    def _switch_off(self) -> None:
+        self._off = True
+        self.notes.append(f"tracking: {self.name} is switched off: it {self._problem}")
+
+
+class Trackers:
+    """All trackers of a run. Nothing here raises because of a tracker, and nothing waits for one but `finish`."""
+
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        say: Callable[[str], None],
+        *,
+        waiting: int = WAITING,
+        last_seconds: float = LAST_SECONDS,
+    ) -> None:
+        self._trackers, self._say = list(trackers), say
+        self._waiting, self._last_seconds = waiting, last_seconds
+        self._guards: list[Guarded] | None = None
+        self._not_finite = 0
+
+    def start(self, run: RunDir, config: dict[str, Any], *, resumed_at: int) -> None:
+        """Open them all, each in its own thread; where to look is said when they have told it."""
+        if self._guards is not None:
+            raise RuntimeError("these trackers were started before")
+
+        def guarded(tracker: Tracker) -> Guarded:
+            return Guarded(tracker, lambda: tracker.start(run, config, resumed_at=resumed_at), self._waiting)
+
+        self._guards = [guarded(tracker) for tracker in self._trackers]
+
+    def log(self, point: Point) -> None:
+        """Give a point to all of them."""
+        if self._guards is None:
+            raise RuntimeError("a point came before the trackers were started")
+        clean = self._clean(point)
+        for guard in self._guards:
+            guard.log(clean)
+        self._tell()
+
+    def metrics(self) -> dict[str, float]:
+        """How many points each has lost so far, and how many values were not numbers."""
+        lost = {f"tracking/{guard.name}/lost": float(guard.lost) for guard in self._guards or ()}
+        return lost | {"tracking/not_finite": float(self._not_finite)}
+
+    def finish(self, state: State, reason: str) -> None:
+        """Close them; waits at most `last_seconds` and says what was lost. Also right before start and twice."""
+        deadline = time.monotonic() + self._last_seconds
+        guards, self._trackers = (self._guards or []) if self._trackers else [], []
+        for guard in guards:
+            guard.end(state, reason)
+        for guard in guards:
+            guard.wait(deadline)
+        self._tell()
+
+    def _clean(self, point: Point) -> Point:
+        """The point without values that are not finite, under names that every library can encode."""
+        metrics = {
+            name.encode("utf-8", "backslashreplace").decode(): float(value)
+            for name, value in point.metrics.items()
+            if math.isfinite(value)
+        }
+        missing = [name for name, value in point.metrics.items() if not math.isfinite(value)]
+        if missing and not self._not_finite:
+            shown = ", ".join(missing[:5])
+            self._say(f"tracking: not finite at step {point.step}: {shown}; such values are left out and counted")
+        self._not_finite += len(missing)
+        return Point(point.step, point.seconds, point.tokens, metrics)
+
+    def _tell(self) -> None:
+        for guard in self._guards or ():
+            while guard.notes:
+                self._say(guard.notes.popleft())
+
+
+def _one_line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
