@@ -1,0 +1,285 @@
+"""The board's HTTP interface: routes, what a query may say, and one form for every error."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp
+
+from turnwise.errors import StorageError
+from turnwise.web import shell
+from turnwise.web.configs import diff
+from turnwise.web.events import stream
+from turnwise.web.gate import EVENTS, Door, Gate, content_policy
+from turnwise.web.runs import NotFound, Run, Runs
+
+MOST_RUNS = 32
+MOST_SERIES = 400
+
+Names = Annotated[str, Query(max_length=16_000)]
+Split = Literal["train", "eval", "greedy", "all"]
+Shard = Annotated[str, Query(max_length=200)]
+Row = Annotated[int, Query(ge=0, le=10_000_000)]
+Expression = Annotated[str, Query(max_length=2000)]
+
+
+def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> ASGIApp:
+    """The app. `closing` ends the open streams, which a server that stops would otherwise wait for."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
+    _add_errors(app)
+    _add_shell(app)
+    _add_runs(app, runs)
+    _add_series(app, runs)
+    _add_findings(app, runs)
+    _add_lists(app, runs)
+    _add_trajectories(app, runs)
+    _add_image(app, runs)
+
+    @app.get(EVENTS)
+    async def events(request: Request, names: Annotated[str, Query(max_length=16_000, alias="runs")] = "") -> Response:
+        wanted = _split(names, MOST_RUNS)
+        for name in wanted:
+            await run_in_threadpool(runs.open, name)
+        text = stream(runs, wanted, closing or asyncio.Event(), reconnected="last-event-id" in request.headers)
+        return StreamingResponse(text, media_type="text/event-stream")
+
+    # around everything, the framework's own answer to a bug included, which it gives outside of its middleware
+    return Gate(app, door, content_policy(shell.inline_hashes()))
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """A JSON response; what is not a finite number becomes null."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _split(text: str, most: int) -> list[str]:
+    """The names in `a,b,c`, each once."""
+    names = list(dict.fromkeys(name for name in text.split(",") if name))
+    if len(names) > most:
+        raise HTTPException(400, f"{len(names)} names are more than the {most} that are answered at once")
+    return names
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is `{"error": text}`: asked wrongly, not there, damaged, or our fault."""
+
+    def add(kind: type[Exception], status: int) -> None:
+        def handle(_: Request, error: Exception) -> Response:
+            return answer({"error": str(error)}, status)
+
+        app.add_exception_handler(kind, handle)
+
+    add(NotFound, 404)
+    add(StorageError, 422)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> Response:
+        """What is wrong and where, without the input, which may be long."""
+        faults = [f"{'.'.join(str(part)[:80] for part in one['loc'][1:])}: {one['msg']}" for one in error.errors()[:8]]
+        return answer({"error": "; ".join(faults)}, 400)
+
+    @app.exception_handler(HTTPException)
+    def refused(_: Request, error: HTTPException) -> Response:
+        return answer({"error": str(error.detail)}, error.status_code)
+
+    @app.exception_handler(Exception)
+    def broken(_: Request, error: Exception) -> Response:
+        """A bug of the board: the page says so, the server writes the traceback to the terminal."""
+        return answer({"error": f"the board failed: {type(error).__name__}; its terminal says where"}, 500)
+
+
+def _add_shell(app: FastAPI) -> None:
+    def send(asset: shell.Asset, request: Request, cache: str) -> Response:
+        headers = {"ETag": asset.tag, "Cache-Control": cache, "Vary": "Accept-Encoding"}
+        if asset.gzipped:
+            headers["Content-Encoding"] = "gzip"
+        if request.headers.get("if-none-match") == asset.tag:
+            return Response(None, 304, headers)
+        return Response(asset.content, 200, headers, media_type=asset.media_type)
+
+    @app.get("/")
+    def index(request: Request) -> Response:
+        return send(shell.static_file("index.html"), request, "no-cache")
+
+    @app.get("/static/{name:path}")
+    def static(request: Request, name: str) -> Response:
+        return send(shell.static_file(name), request, "no-cache")
+
+    @app.get("/plotly.js")
+    def plotly(request: Request) -> Response:
+        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        return send(shell.plotly(zipped), request, "private, max-age=3600")
+
+
+def _add_runs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs")
+    def listing() -> Response:
+        return answer({"runs": runs.summaries(time.time())})
+
+    @app.get("/api/runs/{run}")
+    def details(run: str) -> Response:
+        return answer(runs.open(run).details(time.time()))
+
+    @app.get("/api/runs/{run}/config")
+    def config(run: str) -> Response:
+        opened = runs.open(run)
+        opened.check()
+        text, values = opened.config()
+        return answer({"text": text, "values": values})
+
+    @app.get("/api/diff")
+    def differences(names: Annotated[str, Query(alias="runs", max_length=16_000)]) -> Response:
+        wanted = [runs.open(name) for name in _split(names, MOST_RUNS)]
+        for run in wanted:
+            run.check()
+        return answer({"keys": diff({run.name: run.config()[1] for run in wanted})})
+
+
+def _add_series(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/series")
+    def series(run: str, names: Names, points: Annotated[int, Query(ge=10, le=5000)] = 600) -> Response:
+        """Names that the run does not have are left out: runs that are compared differ in them."""
+        opened = runs.open(run)
+        opened.check()
+        opened.series.refresh()
+        known = opened.series.names()
+        wanted: dict[str, None] = {}
+        for name in _split(names, MOST_SERIES):
+            if name.endswith("*"):
+                wanted |= dict.fromkeys(one for one in known if one.startswith(name[:-1]))
+            elif name in known:
+                wanted[name] = None
+        if len(wanted) > MOST_SERIES:
+            raise HTTPException(400, f"these are {len(wanted)} metrics; at most {MOST_SERIES} are answered at once")
+        found = {name: opened.series.thinned(name, points) for name in wanted}
+        return answer({"series": found})
+
+
+def _ask(runs: Runs, name: str, make: Callable[[Run], Any]) -> Response:
+    """What `make` says about a run that was read on just now."""
+    from turnwise.web.filters import BadFilter
+    from turnwise.web.table import NotThere
+
+    run = runs.open(name)
+    run.refresh()
+    try:
+        return answer(make(run))
+    except BadFilter as error:
+        return answer({"error": str(error)}, 400)
+    except NotThere as error:
+        return answer({"error": str(error)}, 404)
+
+
+def _add_findings(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/spread")
+    def spread(run: str) -> Response:
+        from turnwise.web.spread import spread as make
+
+        return _ask(runs, run, lambda it: it.kept("spread", lambda: make(it.table)))
+
+    @app.get("/api/runs/{run}/tools")
+    def tools(run: str) -> Response:
+        from turnwise.web.tools import tools as make
+
+        return _ask(runs, run, lambda it: it.kept("tools", lambda: make(it.table)))
+
+    @app.get("/api/runs/{run}/health")
+    def health(run: str) -> Response:
+        from turnwise.web.health import health as make
+
+        return _ask(runs, run, lambda it: it.kept("health", lambda: make(it.table, it.series)))
+
+
+def _add_lists(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/fields")
+    def fields(run: str) -> Response:
+        from turnwise.web import presets
+
+        runs.open(run)
+        return answer(presets.fields())
+
+    @app.get("/api/runs/{run}/trajectories")
+    def trajectories(
+        run: str,
+        split: Split = "all",
+        filter: Expression = "",
+        search: Annotated[str, Query(max_length=500)] = "",
+        sort: Annotated[str, Query(max_length=200)] = "",
+        order: Literal["asc", "desc"] = "desc",
+        offset: Annotated[int, Query(ge=0, le=100_000_000)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    ) -> Response:
+        from turnwise.web.table import listing
+
+        wanted = {"split": split, "filter": filter, "search": search, "sort": sort, "order": order}
+        return _ask(runs, run, lambda it: listing(it.table, **wanted, offset=offset, limit=limit))
+
+    @app.get("/api/runs/{run}/search")
+    def full_text(
+        run: str,
+        text: Annotated[str, Query(min_length=1, max_length=500)],
+        filter: Expression = "",
+        split: Split = "all",
+        cursor: Annotated[str, Query(max_length=400)] = "",
+    ) -> Response:
+        from turnwise.web.search import search
+
+        def make(it: Run) -> Any:
+            return search(it.dir, it.table, text=text, filter=filter, split=split, cursor=cursor or None)
+
+        return _ask(runs, run, make)
+
+
+def _add_trajectories(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/group")
+    def group(run: str, shard: Shard, sample: Annotated[str, Query(max_length=4000)]) -> Response:
+        from turnwise.web.groups import group as make
+
+        return _ask(runs, run, lambda it: make(it.dir, it.table, shard, sample))
+
+    @app.get("/api/runs/{run}/trajectory")
+    def trajectory(run: str, shard: Shard, row: Row) -> Response:
+        from turnwise.web.conversation import conversation
+
+        return _ask(runs, run, lambda it: conversation(it.dir, it.table, shard, row))
+
+    @app.get("/api/runs/{run}/tokens")
+    def token_view(run: str, shard: Shard, row: Row) -> Response:
+        from turnwise.web.tokens import tokens
+
+        return _ask(runs, run, lambda it: tokens(it.dir, it.table, shard, row))
+
+
+def _add_image(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/image")
+    def image(run: str, name: Annotated[str, Query(max_length=200)]) -> Response:
+        from turnwise.web.pictures import image_bytes
+        from turnwise.web.table import NotThere
+
+        try:
+            content, kind = image_bytes(runs.open(run).dir, name)
+        except NotThere as error:
+            raise NotFound(str(error)) from error
+        return Response(content, media_type=kind)

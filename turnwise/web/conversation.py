@@ -1,0 +1,251 @@
+"""One trajectory as a page shows it: turns with calls and replies, images with crops, the reward step by step."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.trajectories import read_rows
+from turnwise.types import CallRecord, Image, Message, Origin, Role, ToolCall, Trajectory, Turn
+from turnwise.web.columns import clean_text
+from turnwise.web.pictures import Pictures, shown_source
+from turnwise.web.table import NotThere, Table
+
+Json = dict[str, Any]
+DEEPEST = 40
+LONGEST = 100_000
+"""Characters of a text inside info or artifacts; the words of a conversation are never cut."""
+VERDICT_WORDS = ("verdict", "judge", "reason", "rationale", "critique", "explanation", "feedback", "note", "notes")
+_MOST_VERDICTS = 100
+_CLOSE = 1e-6
+
+
+def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str | None = None) -> Json:
+    """The JSON of a trajectory's page; NotThere for a shard or row that is not there."""
+    entry = table.entry(shard, row)
+    trajectory = read_trajectory(table, shard, row)
+    pictures = Pictures(run, name)
+    sample, check = trajectory.sample, trajectory.render_check
+    last = table.shard_size(shard) - 1
+    drawn = _Drawn(pictures, trajectory)
+    return {
+        "shard": shard,
+        "row": row,
+        "entry": entry,
+        "neighbours": {"previous": row - 1 if row > 0 else None, "next": row + 1 if row < last else None},
+        "siblings": table.siblings(shard, entry["sample_id"]),
+        "prompt": [message_json(message, pictures) for message in sample.prompt],
+        "turns": [_turn_json(turn, pictures, drawn) for turn in trajectory.turns],
+        "reward": plain(trajectory.reward),
+        "parts": plain(trajectory.parts),
+        "waterfall": waterfall(trajectory),
+        "verdicts": verdicts(trajectory),
+        "stop_reason": trajectory.stop_reason.value,
+        "failure": plain(trajectory.failure),
+        "ground_truth": plain(sample.ground_truth),
+        "info": plain(sample.info),
+        "artifacts": plain(trajectory.artifacts),
+        "images": pictures.references(sample.images),
+        "tokens": _token_counts(trajectory),
+        "render_check": check
+        and {"exact": check.exact, "same_text": check.same_text, "position": plain(check.position)},
+    }
+
+
+def read_trajectory(table: Table, shard: str, row: int) -> Trajectory:
+    """One trajectory from its file, read alone."""
+    return read_all(table, shard, [row])[0]
+
+
+def read_all(table: Table, shard: str, rows: list[int]) -> list[Trajectory]:
+    """Trajectories from one file; NotThere when the file is shorter than the index says."""
+    path = table.path(shard)
+    try:
+        return read_rows(path, rows)
+    except IndexError as error:
+        raise NotThere(f"{shard} was written anew: {error}") from error
+
+
+def message_json(message: Message, pictures: Pictures) -> Json:
+    """A message as the page wants it."""
+    parts = () if isinstance(message.content, str) else message.content
+    return {
+        "role": message.role.value,
+        "text": clean_text(message.text),
+        "reasoning": plain_text(message.reasoning),
+        "answer": plain_text(message.answer),
+        "name": plain_text(message.name),
+        "tool_call_id": plain_text(message.tool_call_id),
+        "tool_calls": [_call_json(call) for call in message.tool_calls],
+        "images": pictures.references(part for part in parts if isinstance(part, Image)),
+    }
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Any recorded value as JSON that a browser reads: no nan, no bytes, no lone surrogates, not without end."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        text = clean_text(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"
+    if depth >= DEEPEST:
+        return "…"
+    if isinstance(value, dict):
+        return {clean_text(str(key)): plain(entry, depth + 1) for key, entry in value.items()}
+    return [plain(entry, depth + 1) for entry in value]
+
+
+def plain_text(text: str | None) -> str | None:
+    """A text of any length, or None."""
+    return None if text is None else clean_text(text)
+
+
+def _call_json(call: ToolCall) -> Json:
+    return {
+        "id": clean_text(call.id),
+        "name": clean_text(call.name),
+        "arguments": plain(call.arguments),
+        "problem": plain_text(call.problem),
+    }
+
+
+def _turn_json(turn: Turn, pictures: Pictures, drawn: "_Drawn") -> Json:
+    replies = {reply.tool_call_id: reply for reply in turn.replies if reply.role is Role.TOOL}
+    answered = {record.call.id for record in turn.calls}
+    others = [reply for reply in turn.replies if reply.role is not Role.TOOL or reply.tool_call_id not in answered]
+    return {
+        "index": turn.index,
+        "message": message_json(turn.message, pictures),
+        "finish_reason": turn.finish_reason.value,
+        "policy_version": turn.policy_version,
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "generate_seconds": plain(turn.generate_seconds),
+        "reply_seconds": plain(turn.reply_seconds),
+        "user_score": plain(turn.user_score),
+        "scores": plain(turn.scores),
+        "calls": [_record_json(record, replies.get(record.call.id), pictures, drawn) for record in turn.calls],
+        "replies": [message_json(reply, pictures) for reply in others],
+    }
+
+
+def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_Drawn") -> Json:
+    return _call_json(record.call) | {
+        "status": record.status.value,
+        "seconds": plain(record.seconds),
+        "truncated": record.truncated,
+        "score": plain(record.score),
+        "info": plain(record.info),
+        "reply": None if reply is None else message_json(reply, pictures),
+        "images": drawn.images(record, reply),
+    }
+
+
+class _Drawn:
+    """The pictures that calls gave back, each with the part of which source it shows."""
+
+    def __init__(self, pictures: Pictures, trajectory: Trajectory) -> None:
+        self._pictures = pictures
+        self._sources: dict[str, str | None] = {}
+        for number, image in enumerate(trajectory.sample.images):
+            self._sources.setdefault(_input_name(image, number), pictures.url(image.source))
+
+    def images(self, record: CallRecord, reply: Message | None) -> list[Json]:
+        """Those that a call's info tells of; else those its reply shows."""
+        parts = () if reply is None or isinstance(reply.content, str) else reply.content
+        shown = [part for part in parts if isinstance(part, Image)]
+        told = record.info.get("images")
+        told = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+        if told:
+            same = len(told) == len(shown)  # then the reply shows them in this order
+            return [self._told(one, shown[number] if same else None) for number, one in enumerate(told)]
+        return [self._shown(image) for image in shown]
+
+    def _told(self, one: Json, image: Image | None) -> Json:
+        url = self._pictures.file_url(one.get("file"))
+        if url is None and isinstance(one.get("data"), str):
+            url = self._pictures.url(one["data"])
+        if url is None and image is not None:
+            url = self._pictures.url(image.source)
+        source = one.get("source")
+        return {
+            "url": url,
+            "name": plain_text(str(one.get("name") or "")),
+            "size": _numbers(one.get("size"), 2),
+            "source_url": self._sources.get(source) if isinstance(source, str) else None,
+            "box": _numbers(one.get("box"), 4),
+            "steps": plain(one.get("steps") if isinstance(one.get("steps"), list) else []),
+        }
+
+    def _shown(self, image: Image) -> Json:
+        name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
+        url = self._pictures.url(image.source)
+        return {"url": url, "name": name, "size": None, "source_url": None, "box": None, "steps": []}
+
+
+def _input_name(image: Image, number: int) -> str:
+    """What a tool's session calls a sample's image: its file's name, or a number for an inline one."""
+    if not image.source.startswith("data:"):
+        return PurePath(image.source).name
+    kind = image.source.partition(",")[0].removeprefix("data:image/").split(";")[0]
+    return f"image_{number}.{kind or 'png'}"
+
+
+def _numbers(value: Any, count: int) -> list[float] | None:
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    good = all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in value)
+    return list(value) if good else None
+
+
+def waterfall(trajectory: Trajectory) -> list[Json]:
+    """The reward's parts in order with the running total; `other` is what weights and shaping made of their sum."""
+    steps, total = [], 0.0
+    for name, value in trajectory.parts.items():
+        if math.isfinite(value):
+            total += value
+            steps.append({"name": clean_text(name), "value": value, "total": plain(total)})
+    reward = trajectory.reward
+    if reward is not None and math.isfinite(reward):
+        rest = reward - total
+        if abs(rest) > _CLOSE * max(1.0, abs(reward)):
+            steps.append({"name": "other", "value": plain(rest), "total": reward})
+    return steps
+
+
+def verdicts(trajectory: Trajectory) -> list[Json]:
+    """What judges and simulated users wrote, wherever in artifacts and calls' info it was recorded."""
+    found = list(_words(trajectory.artifacts, "", 0, said=False))
+    for turn in trajectory.turns:
+        for record in turn.calls:
+            found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, said=False)
+    return [{"name": clean_text(name), "text": plain(text)} for name, text in found[:_MOST_VERDICTS]]
+
+
+def _words(value: Any, path: str, depth: int, *, said: bool) -> Iterator[tuple[str, str]]:
+    """Texts under a key that names a judgement, with the way to them."""
+    if isinstance(value, str):
+        if said and value.strip():
+            yield path, value
+    elif isinstance(value, dict) and depth < DEEPEST:
+        for key, entry in value.items():
+            words = str(key).lower().replace("-", "_").split("_")
+            here = f"{path}, {key}" if path else str(key)
+            yield from _words(entry, here, depth + 1, said=said or any(word in VERDICT_WORDS for word in words))
+    elif isinstance(value, list) and depth < DEEPEST:
+        for number, entry in enumerate(value, start=1):
+            yield from _words(entry, f"{path} {number}", depth + 1, said=said)
+
+
+def _token_counts(trajectory: Trajectory) -> Json:
+    """Tokens by origin; of an endpoint only what it counted itself."""
+    if not trajectory.segments:
+        return {"policy": sum(turn.completion_tokens for turn in trajectory.turns)}
+    counts = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
+    return {origin.name.lower(): counts[origin] for origin in Origin} | {"segments": len(trajectory.segments)}

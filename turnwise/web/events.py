@@ -1,0 +1,85 @@
+"""What is new, told while it happens: one server-sent stream per open page, fed by looking at the runs' files."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from turnwise.errors import StorageError
+from turnwise.web.life import Shown
+from turnwise.web.runs import NotFound, Runs
+
+POLL_SECONDS = 1.0
+PING_SECONDS = 15.0
+GONE = "gone"
+_RETRY_MS = 2000
+
+News = dict[str, dict[str, Any]]
+
+
+def look(runs: Runs, names: Sequence[str]) -> News:
+    """The version, step and state of these runs, or of all if none is named; a run that is not there is `gone`."""
+    now = time.time()
+    found: News = {}
+    for name in names or runs.names():
+        try:
+            run = runs.open(name)
+            if run.has_table and run.table.pending:  # a page waits for the rest of it
+                run.refresh()
+            life = run.status(now)
+            version = run.version(now)
+        except NotFound:
+            found[name] = {"run": name, "version": 0, "step": 0, "state": GONE}
+            continue
+        except StorageError:  # the pages say which file it is; the stream goes on
+            found[name] = {"run": name, "version": 0, "step": 0, "state": Shown.UNKNOWN.value}
+            continue
+        found[name] = {"run": name, "version": version, "step": life.step, "state": life.state.value}
+    return found
+
+
+def changed(before: News, after: News) -> list[dict[str, Any]]:
+    """What to tell somebody who knows `before`."""
+    lost = [{"run": name, "version": 0, "step": 0, "state": GONE} for name in before if name not in after]
+    return [news for name, news in after.items() if before.get(name) != news] + lost
+
+
+async def stream(
+    runs: Runs,
+    names: Sequence[str],
+    closing: asyncio.Event,
+    *,
+    reconnected: bool = False,
+    poll_seconds: float = POLL_SECONDS,
+    ping_seconds: float = PING_SECONDS,
+) -> AsyncIterator[str]:
+    """The text of a stream: `change` for each run that changed, `ping` when nothing did for long; until `closing`.
+
+    A page that comes back after a break is told of every run, since nobody knows what it missed.
+    """
+    yield f"retry: {_RETRY_MS}\n\n"
+    known = await run_in_threadpool(look, runs, names)
+    pending = list(known.values()) if reconnected else []
+    told = time.monotonic()
+    while not closing.is_set():
+        for news in pending:
+            yield _event("change", news)
+        if pending:
+            told = time.monotonic()
+        elif time.monotonic() - told >= ping_seconds:
+            yield _event("ping", {})
+            told = time.monotonic()
+        try:
+            await asyncio.wait_for(closing.wait(), poll_seconds)
+        except TimeoutError:
+            now = await run_in_threadpool(look, runs, names)
+            pending = changed(known, now)
+            known = now
+
+
+def _event(kind: str, data: dict[str, Any]) -> str:
+    """One event; the id makes a browser say, when it comes back, that it was here before."""
+    return f"id: {data.get('version', 0)}\nevent: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"

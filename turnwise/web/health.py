@@ -1,0 +1,93 @@
+"""The health of a run: every detector asked once, the worst findings first."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from turnwise.web.detectors_episodes import (
+    duplicate_calls,
+    infrastructure,
+    length_drift,
+    malformed_calls,
+    print_only,
+    tool_use_vanishing,
+    truncation,
+)
+from turnwise.web.detectors_learning import (
+    LOSSES,
+    entropy_collapse,
+    entropy_explosion,
+    gradient_spikes,
+    kl_blow_up,
+    not_finite,
+    sampler_gap,
+)
+from turnwise.web.detectors_reward import equal_groups, feedback_hurts, identical_siblings, reward_without_accuracy
+from turnwise.web.findings import Detector, Finding, Severity
+from turnwise.web.series import Series
+from turnwise.web.steps import Rows
+from turnwise.web.table import Table
+
+SHORTEST_RUN = 8
+"""Steps. Two stretches of four are the least that can be compared."""
+FACTS: tuple[Detector, ...] = (infrastructure, not_finite, feedback_hurts)
+"""What needs no trend. In a run too short for the others these are still told, as something to watch."""
+DETECTORS: tuple[Detector, ...] = (
+    reward_without_accuracy,
+    entropy_collapse,
+    entropy_explosion,
+    kl_blow_up,
+    gradient_spikes,
+    sampler_gap,
+    equal_groups,
+    identical_siblings,
+    print_only,
+    duplicate_calls,
+    malformed_calls,
+    tool_use_vanishing,
+    length_drift,
+    truncation,
+    *FACTS,
+)
+_ORDER = [Severity.ALARM, Severity.WATCH, Severity.OK]
+
+
+def health(table: Table, series: Series) -> dict[str, Any]:
+    """{"findings": [...], "pending": files still to be read}; what the findings say is of what was read so far."""
+    return {"findings": [finding.as_json() for finding in findings(table, series)], "pending": table.pending}
+
+
+def findings(table: Table, series: Series) -> list[Finding]:
+    """What the detectors have to say, alarms first."""
+    steps = _steps(table, series)
+    if steps < SHORTEST_RUN:
+        seen = [replace(one, severity=_at_most_watch(one.severity)) for one in _ask(FACTS, table, series)]
+        seen.append(_too_early(steps))
+    else:
+        seen = _ask(DETECTORS, table, series)
+    return sorted(seen, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def _ask(detectors: tuple[Detector, ...], table: Table, series: Series) -> list[Finding]:
+    found = [finding for detector in detectors if (finding := detector(table, series)) is not None]
+    # A finding about metrics whose trajectories were not kept has nothing to list.
+    return [replace(one, filter=None, count=None) if one.count == 0 else one for one in found]
+
+
+def _steps(table: Table, series: Series) -> int:
+    metrics = [len(np.unique(series.get(name).step)) for name in ("critic/score/mean", *LOSSES)]
+    return max(len(Rows.of(table, "train").steps), *metrics)
+
+
+def _at_most_watch(severity: Severity) -> Severity:
+    return Severity.WATCH if severity is Severity.ALARM else severity
+
+
+def _too_early(steps: int) -> Finding:
+    text = (
+        f"The run has {steps} training step(s); trends are looked for from {SHORTEST_RUN} on."
+        if steps
+        else "The run has no training step; there is no trend to look for."
+    )
+    return Finding("too_early", Severity.OK, "Too early to tell", text)

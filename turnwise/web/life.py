@@ -1,0 +1,109 @@
+"""Whether a run is still alive: what it says in status.json, checked against the clock and this machine's processes."""
+
+import enum
+import math
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from turnwise.errors import StorageError
+from turnwise.storage.run_dir import CONFIG, METRICS, RunDir
+from turnwise.storage.status import STATUS, State, Status, read_status
+
+QUIET_SECONDS = 120.0
+QUIET_STEPS = 10
+GONE = "its process is gone without a word"
+_CLOCK_SLACK = 10.0
+
+
+class Shown(enum.StrEnum):
+    """The state a person sees: the run's own word, or what became of a run that says it is running."""
+
+    RUNNING = "running"
+    STALLED = "stalled"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a run is doing: `Life(Shown.STALLED, "no word for 240 s", "train", 12, 38, 1.8e9, 1.8e9)`."""
+
+    state: Shown
+    reason: str
+    command: str
+    step: int
+    steps: int | None
+    started: float
+    updated: float
+
+
+def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
+    """How a run is doing; `step_seconds` says how long its steps take, and is asked only when it was quiet."""
+    try:
+        status = read_status(run)
+        if status is not None:
+            _check(status, run)
+    except StorageError as error:
+        return _unknown(run, str(error))
+    if status is None:
+        return _unknown(run, "it left no status.json")
+    updated = max(status.updated, _changed(run, METRICS))
+    state, reason = Shown(status.state.value), status.reason
+    if status.state is State.RUNNING:
+        if status.host == socket.gethostname() and not _alive(status):
+            state, reason = Shown.FAILED, GONE
+        elif now - updated > QUIET_SECONDS and now - updated > (limit := QUIET_STEPS * step_seconds()):
+            state = Shown.STALLED
+            reason = f"no word for {now - updated:.0f} s, where {max(limit, QUIET_SECONDS):.0f} s would be long"
+    return Life(state, reason, status.command, status.step, status.steps, status.started, updated)
+
+
+def _unknown(run: RunDir, reason: str) -> Life:
+    started = _changed(run, CONFIG)
+    return Life(Shown.UNKNOWN, reason, "", 0, None, started, max(started, _changed(run, METRICS)))
+
+
+def _check(status: Status, run: RunDir) -> None:
+    """A status file is read as it stands; here its values are used in sums."""
+    times, counts = (status.started, status.updated), (status.pid, status.step, status.steps or 0)
+    texts = (status.command, status.host, status.reason)
+    if (
+        not all(isinstance(one, int | float) and math.isfinite(one) for one in times)
+        or not all(type(one) is int for one in counts)
+        or not all(isinstance(one, str) for one in texts)
+    ):
+        raise StorageError(f"{run.path / STATUS} is damaged: {status}")
+
+
+def _changed(run: RunDir, name: str) -> float:
+    try:
+        return (run.path / name).stat().st_mtime
+    except OSError:  # not there yet
+        return 0.0
+
+
+def _alive(status: Status) -> bool:
+    """Whether the process that wrote the status still runs; a younger one with its number is another."""
+    if status.pid <= 0:
+        return False
+    try:
+        os.kill(status.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OverflowError:
+        return False
+    except PermissionError:  # somebody else's, so it is there
+        pass
+    try:
+        with open(f"/proc/{status.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/stat", encoding="utf-8") as file:
+            booted = next(float(line.split()[1]) for line in file if line.startswith("btime "))
+    except (OSError, StopIteration):  # a system without /proc: its number is all there is to know
+        return True
+    began = booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return fields[0] not in ("Z", "X") and began <= status.started + _CLOCK_SLACK

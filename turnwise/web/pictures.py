@@ -1,0 +1,121 @@
+"""Images a page may load: inline ones as they are, files only as the copies that the run keeps."""
+
+import json
+import re
+import stat
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from turnwise.storage.images import IMAGES, image_kind
+from turnwise.storage.run_dir import RunDir
+from turnwise.types import Image
+from turnwise.web.columns import clean_text
+from turnwise.web.table import NotThere
+
+LARGEST_INLINE = 8 << 20
+LARGEST_FILE = 64 << 20
+_INLINE = re.compile(r"data:image/(png|jpeg|jpg|gif|webp);base64,[A-Za-z0-9+/]*={0,2}", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"images/[0-9a-f]{8,64}\.(png|jpg|jpeg|gif|webp)", re.ASCII)
+_SHOWN = 200
+_INDEX_KEPT = 8
+
+
+class Pictures:
+    """The images of one run; `name` is what the run is called in addresses."""
+
+    def __init__(self, run: RunDir, name: str | None = None) -> None:
+        self._run = run
+        self._name = name or run.name
+        self._files = _index(run.path / IMAGES)
+
+    def url(self, source: str) -> str | None:
+        """Where a page finds an image by its source; None when it may not be loaded or is not kept."""
+        if source.startswith("data:"):
+            return source if len(source) <= LARGEST_INLINE and _INLINE.fullmatch(source) else None
+        return self.file_url(self._files.get(source))
+
+    def file_url(self, file: Any) -> str | None:
+        """Where a page finds an image that the run keeps under this name."""
+        if not isinstance(file, str) or not _NAME.fullmatch(file):
+            return None
+        return f"/api/runs/{quote(self._name, safe='')}/image?name={quote(file, safe='')}"
+
+    def reference(self, image: Image) -> dict[str, Any]:
+        """`{"url", "source"}` of an image; the source of an inline one is cut short."""
+        return {"url": self.url(image.source), "source": shown_source(image.source)}
+
+    def references(self, images: Iterable[Image]) -> list[dict[str, Any]]:
+        return [self.reference(image) for image in images]
+
+
+def shown_source(source: str) -> str:
+    """A source as text to read."""
+    text = clean_text(source)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def image_bytes(run: RunDir, name: str) -> tuple[bytes, str]:
+    """(content, media type) of an image that the run keeps; NotThere for anything else."""
+    if not _NAME.fullmatch(name):
+        raise NotThere("no such image")
+    folder, path = run.path / "images", run.path / name
+    try:
+        inside = folder.resolve(strict=True).is_relative_to(run.path.resolve())
+        real = path.resolve(strict=True)
+        if not inside or real.parent != folder.resolve():
+            raise NotThere("no such image")
+        status = real.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
+            raise NotThere("no such image")
+        content = real.read_bytes()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise NotThere("no such image") from error
+    kind = media_type(content)
+    if kind is None:
+        raise NotThere("no such image")
+    return content, kind
+
+
+def media_type(content: bytes) -> str | None:
+    """The media type by the first bytes; None for what is no image a page may show."""
+    kind = image_kind(content)
+    return None if kind is None else {"jpg": "image/jpeg"}.get(kind, f"image/{kind}")
+
+
+_lock = threading.Lock()
+_indexes: dict[Path, tuple[tuple[int, int], dict[str, str]]] = {}
+
+
+def _index(path: Path) -> dict[str, str]:
+    """File by source; read again when it changed. A line that makes no sense leaves its image without a picture."""
+    try:
+        status = path.stat()
+    except OSError:
+        return {}
+    stamp = (status.st_mtime_ns, status.st_size)
+    with _lock:
+        known = _indexes.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = _read_index(path)
+        _indexes.pop(path, None)
+        while len(_indexes) >= _INDEX_KEPT:
+            del _indexes[next(iter(_indexes))]
+        _indexes[path] = (stamp, found)
+        return found
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            entry = json.loads(line) if line else None
+        except ValueError:
+            continue
+        match entry:
+            case {"source": str() as source, "file": str() as file} if _NAME.fullmatch(file):
+                found[source] = file
+    return found

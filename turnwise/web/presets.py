@@ -1,0 +1,85 @@
+"""What a filter may name, and ready-made filters for the usual suspects."""
+
+from typing import Any
+
+from turnwise.web.columns import KINDS, NULLABLE, Kind
+from turnwise.web.filters import FIELDS
+
+_DOCS = {
+    "sample_id": "the dataset row",
+    "data_source": "the dataset",
+    "step": "training step; of an evaluation the step it was made at",
+    "sibling": "number within its group",
+    "stop_reason": "why the episode ended: answered, token_budget, failed, ...",
+    "failure": "what failed in the machinery; null when nothing did",
+    "reward": "the total; null when scoring failed",
+    "advantage": "what training made of the reward; null before and in evaluations",
+    "right": "the final answer is right; null when nothing scored it",
+    "first_right": "the answer before the user's first word was right; evaluations only",
+    "seconds": "duration of the episode",
+    "turns": "assistant turns",
+    "user_turns": "what the simulated user said",
+    "policy_tokens": "tokens the policy wrote",
+    "tokens": "all tokens of the ledgers; 0 for an endpoint",
+    "prompt_tokens": "tokens before the first turn",
+    "calls": "tool calls",
+    "failed_calls": "calls that did not end well, malformed ones included",
+    "malformed": "calls that could not be read",
+    "tools": 'names of the tools called: "python" in tools, or tool("python")',
+    "call_seconds": "time spent in tools",
+    "called": "called a tool",
+    "ran": "a call ended well",
+    "evidence": "a call that ended well said something",
+    "used": "something a tool said turns up in what was written later",
+    "duplicate_calls": "calls equal to an earlier one of the episode",
+    "print_only": "calls whose code does nothing but print constants",
+    "truncated": "cut off: a turn, the token budget or the context was full",
+    "exact": "the ledger equals one full render of the conversation; null when not checked",
+    "policy_version": "the oldest policy that wrote a turn",
+    "gap": "mean distance between the learner's and the sampler's log-probs",
+    "entropy": "mean entropy of the policy's tokens",
+    "question": "the last user message of the prompt, at most 160 characters",
+    "answer": "the last visible words, at most 160 characters",
+    "split": "train, eval or greedy",
+    "group_mean": "mean reward of the rows with the same file and sample",
+    "group_std": "standard deviation of those rewards",
+    "group_size": "how many rows the group has",
+    "parts": 'a part of the reward: parts.acc or part["acc"]',
+}
+_TYPES = {Kind.NUMBER: "number", Kind.COUNT: "number", Kind.TRUTH: "yes or no", Kind.TEXT: "text", Kind.NAMES: "names"}
+
+PRESETS = (
+    ("wrong but rewarded", "reward > 0 and right == false", "the reward pays for something else than being right"),
+    ("right but unrewarded", "reward <= 0 and right == true", "right answers that training pushes away from"),
+    ("malformed call", "malformed > 0", "a tool call that could not be read"),
+    ("failed tool call", "failed_calls > malformed", "a call that was read but did not end well"),
+    ("zero-variance group", "group_size > 1 and group_std == 0", "all siblings got the same: nothing to learn from"),
+    ("truncated", "truncated", "the answer was cut off"),
+    ("print-only code", "print_only > 0", "code that computes nothing"),
+    ("duplicate calls", "duplicate_calls > 0", "the same call again"),
+    ("infrastructure failure", "failure != null", "the machinery failed; left out of baselines"),
+    ("flipped to wrong", "first_right == true and right == false", "the user's words turned a right answer wrong"),
+    ("flipped to right", "first_right == false and right == true", "the user's words helped"),
+    ("never called a tool", "not called", "answered from memory"),
+    ("longest", "policy_tokens > 0", "sorted by what the policy wrote"),
+    ("sampler and learner differ", "gap > 0.05", "the log-probs of the same tokens are far apart"),
+    ("ledger is not the full render", "exact == false", "the tokens recorded are not those of one full render"),
+)
+_SORTS = {"longest": "policy_tokens", "sampler and learner differ": "gap", "wrong but rewarded": "reward"}
+
+
+def fields() -> dict[str, Any]:
+    """The fields of a filter with type and meaning, and the presets; a preset may come with a field to sort by."""
+    described = [{"name": name, "type": _type(name), "doc": _DOCS[name]} for name in (*FIELDS, "parts")]
+    presets = [
+        {"name": name, "filter": expression, "doc": doc, "sort": _SORTS.get(name)} for name, expression, doc in PRESETS
+    ]
+    return {"fields": described, "presets": presets}
+
+
+def _type(name: str) -> str:
+    if name == "split":
+        return "text"
+    if name not in KINDS or KINDS[name] is Kind.PARTS:
+        return "number"
+    return _TYPES[KINDS[name]] + (" or null" if name in NULLABLE else "")

@@ -1,0 +1,137 @@
+"""Running the board: bind first, so that a taken port is a clear answer, then serve until stopped."""
+
+import asyncio
+import contextlib
+import errno
+import importlib
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from turnwise.errors import ConfigError
+from turnwise.serving import check_binding
+from turnwise.web.app import make_app
+from turnwise.web.gate import Door
+from turnwise.web.runs import Runs
+from turnwise.web.shell import plotly, plotly_path
+
+_PARENT_SECONDS = 1.0
+_WARM_SECONDS = 1.0
+
+
+class _Server(uvicorn.Server):
+    """A server whose open streams end when it does; it would wait for them otherwise."""
+
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
+
+
+def serve(
+    places: Sequence[Path],
+    host: str,
+    port: int,
+    token: str | None,
+    *,
+    ready: Callable[[str], None],
+    beside: bool = False,
+) -> None:
+    """Show the runs of these places until stopped; `ready` is told the URL as soon as requests are taken.
+
+    A board that stands beside a training takes another port when its own is taken, and ends when its parent does.
+    """
+    check_binding(host, token, "a board", "shows runs")
+    runs = Runs(places)
+    plotly_path()  # its absence is better told now than by an empty page
+    listening = bind(host, port, any_port=beside)
+    door = Door(host, listening.getsockname()[1], token)
+    with listening:
+        asyncio.run(_serve(runs, door, listening, ready, beside))
+
+
+async def _serve(runs: Runs, door: Door, listening: socket.socket, ready: Callable[[str], None], beside: bool) -> None:
+    closing = asyncio.Event()
+    config = uvicorn.Config(
+        make_app(runs, door, closing),
+        log_level="error",
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config, closing)
+    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if server.started:
+        ready(door.url)
+        threading.Thread(target=_warm, daemon=True).start()
+    watching = asyncio.ensure_future(_until_parent_ends(server)) if beside else None
+    try:
+        await serving
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+def _warm() -> None:
+    """While the first page is looked at: zip plotly, and import what the pages of a run need."""
+    plotly(True)
+    time.sleep(_WARM_SECONDS)  # importing would be in the first page's way
+    for name in ("table", "search", "conversation", "tokens", "groups", "tools", "health", "spread"):
+        importlib.import_module(f"turnwise.web.{name}")
+
+
+def bind(host: str, port: int, *, any_port: bool = False) -> socket.socket:
+    """A listening socket. ConfigError when it cannot be had; with `any_port` another port will do."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listening = socket.create_server(address, family=family)
+        # Without it a body waits 40 ms for the client to acknowledge the headers. asyncio would set it, but knows TCP
+        # only by a protocol number that sockets made this way do not carry.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except OSError as error:
+        if any_port and error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return bind(host, 0)
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} is taken on {host}; choose another with --port") from error
+        raise ConfigError(f"cannot listen on {host}, --port {port}: {error.strerror or error}") from error
+    except UnicodeError as error:  # of a name that no host can have
+        raise ConfigError(f"cannot listen on {host!r}: it is no host name") from error
+
+
+async def _until_parent_ends(server: uvicorn.Server) -> None:
+    """Stop the server once the parent is gone: the pipe on stdin then has no writer left.
+
+    The parent's number is looked at too, since a process that the parent forked may hold the pipe open.
+    """
+    parent = os.getppid()
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        while not (selector.select(0) and not os.read(sys.stdin.fileno(), 4096)) and os.getppid() == parent:
+            await asyncio.sleep(_PARENT_SECONDS / 4)
+    server.should_exit = True
+
+
+def silence() -> None:
+    """Let go of the parent's terminal: what it has said by now is all that is read."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)

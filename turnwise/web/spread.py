@@ -1,0 +1,54 @@
+"""How the rewards of a training step are spread: mean, deviation, tenths, in all and by part."""
+
+from typing import Any
+
+import numpy as np
+
+from turnwise.web.steps import Buckets, Floats, Ints, Rows, jsonable, totals
+from turnwise.web.table import Table
+
+LOW, HIGH = 0.1, 0.9
+
+
+def spread(table: Table) -> dict[str, Any]:
+    """{"series": {"reward": {step, mean, std, p10, p90, n}, "part/acc": ...}} over the training steps.
+
+    Of a long run neighbouring steps are taken together: the numbers are then of all their trajectories. A step where
+    nothing was scored is left out.
+    """
+    rows = Rows.of(table, "train")
+    buckets = Buckets.over(rows.steps)
+    at = buckets.of_step[rows.at]
+    columns = {"reward": rows.number("reward")}
+    for name in rows.snapshot.part_names:
+        columns[f"part/{name}"] = rows.snapshot.part(name)[rows.rows]
+    found = {name: _one(values, at, buckets) for name, values in columns.items()}
+    return {"series": {name: one for name, one in found.items() if one["step"]}}
+
+
+def _one(values: Floats, at: Ints, buckets: Buckets) -> dict[str, list[Any]]:
+    known = np.isfinite(values)
+    values, at = values[known], at[known]
+    count = totals(at, np.ones(len(at)), len(buckets))
+    some = count > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = totals(at, values, len(buckets)) / count
+        std = np.sqrt(totals(at, (values - mean[at]) ** 2, len(buckets)) / count)
+    ordered = values[np.lexsort((values, at))]
+    starts = np.cumsum(count) - count
+    return {
+        "step": np.array(buckets.steps, dtype=np.int64)[some].tolist(),
+        "mean": jsonable(mean[some]),
+        "std": jsonable(std[some]),
+        "p10": jsonable(_quantile(ordered, starts[some], count[some], LOW)),
+        "p90": jsonable(_quantile(ordered, starts[some], count[some], HIGH)),
+        "n": count[some].astype(np.int64).tolist(),
+    }
+
+
+def _quantile(ordered: Floats, starts: Floats, counts: Floats, share: float) -> Floats:
+    """Of each run of `counts` sorted values, between the two nearest in proportion, as numpy's quantile does."""
+    place = starts + share * (counts - 1)
+    low = np.floor(place).astype(np.int64)
+    high = np.minimum(low + 1, (starts + counts - 1).astype(np.int64))
+    return np.asarray(ordered[low] + (ordered[high] - ordered[low]) * (place - low))

@@ -1,0 +1,169 @@
+"""Every token of a trajectory with its text and what was computed for it: nothing here is tokenised again."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turnwise.storage.run_dir import RunDir
+from turnwise.types import Learned, Ledger, Origin
+from turnwise.web.columns import Array, clean_text
+from turnwise.web.conversation import read_trajectory
+from turnwise.web.table import Table
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER, TOKENS = "tokenizer.json", "tokens.json"
+_KEPT = 2
+"""Tokenizers in memory; one with 150,000 tokens takes about 100 MB."""
+_DIGITS = 6
+
+Pieces = Callable[[Sequence[int]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Speller:
+    """How ids become text; `problem` says why they do not."""
+
+    pieces: Pieces
+    ids_are_real: bool
+    problem: str | None = None
+
+
+def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
+    """The JSON of a trajectory's token view; NotThere for a shard or row that is not there."""
+    trajectory = read_trajectory(table, shard, row)
+    speller = speller_of(run)
+    return {
+        "segments": [_segment(ledger, speller.pieces) for ledger in trajectory.segments],
+        "origin_names": [origin.name.lower() for origin in Origin],
+        "ids_are_real": speller.ids_are_real,
+        "problem": speller.problem,
+    }
+
+
+def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
+    policy = np.array([origin is Origin.POLICY for origin in ledger.origins], dtype=bool)
+    learned = ledger.learned or Learned()
+    ours, new = learned.logprobs, learned.new_logprobs
+    ratios = gaps = None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if ours is not None and new is not None:
+            ratios = np.exp(np.asarray(new, np.float64) - np.asarray(ours, np.float64))
+        if ours is not None:
+            gaps = np.asarray(ours, np.float64) - np.asarray(ledger.logprobs, np.float64)
+    return {
+        "pieces": [clean_text(piece) for piece in pieces(ledger.token_ids)],
+        "ids": ledger.token_ids,
+        "origins": [int(origin) for origin in ledger.origins],
+        "turns": ledger.turns,
+        "logprobs": _numbers(ledger.logprobs, policy),
+        "entropies": _numbers(learned.entropies, policy),
+        "advantages": _numbers(learned.advantages, policy),
+        "ratios": _numbers(ratios, policy),
+        "gaps": _numbers(gaps, policy),
+        "values": _numbers(learned.values, policy),
+        "ref_logprobs": _numbers(learned.ref_logprobs, policy),
+        "rewards": _numbers(learned.rewards, policy),
+    }
+
+
+def _numbers(values: Sequence[float] | Array | None, policy: Array) -> list[float | None] | None:
+    """Numbers of the policy's tokens; null elsewhere and where nothing was computed."""
+    if values is None:
+        return None
+    found = np.round(np.asarray(values, dtype=np.float64), _DIGITS) + 0.0  # + 0.0: there is no minus 0 to read
+    known = policy & np.isfinite(found)
+    return [value if good else None for value, good in zip(found.tolist(), known.tolist(), strict=True)]
+
+
+# --- the text of tokens -----------------------------------------------------------------------------------------------
+
+
+_lock = threading.Lock()
+_spellers: dict[Path, tuple[tuple[int, int], Speller]] = {}
+
+
+def speller_of(run: RunDir) -> Speller:
+    """How this run's ids are spelt: an imported run's own list, else its tokenizer, else the ids themselves."""
+    for name, read in ((TOKENS, _from_list), (TOKENIZER, _from_tokenizer)):
+        path = run.path / name
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        stamp = (status.st_mtime_ns, status.st_size)
+        with _lock:
+            known = _spellers.pop(path, None)
+            if known is None or known[0] != stamp:
+                known = (stamp, read(path))
+            while len(_spellers) >= _KEPT:
+                del _spellers[next(iter(_spellers))]  # the one used longest ago
+            _spellers[path] = known
+            return known[1]
+    return Speller(_numbered, True)
+
+
+def _numbered(ids: Sequence[int]) -> list[str]:
+    return [f"#{token}" for token in ids]
+
+
+def _from_list(path: Path) -> Speller:
+    try:
+        words = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        return Speller(_numbered, False, f"{path.name} cannot be read: {error}")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return Speller(_numbered, False, f"{path.name} is not a list of texts")
+    return Speller(lambda ids: [words[i] if 0 <= i < len(words) else f"#{i}" for i in ids], False)
+
+
+def _from_tokenizer(path: Path) -> Speller:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower for a file it cannot use
+        return Speller(_numbered, True, f"{path.name} cannot be used: {error}")
+    return Speller(lambda ids: spell(tokenizer, ids), True)
+
+
+def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
+    """The text each token adds; joined they are the text of all. A character of several tokens stands at its last.
+
+    Bytes that are no UTF-8 may change the text before them in the decoders of some tokenizers; then each token is
+    spelt alone, with a replacement character for half a character.
+    """
+    pieces: list[str] = []
+    start = 0
+    for end in range(len(ids) + 1):
+        if end < len(ids) and tokenizer.id_to_token(ids[end]) is not None:
+            continue
+        pieces += _spell_known(tokenizer, list(ids[start:end]))
+        if end < len(ids):
+            pieces.append(f"#{ids[end]}")  # no token of this tokenizer
+        start = end + 1
+    return pieces
+
+
+def _spell_known(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
+    from tokenizers.decoders import DecodeStream
+
+    if not ids:
+        return []
+    whole: str = tokenizer.decode(ids, skip_special_tokens=False)
+    stream = DecodeStream(skip_special_tokens=False)
+    try:
+        pieces = [stream.step(tokenizer, token) or "" for token in ids]
+    except Exception:  # the library has no narrower class for a text that does not grow at its end only
+        pieces = []
+    joined = "".join(pieces)
+    if not pieces or not whole.startswith(joined):
+        return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+    pieces[-1] += whole[len(joined) :]  # bytes of a character that never became whole
+    return pieces
