@@ -54,7 +54,7 @@ def lines(report: TrainReport) -> list[dict[str, Any]]:
 
 
 def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
-    report = run(tmp_path, "run=a")
+    report = run(tmp_path, "run=a", "algorithm.old_logprobs=learner")
     first, second = weights(report, 1), weights(report, 2)
     assert any(not torch.equal(first[name], second[name]) for name in first)
     trajectories = read_trajectories(report.run / "trajectories" / "step_000001.parquet")

@@ -114,7 +114,7 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
-        remember(sequences, trajectories)
+        remember(sequences, trajectories, config.algorithm.old_logprobs)
     record(run.dir, file, trajectories)
     run.finish_step(collected.rounds, trajectories)
     await engines.publish(run.progress.step)

@@ -10,7 +10,7 @@ import pytest
 from turnwise.errors import StorageError
 from turnwise.storage.index import record
 from turnwise.types import CallStatus, Image, Message, RenderCheck, Role, Text
-from turnwise.web.conversation import conversation, plain, waterfall
+from turnwise.web.conversation import conversation, measured, plain, waterfall, weights_of
 from turnwise.web.table import NotThere, Table
 
 FILE, SHARD = "trajectories/step_000001.parquet", "trajectories/step_000001"
@@ -118,16 +118,31 @@ def test_images_in_messages(run_dir, make):
 
 
 def test_the_waterfall_ends_at_the_reward(make):
-    assert waterfall(make(reward=1.5, parts={"acc": 1.0, "format": 0.5})) == [
+    assert waterfall(make(reward=1.5, parts={"acc": 1.0, "format": 0.5}), {}) == [
         {"name": "acc", "value": 1.0, "total": 1.0},
         {"name": "format", "value": 0.5, "total": 1.5},
     ]
-    weighted = waterfall(make(reward=0.8, parts={"acc": 1.0, "tool": -0.5}))
-    assert [step["name"] for step in weighted] == ["acc", "tool", "other"]
-    assert weighted[-1]["total"] == 0.8 and weighted[-1]["value"] == pytest.approx(0.3)
-    assert waterfall(make(reward=0.3, parts={"a": 0.1, "b": 0.2}))[-1]["name"] == "b", "rounding is no part"
-    assert waterfall(make(reward=2.0, parts={})) == [{"name": "other", "value": 2.0, "total": 2.0}]
-    assert [s["name"] for s in waterfall(make(reward=None, parts={"acc": 1.0, "bad": float("nan")}))] == ["acc"]
+    weighted = waterfall(make(reward=0.8, parts={"acc": 1.0, "tool": -0.5}), {"tool": 0.4})
+    assert weighted == [
+        {"name": "acc", "value": 1.0, "total": 1.0},
+        {"name": "tool", "value": pytest.approx(-0.2), "total": pytest.approx(0.8)},
+    ]
+    assert waterfall(make(reward=0.3, parts={"a": 0.1, "b": 0.2}), {})[-1]["name"] == "b", "rounding is no difference"
+
+
+@pytest.mark.parametrize("reward", [1.0, None, float("nan")])
+def test_parts_that_are_no_summands_are_only_measured(make, reward):
+    odd = make(reward=reward, parts={"acc": 1.0, "format": 1.0, "bad": float("nan")})
+    assert waterfall(odd, {}) is None
+    assert measured(odd) == [{"name": name, "value": 1.0, "total": 1.0} for name in ("acc", "format")]
+
+
+def test_weights_come_from_the_config_of_the_run(run_dir):
+    assert weights_of(run_dir) == {}
+    run_dir.write_text("config.yaml", "scoring: {weights: {tool: 0.5, acc: odd}}\n")
+    assert weights_of(run_dir) == {"tool": 0.5}
+    run_dir.write_text("config.yaml", "[")
+    assert weights_of(run_dir) == {}
 
 
 def test_the_judges_words_are_found_wherever_they_were_recorded(run_dir, make, call):

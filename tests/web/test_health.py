@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.storage.index import INDEX, shard_of
+from turnwise.storage.index import INDEX, record, shard_of
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.types import CallStatus, Learned, StopReason, Trajectory
 from turnwise.web import detectors_episodes, detectors_learning, detectors_reward
@@ -382,6 +382,17 @@ def test_alarms_come_first_and_the_answer_is_plain_json(build):
         *("id", "severity", "title", "text", "advice", "steps", "filter", "split", "metrics", "count")
     }
     assert answer["pending"] == 0
+
+
+def test_a_table_that_is_still_being_read_says_so_first(run_dir, make):
+    for step in range(3):
+        record(run_dir, f"trajectories/step_{step:06d}.parquet", [make(step=step)])
+    table, series = Table(run_dir), Series(run_dir)
+    table.refresh(0.0)
+    assert table.pending == 2
+    assert findings(table, series)[0].id == "reading" and health(table, series)["pending"] == 2
+    table.refresh(None)
+    assert "reading" not in {finding.id for finding in findings(table, series)}
 
 
 def test_an_empty_run_and_one_with_metrics_only_have_nothing_to_list(run_dir):

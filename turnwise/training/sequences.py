@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+from turnwise.choices import OldLogprobs
 from turnwise.errors import DataError
 from turnwise.types import Group, Learned, Trajectory
 
@@ -136,12 +137,12 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
             yield (number if trajectory.failure is None else LEFT_OUT), trajectory
 
 
-def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
-    """Write what training computed into the ledgers the sequences were made of."""
+def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory], old: OldLogprobs) -> None:
+    """Write what training computed into the ledgers the sequences were made of; `old` says whose the old ones are."""
     for sequence in trainable(sequences):
         penalties = sequence.kl_penalties
         trajectories[sequence.trajectory].segments[sequence.segment].learned = Learned(
-            logprobs=sequence.old_logprobs,
+            logprobs=sequence.old_logprobs if old is OldLogprobs.learner else None,
             new_logprobs=sequence.new_logprobs,
             ref_logprobs=sequence.ref_logprobs,
             entropies=sequence.entropies,

@@ -1,15 +1,18 @@
 """One trajectory as a page shows it: turns with calls and replies, images with crops, the reward step by step."""
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from turnwise.errors import StorageError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
 from turnwise.types import CallRecord, Image, Message, Origin, Role, ToolCall, Trajectory, Turn
 from turnwise.web.columns import clean_text
+from turnwise.web.configs import read_config
 from turnwise.web.pictures import Pictures, shown_source
 from turnwise.web.table import NotThere, Table
 
@@ -40,7 +43,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "turns": [_turn_json(turn, pictures, drawn) for turn in trajectory.turns],
         "reward": plain(trajectory.reward),
         "parts": plain(trajectory.parts),
-        "waterfall": waterfall(trajectory),
+        **_reward_json(trajectory, weights_of(run)),
         "verdicts": verdicts(trajectory),
         "stop_reason": trajectory.stop_reason.value,
         "failure": plain(trajectory.failure),
@@ -204,19 +207,46 @@ def _numbers(value: Any, count: int) -> list[float] | None:
     return list(value) if good else None
 
 
-def waterfall(trajectory: Trajectory) -> list[Json]:
-    """The reward's parts in order with the running total; `other` is what weights and shaping made of their sum."""
+def _reward_json(trajectory: Trajectory, weights: Mapping[str, float]) -> Json:
+    steps = waterfall(trajectory, weights)
+    return {"waterfall": measured(trajectory) if steps is None else steps, "additive": steps is not None}
+
+
+def waterfall(trajectory: Trajectory, weights: Mapping[str, float]) -> list[Json] | None:
+    """The reward's weighted parts in order with the running total; None when the reward is not their sum.
+
+    Many scorers measure more than they add up (whether the form was right, say): no bar may then claim to be a share.
+    """
     steps, total = [], 0.0
     for name, value in trajectory.parts.items():
-        if math.isfinite(value):
-            total += value
-            steps.append({"name": clean_text(name), "value": value, "total": plain(total)})
+        share = weights.get(name, 1.0) * value
+        if math.isfinite(share):
+            total += share
+            steps.append({"name": clean_text(name), "value": plain(share), "total": plain(total)})
     reward = trajectory.reward
-    if reward is not None and math.isfinite(reward):
-        rest = reward - total
-        if abs(rest) > _CLOSE * max(1.0, abs(reward)):
-            steps.append({"name": "other", "value": plain(rest), "total": reward})
+    if reward is None or not math.isfinite(reward) or abs(reward - total) > _CLOSE * max(1.0, abs(reward)):
+        return None
     return steps
+
+
+def measured(trajectory: Trajectory) -> list[Json]:
+    """The parts as they were measured, each on its own."""
+    found = {name: value for name, value in trajectory.parts.items() if math.isfinite(value)}
+    return [{"name": clean_text(name), "value": value, "total": value} for name, value in found.items()]
+
+
+def weights_of(run: RunDir) -> dict[str, float]:
+    """`scoring.weights` of the run; empty for a run whose config does not say."""
+    prefix, found = "scoring.weights.", {}
+    try:
+        values = read_config(run)[1]
+    except StorageError:  # a run that another program made need not have a config of ours
+        return {}
+    for key, text in values.items():
+        if key.startswith(prefix):
+            with contextlib.suppress(ValueError):
+                found[key.removeprefix(prefix)] = float(text)
+    return found
 
 
 def verdicts(trajectory: Trajectory) -> list[Json]:

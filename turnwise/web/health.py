@@ -59,14 +59,15 @@ def health(table: Table, series: Series) -> dict[str, Any]:
 
 
 def findings(table: Table, series: Series) -> list[Finding]:
-    """What the detectors have to say, alarms first."""
+    """What the detectors have to say, alarms first; before them what there is still to be read."""
     steps = _steps(table, series)
     if steps < SHORTEST_RUN:
         seen = [replace(one, severity=_at_most_watch(one.severity)) for one in _ask(FACTS, table, series)]
         seen.append(_too_early(steps))
     else:
         seen = _ask(DETECTORS, table, series)
-    return sorted(seen, key=lambda finding: _ORDER.index(finding.severity))
+    reading = [_reading(table.pending)] if table.pending else []
+    return reading + sorted(seen, key=lambda finding: _ORDER.index(finding.severity))
 
 
 def _ask(detectors: tuple[Detector, ...], table: Table, series: Series) -> list[Finding]:
@@ -82,6 +83,11 @@ def _steps(table: Table, series: Series) -> int:
 
 def _at_most_watch(severity: Severity) -> Severity:
     return Severity.WATCH if severity is Severity.ALARM else severity
+
+
+def _reading(files: int) -> Finding:
+    text = f"{files} trajectory file(s) are still to be read, older ones last; the rest is about what was read so far."
+    return Finding("reading", Severity.OK, "Still reading", text)
 
 
 def _too_early(steps: int) -> Finding:

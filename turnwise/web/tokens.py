@@ -53,8 +53,9 @@ def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
     ours, new = learned.logprobs, learned.new_logprobs
     ratios = gaps = None
     with np.errstate(over="ignore", invalid="ignore"):
-        if ours is not None and new is not None:
-            ratios = np.exp(np.asarray(new, np.float64) - np.asarray(ours, np.float64))
+        if new is not None:  # a learner that was not asked before the update was compared with the sampler
+            old = ledger.logprobs if ours is None else ours
+            ratios = np.exp(np.asarray(new, np.float64) - np.asarray(old, np.float64))
         if ours is not None:
             gaps = np.asarray(ours, np.float64) - np.asarray(ledger.logprobs, np.float64)
     return {

@@ -1,0 +1,88 @@
+// Several runs in one chart per metric, and what differs between their configurations.
+
+import { get, runPath } from "board/api.js";
+import { warm } from "board/charts.js";
+import { h, fill } from "board/dom.js";
+import { number, percent } from "board/format.js";
+import { singleSections } from "board/panels.js";
+import { badge } from "board/parts/run.js";
+import { go, link } from "board/router.js";
+import { sheet } from "board/sheet.js";
+
+const COLOURS = 8; // the ninth run is drawn dashed in the first one's colour
+
+export async function render(node, { params, live }) {
+  warm().catch(() => {}); // the panels say it
+  const names = [...new Set((params.runs ?? "").split(",").filter(Boolean))];
+  const all = (await get("/api/runs")).runs;
+  fill(node, h("div", { class: "page-head" }, h("h1", null, "Compare runs"), h("span", { class: "grow" }), adder(all, names)));
+  if (!names.length) {
+    node.append(h("p", { class: "empty" }, "Choose runs to compare with the list above, or with the boxes on the ", h("a", { href: link("/") }, "runs page"), "."));
+    return () => {};
+  }
+  const [abouts, diff] = await Promise.all([Promise.all(names.map((name) => get(runPath(name)))), get("/api/diff", { runs: names.join(",") })]);
+  const loaded = new Map(names.map((name) => [name, {}]));
+  const metrics = new Map(abouts.map((about) => [about.name, new Set(about.metrics)]));
+
+  // One request for each run, with all its series that are in view.
+  const load = (wanted, points) => Promise.all(names.map(async (name) => {
+    const present = wanted.filter((metric) => metrics.get(name).has(metric));
+    if (present.length) Object.assign(loaded.get(name), (await get(runPath(name, "series"), { names: present.join(","), points })).series);
+  }));
+  const lines = (panel) => names.flatMap((name, index) => {
+    const series = loaded.get(name)[panel.lines[0].metric];
+    return series ? [{ name, series, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
+  });
+  const table = h("div");
+  const draw = (runs) => fill(table, summary(runs, names));
+  draw(abouts);
+  node.append(table, differences(diff.keys, names));
+  const board = sheet(node, { params, seconds: Math.max(...abouts.map((about) => about.seconds ?? 0)), load, lines });
+  board.show(singleSections([...new Set(abouts.flatMap((about) => about.metrics))]));
+
+  live(async () => {
+    const next = await Promise.all(names.map((name) => get(runPath(name))));
+    for (const about of next) metrics.set(about.name, new Set(about.metrics));
+    draw(next);
+    board.show(singleSections([...new Set(next.flatMap((about) => about.metrics))]));
+    board.refresh();
+  });
+  return () => board.destroy();
+}
+
+function adder(all, names) {
+  const rest = all.filter((run) => !names.includes(run.name));
+  if (!rest.length) return null;
+  const select = h("select", { "aria-label": "Add a run", onChange: () => go("/compare", { runs: [...names, select.value].join(",") }) },
+    h("option", { value: "" }, "Add a run…"), rest.map((run) => h("option", { value: run.name }, run.name)));
+  return select;
+}
+
+// The legend of all charts below, with where each run stands.
+function summary(runs, names) {
+  const without = (name) => names.filter((other) => other !== name).join(",");
+  return h("div", { class: "scroll" }, h("table", null,
+    h("thead", null, h("tr", null, ["Run", "State", "Step", "Reward", "Accuracy", ""].map((title, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, title || h("span", { class: "sr" }, "Remove"))))),
+    h("tbody", null, runs.map((run, index) => h("tr", null,
+      h("th", { scope: "row" }, h("span", { class: "run-key" }, h("i", { class: "swatch", style: { background: `var(--series-${(index % COLOURS) + 1})` } }), h("a", { href: link(`/run/${run.name}/curves`) }, run.name))),
+      h("td", null, badge(run.state)),
+      h("td", { class: "num" }, number(run.step), run.steps ? ` of ${number(run.steps)}` : null),
+      h("td", { class: "num" }, number(run.reward)),
+      h("td", { class: "num" }, percent(run.accuracy)),
+      h("td", { class: "num" }, h("button", { type: "button", class: "mini", "aria-label": `Leave ${run.name} out`, onClick: () => go("/compare", { runs: without(run.name) }) }, "✕")))))));
+}
+
+function differences(keys, names) {
+  if (names.length < 2) return h("p", { class: "lead" }, "Add a second run to see what differs.");
+  const title = keys.length ? `${keys.length} ${keys.length === 1 ? "setting differs" : "settings differ"}` : "Same configuration";
+  if (!keys.length) return h("p", { class: "lead same" }, "These runs have the same configuration.");
+  return h("details", { class: "fold", open: keys.length <= 12 }, h("summary", null, h("h2", null, title)),
+    h("div", { class: "scroll" }, h("table", { class: "data diff" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "Setting"), names.map((name, index) => h("th", { scope: "col" }, h("span", { class: "run-key" }, h("i", { class: "swatch", style: { background: `var(--series-${(index % COLOURS) + 1})` } }), name))))),
+      h("tbody", null, keys.map((entry) => h("tr", null, h("th", { scope: "row", class: "mono" }, entry.key),
+        names.map((name) => h("td", { class: "mono" }, value(entry.values[name])))))))));
+}
+
+function value(text) {
+  return text === null || text === undefined ? h("span", { class: "muted" }, "not set") : String(text);
+}

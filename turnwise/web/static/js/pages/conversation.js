@@ -1,0 +1,131 @@
+// One trajectory as a conversation: a timeline of turns beside what is known about it. `view=tokens` hands over to tokens.js.
+import { get, runPath } from "board/api.js";
+import { fill, h } from "board/dom.js";
+import { number, percent } from "board/format.js";
+import { badge, words } from "board/parts/badges.js";
+import { codeBlock, jsonBlock } from "board/parts/code.js";
+import { timeSummary, tokenSummary, waterfall } from "board/parts/figures.js";
+import { messageCard, prose } from "board/parts/messages.js";
+import { cropsOf, messageImages } from "board/parts/pictures.js";
+import { trajectoryHead } from "board/parts/trajectory_head.js";
+import { turnCard } from "board/parts/turns.js";
+import { visible } from "board/parts/visible.js";
+import { render as renderTokens } from "board/pages/tokens.js";
+
+const NARROW = "(max-width: 900px)";
+
+export async function render(node, context) {
+  if (context.params.view === "tokens") return renderTokens(node, context);
+  const { run, params } = context;
+  fill(node, h("p", { class: "loading late", role: "status" }, "Loading the conversation…"));
+  const data = await get(runPath(run, "trajectory"), { shard: params.shard, row: params.row });
+  const head = trajectoryHead(run, data, params, "");
+  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(data))));
+  return () => head.stop();
+}
+
+function timeline(data) {
+  const crops = cropsOf(data.turns);
+  const longest = Math.max(0, ...data.turns.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
+  const version = data.turns[0]?.policy_version;
+  const shown = new Set(data.prompt.flatMap((message) => (message.images ?? []).map((image) => image.url)));
+  const loose = data.images.filter((image) => !shown.has(image.url));
+  return h(
+    "div",
+    { class: "timeline" },
+    loose.length > 0 &&
+      h(
+        "div",
+        { class: "message role-user" },
+        h("div", { class: "message-head" }, h("span", { class: "role" }, "Images of the sample")),
+        messageImages(loose, crops),
+      ),
+    data.prompt.map((message) => messageCard(message, crops)),
+    data.turns.length === 0 && h("p", { class: "muted" }, "The policy never wrote a turn."),
+    data.turns.map((turn) => turnCard(turn, { longest, crops, version })),
+    h("p", { class: "the-end" }, `ended: ${words(data.stop_reason)}`),
+  );
+}
+
+function aside(data) {
+  const box = h(
+    "details",
+    { class: "about", open: !matchMedia(NARROW).matches },
+    h("summary", null, "Reward, facts and tokens"),
+    panel("Reward", waterfall(data.waterfall, data.reward, data.additive)),
+    data.verdicts.length > 0 &&
+      panel(
+        "What the judge said",
+        data.verdicts.map((verdict) =>
+          h("blockquote", { class: "verdict" }, h("cite", null, visible(words(verdict.name))), prose(verdict.text)),
+        ),
+      ),
+    panel("Ground truth", truth(data.ground_truth)),
+    panel("Time", timeSummary(data.turns, data.entry.seconds)),
+    panel("Tokens by origin", tokenSummary(data.tokens)),
+    panel("Facts", facts(data)),
+    more("Sample info", data.info),
+    more("Artifacts", data.artifacts),
+  );
+  return h("aside", { "aria-label": "about this trajectory" }, box);
+}
+
+function panel(title, ...content) {
+  return h("section", { class: "about-part" }, h("h2", null, title), content);
+}
+
+function more(title, value) {
+  if (value === null || value === undefined || Object.keys(value).length === 0) return null;
+  return h("details", { class: "more" }, h("summary", null, title), jsonBlock(value));
+}
+
+function truth(value) {
+  if (value === null || value === undefined) return h("p", { class: "muted" }, "none recorded");
+  return typeof value === "string" ? codeBlock(value) : jsonBlock(value);
+}
+
+function facts(data) {
+  const entry = data.entry;
+  const versions = [...new Set(data.turns.map((turn) => turn.policy_version))];
+  const rows = [
+    ["Stop reason", words(data.stop_reason)],
+    ["Turns", `${entry.turns}${entry.user_turns > 0 ? `, ${entry.user_turns} of the user` : ""}`],
+    [
+      "Tool calls",
+      `${entry.calls}${entry.failed_calls > 0 ? `, ${entry.failed_calls} failed` : ""}${entry.malformed > 0 ? `, ${entry.malformed} malformed` : ""}`,
+    ],
+    ["Duplicate calls", entry.duplicate_calls > 0 ? badge(entry.duplicate_calls, "warn") : "0"],
+    ["Print-only code", entry.print_only > 0 ? badge(entry.print_only, "warn") : "0"],
+    ["Funnel", funnel(entry)],
+    ["Policy version", versions.length > 0 ? versions.join(", ") : "–"],
+    ["Ledger", renderCheck(data.render_check)],
+    ["Sampler–learner gap", number(entry.gap)],
+    ["Mean entropy", number(entry.entropy)],
+    ["Policy share", entry.tokens > 0 ? `${percent(entry.policy_tokens / entry.tokens)} of ${number(entry.tokens)} tokens` : "–"],
+  ];
+  return h(
+    "dl",
+    { class: "fact-list" },
+    rows.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]),
+  );
+}
+
+function funnel(entry) {
+  return h(
+    "span",
+    { class: "stages" },
+    ["called", "ran", "evidence", "used"].map((stage) =>
+      h("span", { class: entry[stage] ? "reached" : "missed" }, `${entry[stage] ? "✓" : "✗"} ${stage}`),
+    ),
+  );
+}
+
+function renderCheck(check) {
+  if (check === null || check === undefined) return "not compared with a full render";
+  if (check.exact) return badge("equals the full render", "good");
+  const where = check.position === null ? "" : ` from token ${check.position}`;
+  return badge(
+    check.same_text ? `same text, other pieces${where}` : `differs from the full render${where}`,
+    check.same_text ? "warn" : "bad",
+  );
+}

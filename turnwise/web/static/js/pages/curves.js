@@ -1,0 +1,99 @@
+// One run's curves: every metric it wrote, in sections, live, smoothed, zoomed together, and linkable as seen.
+
+import { frozen, get, runPath } from "board/api.js";
+import { warm } from "board/charts.js";
+import { h, fill } from "board/dom.js";
+import { panelSections } from "board/panels.js";
+import { setParams } from "board/router.js";
+import { sheet } from "board/sheet.js";
+
+const BANDS = [["std", "± std"], ["range", "p10 to p90"], ["none", "none"]];
+const CLOCK = "critic/score/mean"; // has a value at every training step: what a step is in seconds and tokens
+
+export async function render(node, { run, params, live, info }) {
+  warm().catch(() => {}); // the panels say it
+  const loaded = { series: {}, spread: {} };
+  let band = BANDS.some(([name]) => name === params.spread) ? params.spread : "std";
+  const spreading = get(runPath(run, "spread")); // may take a while on a long run; the curves do not wait for it
+  spreading.catch(() => {}); // told below, if the page gets that far
+  const about = await info();
+
+  const load = async (metrics, points) => {
+    // A report holds one answer with every metric; a live page asks for what is in view.
+    const names = frozen ? "*" : [...new Set([...metrics, CLOCK])].filter((name) => about.metrics.includes(name)).join(",");
+    if (names) Object.assign(loaded.series, (await get(runPath(run, "series"), frozen ? { names } : { names, points })).series);
+  };
+  const choice = bandChoice(band, (next) => {
+    band = next;
+    setParams({ spread: next === "std" ? null : next });
+    board.redraw();
+  });
+  const empty = h("p", { class: "empty" }, "This run has written no metrics yet; they appear here as it does.");
+  fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
+  const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice] });
+  const show = (body) => {
+    const sections = panelSections(body.metrics, Object.keys(loaded.spread));
+    empty.hidden = sections.length > 0;
+    about.metrics = body.metrics;
+    board.show(sections);
+  };
+  show(about);
+  spreading.then((body) => {
+    loaded.spread = body.series;
+    show(about);
+    board.redraw();
+  }, (error) => node.append(h("p", { class: "error", role: "alert" }, `The spread of the rewards: ${error.message}`)));
+
+  live(async () => {
+    const [body, next] = await Promise.all([info(), get(runPath(run, "spread"))]);
+    loaded.spread = next.series;
+    show(body);
+    board.refresh();
+  });
+  return () => board.destroy();
+}
+
+function bandChoice(band, choose) {
+  const buttons = BANDS.map(([name, title]) => h("button", { type: "button", "aria-pressed": band === name, onClick: () => {
+    buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(BANDS[index][0] === name)));
+    choose(name);
+  } }, title));
+  return h("span", { class: "field", role: "group", "aria-label": "Spread of the reward over trajectories" }, h("span", { class: "muted" }, "Spread"), h("span", { class: "segments" }, buttons));
+}
+
+function panelLines(panel, loaded, band) {
+  return panel.lines.flatMap((line) => {
+    const spread = line.spread ? loaded.spread[line.spread] : null;
+    const series = line.metric ? loaded.series[line.metric] : null;
+    if (spread && (!series || band !== "none")) return [withSpread(line, spread, loaded, band)];
+    if (!series) return [];
+    const low = line.low ? loaded.series[line.low]?.value : series.low;
+    const high = line.high ? loaded.series[line.high]?.value : series.high;
+    const fits = low && high && low.length === series.value.length && high.length === series.value.length;
+    return [{ name: line.label, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+  });
+}
+
+// The spread of single trajectories around their mean, from the index: every step has its own.
+function withSpread(line, spread, loaded, band) {
+  const clock = loaded.series[CLOCK] ?? { step: [], seconds: [], tokens: [] };
+  const series = {
+    step: spread.step, value: spread.mean,
+    seconds: spread.seconds ?? spread.step.map((step) => between(step, clock.step, clock.seconds)),
+    tokens: spread.tokens ?? spread.step.map((step) => between(step, clock.step, clock.tokens)),
+  };
+  if (band === "none") return { name: line.label, series };
+  const around = (sign) => spread.mean.map((mean, index) => (mean === null || spread.std[index] === null ? null : mean + sign * spread.std[index]));
+  const edges = band === "range" ? { low: spread.p10, high: spread.p90 } : { low: around(-1), high: around(1) };
+  return { name: line.label, series, ...edges };
+}
+
+// The value at `step` on a thinned clock, by the straight line between its neighbours.
+function between(step, steps, values) {
+  if (!steps.length) return null;
+  let right = steps.findIndex((one) => one >= step);
+  if (right < 0) right = steps.length - 1;
+  if (right === 0 || steps[right] <= step) return values[right];
+  const share = (step - steps[right - 1]) / (steps[right] - steps[right - 1]);
+  return values[right - 1] + share * (values[right] - values[right - 1]);
+}

@@ -1,0 +1,250 @@
+// The list of a run's trajectories: search, filter, presets, order, pages; every state of it is a link.
+import { frozen, get, runPath } from "board/api.js";
+import { fill, h } from "board/dom.js";
+import { number } from "board/format.js";
+import { link, setParams } from "board/router.js";
+import { filterBar } from "board/parts/filter_bar.js";
+import { FullText, searchStatus } from "board/parts/full_text.js";
+import { columnsFor } from "board/parts/list_columns.js";
+import { listRow, listTable, rowKeys } from "board/parts/list_table.js";
+import { leaveTrail } from "board/parts/trail.js";
+
+const LIMIT = 50;
+const START = { split: "all", filter: "", search: "", text: "", sort: "step", order: "desc", offset: 0 };
+// These read best from the smallest up when first clicked.
+const SMALL_FIRST = new Set(["question", "sibling", "stop_reason", "data_source", "right"]);
+
+export async function render(node, context) {
+  const known = frozen ? { fields: [], presets: [] } : await get(runPath(context.run, "fields"));
+  const page = new ListPage(context, known);
+  fill(node, page.node);
+  await page.load();
+  return () => page.stop();
+}
+
+// A report holds lists by filter and split, in one order.
+const HELD = frozen ? ["split", "filter", "offset"] : Object.keys(START);
+
+/** What the link asks for. */
+function stateOf(params) {
+  const state = { ...START };
+  for (const name of HELD) if (params[name] !== undefined) state[name] = params[name];
+  state.offset = Math.max(0, Number.parseInt(state.offset, 10) || 0);
+  return state;
+}
+
+function empty({ total, damaged }) {
+  if (total > 0) return "Nothing matches. Try another filter, or search all messages.";
+  return damaged?.length > 0 ? "No trajectory could be read; the files are named above." : "No trajectories yet.";
+}
+
+class ListPage {
+  constructor({ run, params, live, info }, known) {
+    this.run = run;
+    this.known = known;
+    this.state = stateOf(params);
+    this.serial = 0;
+    this.search = null;
+    this.total = null;
+    this.timer = 0;
+    this.info = info;
+    this.bar = filterBar(this.state, known, {
+      search: (text) => this.change({ search: text, text: "" }),
+      fullText: (text) => this.change(text.trim() === "" ? { text: "", search: "" } : { text: text.trim(), search: "" }),
+      filter: (text, sort) => this.change({ filter: text.trim(), ...(sort && text !== "" ? { sort, order: "desc" } : {}) }),
+      split: (split) => this.change({ split }),
+    });
+    this.status = h("p", { class: "list-status", role: "status" });
+    this.news = h("button", {
+      type: "button",
+      class: "news",
+      hidden: true,
+      onClick: () => {
+        this.news.hidden = true;
+        this.change({});
+      },
+    });
+    this.place = h("div", { class: "list-place" });
+    this.pages = h("nav", { class: "pages", "aria-label": "pages" });
+    this.node = h(
+      "div",
+      { class: "trajectories" },
+      h("div", { class: "page-head" }, h("h1", null, "Trajectories")),
+      frozen ? this.chosen() : this.bar.node,
+      h("div", { class: "list-line" }, this.status, this.news),
+      this.place,
+      this.pages,
+    );
+    this.stopKeys = rowKeys(this.node);
+    this.stopLive = live(() => this.look());
+    if (!frozen) this.counts(); // the run's numbers are not the report's
+  }
+
+  stop() {
+    this.serial += 1;
+    clearTimeout(this.timer);
+    this.search?.drop();
+    this.bar.stop();
+    this.stopKeys();
+    this.stopLive?.();
+  }
+
+  /** What a report says instead of the controls: it holds what was chosen when it was made. */
+  chosen() {
+    const { filter } = this.state;
+    return h(
+      "div",
+      { class: "filter-bar" },
+      h(
+        "p",
+        { class: "lead" },
+        "The trajectories chosen for this report",
+        filter === "" ? "." : [" that match ", h("code", null, filter), "."],
+      ),
+      filter === ""
+        ? this.bar.splits
+        : h("p", null, h("a", { href: link(`/run/${this.run}/trajectories`) }, "All trajectories of this report")),
+    );
+  }
+
+  /** How many trajectories each split has, on its button. */
+  async counts() {
+    const body = await this.info().catch(() => null); // the shell says what is wrong with the run
+    if (body === null) return;
+    const counts = { all: 0 };
+    for (const { split, size } of body.shards) {
+      counts[split] = (counts[split] ?? 0) + size;
+      counts.all += size;
+    }
+    this.bar.setCounts(counts);
+  }
+
+  /** Takes a new state into the link and shows it. */
+  change(partial) {
+    this.state = { ...this.state, offset: 0, ...partial };
+    const changed = {};
+    for (const [name, value] of Object.entries(this.state)) changed[name] = value === START[name] ? null : value;
+    setParams(changed);
+    return this.load();
+  }
+
+  query(offset = this.state.offset) {
+    const { split, filter, search, sort, order } = this.state;
+    return { split, filter, search, sort, order, offset, limit: LIMIT };
+  }
+
+  async load() {
+    const serial = ++this.serial;
+    clearTimeout(this.timer);
+    this.search?.drop();
+    this.search = null;
+    if (this.state.text !== "") return this.searchAll();
+    this.place.setAttribute("aria-busy", "true");
+    let body;
+    try {
+      body = await get(runPath(this.run, "trajectories"), this.query());
+    } catch (error) {
+      if (serial === this.serial) this.fail(error.message);
+      return;
+    }
+    if (serial !== this.serial) return;
+    this.bar.show(this.state, "");
+    this.total = body.total;
+    this.show(body);
+    // Files without an index line are read in slices; the list fills up meanwhile.
+    if (body.pending > 0) this.timer = setTimeout(() => this.load(), 1000);
+  }
+
+  fail(message) {
+    this.place.removeAttribute("aria-busy");
+    fill(this.pages);
+    if (this.state.filter !== "" && !frozen) {
+      this.bar.show(this.state, message);
+      fill(this.status, "The filter was not understood.", this.total === null ? null : " Below is what the last one found.");
+      this.place.classList.add("stale");
+      return;
+    }
+    fill(this.status);
+    fill(this.place, h("p", { class: "error", role: "alert" }, message));
+  }
+
+  show(body) {
+    const { offset } = this.state;
+    const columns = columnsFor(this.run, this.state, this.known.fields, body.rows);
+    const onSort = frozen ? null : (name) => this.sort(name);
+    leaveTrail(this.run, location.hash, body.rows, offset, body.matched);
+    this.place.removeAttribute("aria-busy");
+    this.place.classList.remove("stale");
+    const range = body.rows.length > 0 ? `${number(offset + 1)}–${number(offset + body.rows.length)} of ` : "";
+    const all = body.matched === body.total ? "" : ` ${frozen ? "in this report" : "matched"}, of ${number(body.total)}`;
+    const pending = body.pending > 0 ? ` · ${number(body.pending)} files still to be read` : "";
+    fill(this.status, range, h("b", null, number(body.matched)), all, pending);
+    const focused = document.activeElement?.closest("th")?.cellIndex;
+    if (body.rows.length === 0) fill(this.place, h("p", { class: "empty" }, empty(body)));
+    else fill(this.place, listTable(this.run, body.rows, columns, this.state, onSort, this.state.search).node);
+    if (focused !== undefined) this.place.querySelectorAll("th")[focused]?.querySelector("button")?.focus();
+    fill(this.pages, this.steps(body));
+  }
+
+  steps(body) {
+    if (body.matched <= LIMIT && this.state.offset === 0) return null;
+    const { offset } = this.state;
+    const step = (label, to, off) => h("button", { type: "button", disabled: off, onClick: () => this.turn(to) }, label);
+    const last = Math.max(0, Math.floor((body.matched - 1) / LIMIT) * LIMIT);
+    return [
+      step("« First", 0, offset === 0),
+      step("← Previous", Math.max(0, offset - LIMIT), offset === 0),
+      h("span", { class: "muted" }, `page ${number(Math.floor(offset / LIMIT) + 1)} of ${number(Math.floor(last / LIMIT) + 1)}`),
+      step("Next →", offset + LIMIT, offset + LIMIT >= body.matched),
+      step("Last »", last, offset >= last),
+    ];
+  }
+
+  async turn(offset) {
+    await this.change({ offset });
+    this.status.scrollIntoView({ block: "nearest" });
+  }
+
+  sort(name) {
+    const { sort, order } = this.state;
+    const first = SMALL_FIRST.has(name) ? "asc" : "desc";
+    this.change({ sort: name, order: sort === name ? (order === "desc" ? "asc" : "desc") : first });
+  }
+
+  /** The run changed: say how many trajectories came in, without moving what is being read. */
+  async look() {
+    this.counts();
+    if (this.total === null || this.state.text !== "") return;
+    const serial = this.serial;
+    const body = await get(runPath(this.run, "trajectories"), { ...this.query(0), limit: 1 }).catch(() => null);
+    if (body === null || serial !== this.serial || body.total <= this.total) return;
+    const fresh = body.total - this.total;
+    this.news.textContent = `${number(fresh)} new ${fresh === 1 ? "trajectory" : "trajectories"}: show`;
+    this.news.hidden = false;
+  }
+
+  searchAll() {
+    const { text, filter, split } = this.state;
+    const state = { ...this.state, sort: "", order: "" };
+    const columns = columnsFor(this.run, state, this.known.fields, []).filter((column) => column.label !== "");
+    const table = listTable(this.run, [], columns, state, null, text);
+    table.node.hidden = true;
+    fill(this.pages);
+    fill(this.place, table.node);
+    this.place.removeAttribute("aria-busy");
+    this.place.classList.remove("stale");
+    const status = searchStatus(text, () => {
+      this.bar.searchInput.value = "";
+      this.change({ text: "", search: "" });
+    });
+    fill(this.status, status.node);
+    this.search = new FullText(this.run, { text, filter, split }, (search, fresh) => {
+      table.body.append(...fresh.map((row) => listRow(this.run, row, columns, text)));
+      table.node.hidden = search.hits.length === 0;
+      leaveTrail(this.run, location.hash, search.hits, 0, search.hits.length);
+      this.bar.show(this.state, search.state === "failed" ? search.problem : "");
+      status.update(search);
+    });
+    this.search.go();
+  }
+}

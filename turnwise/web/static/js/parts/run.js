@@ -1,0 +1,31 @@
+// What is shown of a run wherever it appears: its state, how far it is, and the shape of its reward.
+
+import { h, svg } from "board/dom.js";
+import { number } from "board/format.js";
+
+export function badge(state) {
+  return h("span", { class: "badge", dataset: { state } }, state);
+}
+
+// "12 / 40" with a bar; without a known end only the step.
+export function progress({ step, steps, state }) {
+  if (step === null || step === undefined) return null;
+  const share = steps ? Math.min(1, step / steps) : null;
+  return h("span", { class: "progress", dataset: { state } },
+    share === null ? null : h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: { width: `${100 * share}%` } })),
+    h("span", null, "step ", h("b", null, number(step)), steps ? ` of ${number(steps)}` : null));
+}
+
+export function sparkline(values, { width = 120, height = 28 } = {}) {
+  const points = values.filter((value) => value !== null);
+  if (points.length < 2) return null;
+  const low = Math.min(...points);
+  const span = Math.max(...points) - low || 1;
+  const at = points.map((value, index) => [2 + (index / (points.length - 1)) * (width - 6), height - 3 - ((value - low) / span) * (height - 6)]);
+  const path = at.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
+  const [endX, endY] = at.at(-1);
+  return svg("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `reward from ${number(points[0])} to ${number(points.at(-1))}` },
+    svg("path", { d: `${path}L${endX.toFixed(1)} ${height}L2 ${height}Z`, fill: "currentColor", opacity: 0.1 }),
+    svg("path", { d: path, fill: "none", stroke: "currentColor", "stroke-width": 1.5, "stroke-linejoin": "round" }),
+    svg("circle", { cx: endX, cy: endY, r: 2.2, fill: "currentColor" }));
+}
