@@ -14,7 +14,7 @@ from turnwise.storage.index import record
 from turnwise.types import Image, Message, Role, Text
 from turnwise.web import shell
 from turnwise.web.app import make_app
-from turnwise.web.freeze import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, address, freeze, safe_json
+from turnwise.web.freeze import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, address, freeze, quoted, safe_json
 from turnwise.web.gate import Door
 from turnwise.web.runs import Runs
 
@@ -125,11 +125,33 @@ def test_every_link_between_the_pages_has_an_answer(full_run, make):
 
 def test_the_page_makes_the_links_that_the_report_expects():
     page = (shell.STATIC / "js" / "pages" / "tools.js").read_text()
-    assert "data_source == ${JSON.stringify(source)} and failure == null" in page
+    assert "data_source == ${quoted(source)} and failure == null" in page
     assert FLIPPED_TO_RIGHT in page and FLIPPED_TO_WRONG in page
     listed = (shell.STATIC / "js" / "pages" / "trajectories.js").read_text()
     assert "const LIMIT = 50;" in listed
     assert 'sort: "step", order: "desc"' in listed
+
+
+def test_a_quoted_text_is_the_same_text_to_a_filter(run_dir, make):
+    sources = [
+        'a "b"\\',
+        "right\u202e to left",
+        "new\nline",
+        "caf\u00e9 \U0001f600",
+        "tag \U000e0041",
+        HOSTILE,
+        "s" * 3000,
+    ]
+    rows = [make(f"s{number}", source=source) for number, source in enumerate(sources)]
+    record(run_dir, "trajectories/step_000001.parquet", rows)
+    assert quoted(sources[1]) == '"right\\u202e to left"'
+    assert quoted(sources[4]) == '"tag \\U000e0041"'
+    report = freeze(run_dir.path)
+    lists = [
+        one for name, one in frozen(report)["answers"].items() if "/trajectories?" in name and "data_source" in name
+    ]
+    assert sorted(one["rows"][0]["data_source"] for one in lists) == sorted(sources[:-1])
+    assert all(one["matched"] == 1 for one in lists)
 
 
 def test_surprising_trajectories_are_chosen_first(full_run):

@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.storage.index import INDEX, record, shard_of
 from turnwise.storage.run_dir import METRICS, RunDir
-from turnwise.types import CallStatus, Learned, StopReason, Trajectory
+from turnwise.types import CallRecord, CallStatus, Learned, StopReason, ToolCall, Trajectory
 from turnwise.web import detectors_episodes, detectors_learning, detectors_reward
 from turnwise.web.filters import compile as compile_filter
 from turnwise.web.findings import Severity
@@ -111,8 +111,6 @@ def paid_for(what: Callable[[Place], bool], right: Callable[[Place], bool]) -> C
 
 
 def calls(*codes: str, status: CallStatus = CallStatus.OK) -> dict[str, Any]:
-    from turnwise.types import CallRecord, ToolCall
-
     made = [ToolCall(f"call_{number}", "python", {"code": code}) for number, code in enumerate(codes)]
     return {"calls": [CallRecord(call, status, 0.1) for call in made]}
 
@@ -333,8 +331,7 @@ def test_curves_come_from_the_trajectories_when_there_is_no_metric(build):
 
 @pytest.mark.parametrize("name", ["infrastructure", "not_finite", "feedback_hurts", "equal_groups", "malformed_calls"])
 def test_a_short_run_never_alarms(build, name):
-    scene = SCENES[name][0]
-    table, series = build(scene, steps=SHORTEST_RUN - 1)
+    table, series = build(SCENES[name][0], steps=SHORTEST_RUN - 1)
     found = {finding.id: finding for finding in findings(table, series)}
     assert found["too_early"].severity is Severity.OK
     assert all(finding.severity is not Severity.ALARM for finding in found.values())
@@ -378,9 +375,8 @@ def test_alarms_come_first_and_the_answer_is_plain_json(build):
     answer = json.loads(json.dumps(health(table, series), allow_nan=False))
     order = [("alarm", "watch", "ok").index(finding["severity"]) for finding in answer["findings"]]
     assert order == sorted(order) and order[0] == 0
-    assert set(answer["findings"][0]) == {
-        *("id", "severity", "title", "text", "advice", "steps", "filter", "split", "metrics", "count")
-    }
+    names = "id severity title text advice steps filter split metrics count"
+    assert set(answer["findings"][0]) == set(names.split())
     assert answer["pending"] == 0
 
 
@@ -389,8 +385,8 @@ def test_a_table_that_is_still_being_read_says_so_first(run_dir, make):
         record(run_dir, f"trajectories/step_{step:06d}.parquet", [make(step=step)])
     table, series = Table(run_dir), Series(run_dir)
     table.refresh(0.0)
-    assert table.pending == 2
-    assert findings(table, series)[0].id == "reading" and health(table, series)["pending"] == 2
+    assert table.size == 1 and table.pending
+    assert findings(table, series)[0].id == "reading" and health(table, series)["pending"] == table.pending
     table.refresh(None)
     assert "reading" not in {finding.id for finding in findings(table, series)}
 

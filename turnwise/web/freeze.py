@@ -245,7 +245,10 @@ class _Frozen:
     def _add_list(self, places: Sequence[Place], filter: str, split: str) -> None:
         table = self._run.table
         snapshot = table.snapshot
-        mask = selection(snapshot, split=split, filter=filter)
+        try:
+            mask = selection(snapshot, split=split, filter=filter)
+        except BadFilter:  # the name of a data source too long for a filter: the board refuses that link too
+            return
         passing = [place for place in places if mask[int(snapshot.starts[snapshot.places[place[0]]]) + place[1]]]
         rows = [table.entry(*place) for place in passing]
         rows.sort(key=lambda row: (-row["step"], row["shard"], row["row"]))
@@ -295,12 +298,25 @@ class _Frozen:
 def tool_links(shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(filter, split) of the links that pages/tools.js makes of its answer."""
     for source in shown["funnel"]["sources"]:
-        yield f"data_source == {json.dumps(source, ensure_ascii=False)} and failure == null", shown["funnel"]["split"]
+        yield f"data_source == {quoted(source)} and failure == null", shown["funnel"]["split"]
     yield FLIPPED_TO_RIGHT, "eval"
     yield FLIPPED_TO_WRONG, "eval"
     for failure in shown["failures"]:
         if failure["filter"]:
             yield failure["filter"], "all"
+
+
+def quoted(text: str) -> str:
+    """A text for a filter expression, as `quoted` of pages/tools.js writes it."""
+    letters = json.dumps(text, ensure_ascii=False)
+    return "".join(
+        letter
+        if letter.isprintable()
+        else f"\\u{ord(letter):04x}"
+        if letter < "\U00010000"
+        else f"\\U{ord(letter):08x}"
+        for letter in letters
+    )
 
 
 def _shortened(value: Any) -> Any:

@@ -85,8 +85,10 @@ def _at_most_watch(severity: Severity) -> Severity:
     return Severity.WATCH if severity is Severity.ALARM else severity
 
 
-def _reading(files: int) -> Finding:
-    text = f"{files} trajectory file(s) are still to be read, older ones last; the rest is about what was read so far."
+def _reading(pending: int) -> Finding:
+    text = (
+        f"{pending} line(s) of the index and file(s) are still to be read, the oldest last; until then this is a part."
+    )
     return Finding("reading", Severity.OK, "Still reading", text)
 
 

@@ -171,9 +171,15 @@ function funnelOf(source, stages, split, run) {
       lost(before, here),
     );
   });
-  const filter = `data_source == ${JSON.stringify(source)} and failure == null`;
+  const filter = `data_source == ${quoted(source)} and failure == null`;
   const href = link(`/run/${run}/trajectories`, { filter, split });
   return h("article", { class: "source-funnel" }, h("h3", null, h("a", { href }, source)), h("ol", null, rows));
+}
+
+// A text for a filter expression, in which characters that nobody sees must be spelled out.
+function quoted(text) {
+  const spell = (code) => (code > 0xffff ? `\\U${code.toString(16).padStart(8, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`);
+  return JSON.stringify(text).replace(/(?! )[\p{C}\p{Z}]/gu, (letter) => spell(letter.codePointAt(0)));
 }
 
 function lost(before, here) {
@@ -222,12 +228,18 @@ function drawTools(place, charts, tools) {
       colour: STATUS_COLOURS[status],
     }));
     charts.draw(place, `calls ${name}`, bars, { title: `${name}: calls by status`, traces, xTitle: "step", yTitle: "calls" });
+    if (!everRan(tool)) continue;
     const latency = [
       { name: "p50", x: tool.step, y: tool.p50, colour: "--series-1" },
       { name: "p90", x: tool.step, y: tool.p90, colour: "--series-4" },
     ];
     charts.draw(place, `latency ${name}`, chart, { title: `${name}: latency`, traces: latency, xTitle: "step", yTitle: "seconds" });
   }
+}
+
+// Calls that could not be read, or of a tool that is not there, were never carried out: they took no time worth a chart.
+function everRan(tool) {
+  return ["ok", "error", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
 }
 
 function toolTable(used) {
@@ -246,8 +258,8 @@ function toolTable(used) {
       h("td", { class: "num" }, count(calls)),
       h("td", { class: "num" }, count(failed)),
       h("td", { class: "num" }, calls ? percent(failed / calls) : ""),
-      h("td", { class: "num" }, last < 0 ? "" : seconds(tool.p50[last])),
-      h("td", { class: "num" }, last < 0 ? "" : seconds(tool.p90[last])),
+      h("td", { class: "num" }, seconds(everRan(tool) ? tool.p50[last] : null)),
+      h("td", { class: "num" }, seconds(everRan(tool) ? tool.p90[last] : null)),
       h("td", null, worst.map(([status, n]) => `${status.replaceAll("_", " ")} ${count(n)}`).join(", ") || "none"),
     );
   };

@@ -1,0 +1,132 @@
+"""The board while a run goes on: new steps arrive, zooms are shared and linked, the list is filtered."""
+
+import re
+
+try:
+    from playwright.sync_api import expect
+except ModuleNotFoundError:  # the browser fixture then skips or fails
+    expect = None
+
+
+def test_the_runs_are_listed_with_their_state_and_compared(open_page):
+    page = open_page()
+    live, done = (page.locator("tr", has=page.get_by_role("link", name=name)) for name in ("live", "other"))
+    expect(live.locator(".badge")).to_have_text("running")
+    expect(done.locator(".badge")).to_have_text("finished")
+    for name in ("live", "other"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("button", name="Compare 2 runs").click()
+    expect(page).to_have_url(re.compile(r"#/compare\?runs=.*other"))
+    expect(page.locator(".plot .main-svg").first).to_be_visible()
+
+
+def test_a_new_step_appears_without_a_reload(open_page, growing):
+    page = open_page("#/run/live/curves")
+    page.evaluate("window.sameDocument = true")
+    reward = page.get_by_role("img", name=re.compile("^Reward: "))
+    expect(reward).to_be_visible()
+    listed = open_page("#/run/live/trajectories")
+    expect(listed.locator(".list-status")).to_contain_text("of")
+    growing.grow()
+    expect(page.locator(".run-line .progress")).to_contain_text(str(growing.step))
+    entropy = page.locator(".panel", has=page.get_by_role("heading", name="Entropy", exact=True))
+    entropy.get_by_role("button", name="table").click()
+    expect(entropy.locator("tbody tr")).to_have_count(growing.step)
+    assert page.evaluate("window.sameDocument") is True
+    expect(listed.get_by_role("button", name=re.compile(r"\d+ new trajectories: show"))).to_be_visible()
+    listed.locator(".news").click()
+    expect(listed.locator("tbody tr").first.locator(".cell-step")).to_have_text(str(growing.step))
+
+
+def test_dragging_zooms_all_panels_and_the_link(open_page, growing):
+    page = open_page("#/run/live/curves")
+    plots = page.locator(".plot:has(.main-svg)")
+    expect(plots.nth(2)).to_be_visible()
+    box = plots.first.locator(".nsewdrag").bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, y, steps=6)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"from=\d.*to=\d"))
+    edges = [float(x) for x in re.search(r"from=([\d.]+)&to=([\d.]+)", page.url).groups()]
+    assert 1 < edges[0] < edges[1] < growing.step
+    for n in range(3):
+        page.wait_for_function(
+            "([n, low]) => { const p = document.querySelectorAll('.plot:has(.main-svg)')[n];"
+            " return Math.abs(p._fullLayout.xaxis.range[0] - low) < 0.01; }",
+            arg=[n, edges[0]],
+        )
+    linked = open_page(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
+    expect(linked.get_by_role("button", name=re.compile("reset zoom"))).to_be_visible()
+    linked.get_by_role("button", name=re.compile("reset zoom")).click()
+    expect(linked).not_to_have_url(re.compile("from="))
+
+
+def test_the_axis_and_smoothing_are_in_the_link(open_page):
+    page = open_page("#/run/live/curves?x=time&smooth=0.6")
+    expect(page.get_by_role("button", name="time", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("slider")).to_have_value("0.6")
+    page.get_by_role("button", name="tokens", exact=True).click()
+    expect(page).to_have_url(re.compile("x=tokens"))
+
+
+def test_filters_by_expression_preset_and_search(open_page, growing):
+    page = open_page("#/run/live/trajectories")
+    status = page.locator(".list-status")
+    page.get_by_label("Filter").fill("step == 3 and reward == 1")
+    page.get_by_label("Filter").press("Enter")
+    expect(status).to_contain_text("matched")
+    expect(page).to_have_url(re.compile("filter="))
+    steps = page.locator("tbody .cell-step").all_inner_texts()
+    assert steps and set(steps) == {"3"} and len(steps) <= 16
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="infrastructure failure").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_label("Filter")).to_have_value("failure != null")
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("searchbox").fill("train:20")
+    expect(page.locator("tbody tr")).to_have_count(4)
+    page.get_by_role("searchbox").fill("What is")
+    page.get_by_role("button", name="All messages").click()
+    expect(page.locator("tbody tr").nth(3)).to_be_visible()
+
+
+def test_a_bad_expression_shows_its_error_and_keeps_the_list(open_page, watch):
+    watch.expected = ("status of 400",)
+    page = open_page("#/run/live/trajectories")
+    before = page.locator("tbody tr").count()
+    page.get_by_label("Filter").fill("rewrd > 0")
+    page.get_by_label("Filter").press("Enter")
+    problem = page.locator("#filter-problem")
+    expect(problem).to_contain_text("rewrd")
+    expect(problem).to_contain_text("reward")
+    assert page.locator("tbody tr").count() == before
+    page.get_by_label("Filter").fill("reward > 0")
+    page.get_by_label("Filter").press("Enter")
+    expect(problem).to_be_hidden()
+
+
+def test_from_the_list_to_a_group_a_conversation_and_a_token(open_page):
+    page = open_page("#/run/live/trajectories?filter=step == 2")
+    page.locator(".group-link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Group train:")
+    expect(page.locator(".sibling-head")).to_have_count(4)
+    expect(page.locator(".outcome").first).to_contain_text("pass@1")
+    page.locator(".sibling-link").nth(1).click()
+    expect(page.locator(".timeline")).to_contain_text("What is")
+    expect(page.locator(".timeline")).to_contain_text("calculate")
+    page.get_by_role("link", name="Tokens", exact=True).click()
+    expect(page).to_have_url(re.compile("view=tokens"))
+    token = page.locator(".token").nth(1)
+    token.hover()
+    card = page.locator(".token-card")
+    expect(card).to_be_visible()
+    shown = page.evaluate(
+        "async () => (await fetch(location.hash.replace(/^#.run.([^/]+).trajectory.(.*?)&view.*$/, '/api/runs/$1/tokens?$2'))).json()"
+    )
+    assert shown["ids_are_real"] is True
+    expect(card.locator("dd").first).to_have_text(str(shown["segments"][0]["ids"][1]))
+    page.get_by_label("Colour by").select_option("logprob")
+    expect(page).to_have_url(re.compile("colour=logprob"))
+    expect(page.locator(".token-legend")).to_contain_text(re.compile("[0-9]"))

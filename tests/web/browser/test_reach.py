@@ -1,0 +1,183 @@
+"""The board by keyboard, on a narrow screen, in both themes: reachable, readable, and never wider than the page."""
+
+import re
+
+import pytest
+
+try:
+    from playwright.sync_api import expect
+except ModuleNotFoundError:  # the browser fixture then skips or fails
+    expect = None
+SHARD = "shard=trajectories/step_000012"
+PAGES = {
+    "runs": "",
+    "compare": "#/compare?runs=live,other",
+    "curves": "#/run/live/curves",
+    "tools": "#/run/live/tools",
+    "trajectories": "#/run/live/trajectories",
+    "group": "#/run/live/group?shard=trajectories/step_000002&sample=train:8",
+    "conversation": f"#/run/live/trajectory?{SHARD}&row=16",
+    "tokens": f"#/run/live/trajectory?{SHARD}&row=16&view=tokens",
+    "health": "#/run/live/health",
+    "config": "#/run/live/config",
+}
+# The contrast of an element's text with what is behind it, by WCAG 2; colours with alpha are laid over one another.
+CONTRAST = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const known = new Map();
+  const parse = (text) => {
+    if (!known.has(text)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = text;
+      canvas.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+      known.set(text, [r, g, b, a / 255]);
+    }
+    return known.get(text);
+  };
+  const over = (top, under) => top.slice(0, 3).map((c, i) => c * top[3] + under[i] * (1 - top[3])).concat(1);
+  const light = (colour) => {
+    const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    const layers = [];
+    for (let node = element; node; node = node.parentElement) layers.unshift(parse(getComputedStyle(node).backgroundColor));
+    return layers.reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+  };
+  const low = [];
+  const seen = new Set();
+  for (const element of document.querySelectorAll("body *")) {
+    if (element.closest("svg, option, :disabled, .off, [aria-hidden=true]")) continue;
+    const text = [...element.childNodes].filter((node) => node.nodeType === 3 && node.textContent.trim()).map((node) => node.textContent.trim()).join(" ");
+    if (!text || !element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    const style = getComputedStyle(element);
+    const key = [style.color, element.className, element.parentElement.className, element.tagName].join();
+    if (seen.has(key)) continue;
+    seen.add(key);
+    const ground = behind(element);
+    const [a, b] = [light(over(parse(style.color), ground)), light(ground)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${element.tagName}.${element.className}: ${text.slice(0, 40)}`);
+  }
+  return [low, seen.size];
+}"""
+
+# What makes the page scroll sideways: elements beyond its right edge that no box of their own scrolls or hides.
+WIDE = """() => {
+  const root = document.documentElement;
+  if (root.scrollWidth <= root.clientWidth) return [];
+  const held = (node) => node !== document.body && (getComputedStyle(node).overflowX !== "visible" || held(node.parentElement));
+  const beyond = [...document.querySelectorAll("body *")].filter((node) => node.getBoundingClientRect().right > root.clientWidth);
+  const loose = beyond.filter((node) => !held(node.parentElement));
+  return [`${root.scrollWidth} px`, ...loose.slice(0, 5).map((node) => `${node.tagName}.${node.className}: ${node.textContent.slice(0, 40)}`)];
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_fits_and_can_be_read(open_page, width):
+    """In both themes; the pages hold what a hostile policy wrote, which must stay text here too."""
+    page = open_page(width=width, theme="light")
+    problems = {}
+    for name, path in PAGES.items():
+        go(page, path)
+        expect(page.locator(f".page-{'trajectory' if name in ('conversation', 'tokens') else name} h1")).to_have_count(
+            1
+        )
+        page.wait_for_selector("main:not([aria-busy])")
+        assert page.locator("main .error:visible").all_inner_texts() == [], name
+        if name == "tokens":
+            expect(page.locator(".token").first).to_be_visible()
+        for theme in ("light", "dark"):
+            if page.locator("html").get_attribute("data-theme") != theme:
+                page.get_by_role("button", name=f"Switch to the {theme} theme").click()
+            expect(page.locator("html")).to_have_attribute("data-theme", theme)
+            wide = page.evaluate(WIDE)
+            low, seen = page.evaluate(CONTRAST)
+            assert seen > 5, name
+            if wide or low:
+                problems[f"{name}, {theme}"] = (wide, low)
+    assert problems == {}
+
+
+def go(page, path):
+    """To another page of the board, as a link does."""
+    page.goto(page.url.partition("#")[0] + (path or "#/"))
+
+
+def tab_to(page, wanted, most=60):
+    """Presses Tab until the focus is on what `wanted` selects, and checks that the focus can be seen on the way."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        found = page.evaluate(
+            """(wanted) => {
+              const element = document.activeElement;
+              const style = getComputedStyle(element);
+              const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+              return [element.matches(wanted), ring || style.boxShadow !== "none", element.outerHTML.slice(0, 120)];
+            }""",
+            wanted,
+        )
+        assert found[1], f"no visible focus on {found[2]}"
+        if found[0]:
+            return
+    raise AssertionError(f"Tab does not reach {wanted} within {most} steps")
+
+
+def test_by_keyboard_alone_from_the_runs_to_a_token(open_page):
+    page = open_page()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    tab_to(page, "a[href='#/run/live/curves']")
+    page.keyboard.press("Enter")
+    expect(page.locator(".page-curves h1")).to_be_attached()
+    page.evaluate("document.activeElement.blur(); document.querySelector('.skip').focus()")
+    tab_to(page, "a[href='#/run/live/trajectories']")
+    page.keyboard.press("Enter")
+    expect(page.locator(".row-link").first).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.className") == "row-link"
+    page.keyboard.press("Enter")
+    expect(page.locator(".page-trajectory .timeline")).to_be_visible()
+    here = page.url
+    page.keyboard.press("j")
+    expect(page).not_to_have_url(here)
+    page.wait_for_selector("main:not([aria-busy]) .timeline")
+    tab_to(page, "a[href*='view=tokens']")
+    page.keyboard.press("Enter")
+    expect(page.locator(".token").first).to_be_visible()
+    tab_to(page, ".token")
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    card = page.locator(".token-card")
+    expect(card).to_be_visible()
+    expect(card.locator("dd").nth(1)).to_have_text(re.compile("^2 "))
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+def test_the_zoom_is_within_reach_of_the_keyboard(open_page):
+    page = open_page("#/run/live/curves")
+    plot = page.locator(".plot:has(.main-svg)").first
+    plot.focus()
+    page.keyboard.press("+")
+    expect(page).to_have_url(re.compile("from="))
+    page.keyboard.press("Escape")
+    expect(page).not_to_have_url(re.compile("from="))
+
+
+def test_the_theme_is_the_system_s_until_one_is_chosen(open_page):
+    page = open_page(theme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.get_by_role("button", name="Switch to the light theme").click()
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_pages_that_are_not_there_say_so(open_page, watch):
+    watch.expected = ("status of 404", "nowhere")
+    page = open_page("#/run/nowhere/curves")
+    expect(page.locator("main [role=alert]")).to_contain_text("nowhere")
+    go(page, "#/nothing")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
