@@ -70,7 +70,9 @@ def test_a_judge_that_goes_away_leaves_trajectories_unscored_and_the_run_goes_on
     report = train(config, console=QUIET)
     killer.join(timeout=10)
     assert report.steps == 3
-    first, *_, last = (read_trajectories(report.run / "trajectories" / f"step_{step + 1:06d}.parquet") for step in range(3))
+    first, *_, last = (
+        read_trajectories(report.run / "trajectories" / f"step_{step + 1:06d}.parquet") for step in range(3)
+    )
     assert not any(scoring_failed(t) for t in first) and all(t.reward is not None for t in first)
     lost = [t for t in last if scoring_failed(t)]
     assert lost and all(t.reward is None and not t.advantage for t in lost)

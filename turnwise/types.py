@@ -34,6 +34,8 @@ class FinishReason(enum.StrEnum):
     """An end token or a stop string."""
     LENGTH = "length"
     """The token limit of the request or the model's context."""
+    UNKNOWN = "unknown"
+    """Another system's record does not say."""
 
 
 class StopReason(enum.StrEnum):
@@ -61,6 +63,8 @@ class StopReason(enum.StrEnum):
     """`rollout.max_seconds` passed."""
     FAILED = "failed"
     """An infrastructure failure; `Trajectory.failure` says which."""
+    UNKNOWN = "unknown"
+    """Another system's record does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,13 @@ class CallStatus(enum.StrEnum):
     """Over `rollout.max_parallel_calls`; answered, not run."""
     ERROR = "error"
     TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+    """Answered; another system's record does not say how it went."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known not to have worked."""
+        return self not in (CallStatus.OK, CallStatus.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ def trajectory(number=0, **changes):
     ledger.append([5], Origin.TOOL, 0)
     ledger.append([6, 7], Origin.POLICY, 1, [-0.125, -0.25])
     ledger.learned = Learned(
-        logprobs=[0, 0, -0.5, -1.5, 0, -0.125, -0.25], entropies=[0, 0, 1.0, 3.0, 0, math.nan, 2.0], advantages=[0.0] * 7
+        logprobs=[0, 0, -0.5, -1.5, 0, -0.125, -0.25],
+        entropies=[0, 0, 1.0, 3.0, 0, math.nan, 2.0],
+        advantages=[0.0] * 7,
     )
     values = {
         "sample": Sample(f"test:{number}", (ask,), "arithmetic", ground_truth="408"),

@@ -79,8 +79,8 @@ class Translator:
             unsaid += ["finish_reason", "stop_reason"]
         if any(turn.calls for turn in turns):
             unsaid.append("status and seconds of tool calls")
-        if cut:
-            turns[-1].finish_reason = FinishReason.LENGTH
+        if cut is not None:
+            turns[-1].finish_reason = FinishReason.LENGTH if cut else FinishReason.STOP
         artifacts: dict[str, Any] = {"imported": {"markers": opening.markers.value, "unsaid": unsaid}}
         if _JUDGED in row.info:
             artifacts["judge"] = {_JUDGED: row.info[_JUDGED]}
@@ -152,11 +152,13 @@ def _turns(pieces: list[Piece], opening: Opening, step: int) -> list[Turn]:
         if piece.role is Role.ASSISTANT:
             index = len(turns)
             message = hermes.parse(piece.text, turn=index, in_reasoning=opening.in_reasoning and index == 0)
-            turns.append(Turn(index, message, FinishReason.STOP, step, prompt_tokens=0, completion_tokens=0))
+            turns.append(Turn(index, message, FinishReason.UNKNOWN, step, prompt_tokens=0, completion_tokens=0))
         else:
             turns[-1].replies += messages_of(piece)
     for turn in turns:
         _match_replies(turn)
+    for turn in turns[:-1]:
+        turn.finish_reason = FinishReason.STOP  # something followed
     return turns
 
 
@@ -175,7 +177,7 @@ def _match_replies(turn: Turn) -> None:
         if call.problem is not None:
             turn.calls.append(CallRecord(call, CallStatus.MALFORMED, 0.0))
         elif call.id in answered:
-            turn.calls.append(CallRecord(call, CallStatus.OK, 0.0))
+            turn.calls.append(CallRecord(call, CallStatus.UNKNOWN, 0.0))
 
 
 def _was_cut(tokens: TokenColumns | None, markers: Markers) -> bool | None:
@@ -186,11 +188,11 @@ def _was_cut(tokens: TokenColumns | None, markers: Markers) -> bool | None:
 
 
 def _stop_reason(last: Turn, cut: bool | None) -> StopReason:
-    """What can be read off: cut short, or ended with something left to say, or answered."""
+    """What can be read off: cut short, or answered to the end with nothing left open; else the dump does not say."""
     if cut:
         return StopReason.TURN_TRUNCATED
     open_call = any(call.problem is None for call in last.message.tool_calls)
-    return StopReason.ASSISTANT_TURN_BUDGET if last.replies or open_call else StopReason.ANSWERED
+    return StopReason.ANSWERED if cut is False and not last.replies and not open_call else StopReason.UNKNOWN
 
 
 def _places(texts: list[str], output: str) -> list[int] | None:

@@ -39,7 +39,7 @@ def conduct_of(trajectory: Trajectory) -> Conduct:
     evidence = used = False
     for turn in trajectory.turns:
         used = used or bool(said & _tokens(turn.message.text))
-        worked = {call.call.id for call in turn.calls if call.status is CallStatus.OK}
+        worked = {call.call.id for call in turn.calls if not call.status.failed}
         for reply in turn.replies:
             if reply.role is Role.TOOL and reply.tool_call_id in worked and _says_something(reply):
                 evidence = True

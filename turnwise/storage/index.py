@@ -134,7 +134,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
     """A trajectory as a list shows it; `step` is that of its file, as in metrics.jsonl (its own keys its noise)."""
     sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
     conduct = conduct_of(trajectory)
-    failed = sum(call.status is not CallStatus.OK for call in calls)
+    failed = sum(call.status.failed for call in calls)
     asked = [message.text for message in sample.prompt if message.role is Role.USER]
     check = trajectory.render_check
     return Entry(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group
 from rich.text import Text as Styled
 
-from turnwise.types import CallRecord, CallStatus, Image, Ledger, Message, Origin, Role, ToolCall, Trajectory, Turn
+from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Role, ToolCall, Trajectory, Turn
 
 STYLES = {
     Origin.PROMPT: "dim",
@@ -112,7 +112,7 @@ def _reply_heading(turn: Turn, reply: Message, record: CallRecord | None) -> Sty
 def _call_note(turn: Turn, record: CallRecord, more: str = "") -> tuple[str, Origin, str, str]:
     note = f"{record.status.value}, {record.seconds:.2f} s" + (", truncated" if record.truncated else "")
     note += "" if record.score is None else f", score {record.score:g}"
-    style = "dim" if record.status is CallStatus.OK else "red"
+    style = "red" if record.status.failed else "dim"
     return f"tool {record.call.name}, turn {turn.index}", Origin.TOOL, note + more, style
 
 

@@ -64,7 +64,9 @@ def _tool(uses: list[tuple[int, ToolUse]], buckets: Buckets) -> dict[str, Any]:
             totals(at, np.array([getattr(use, name) for _, use in uses]) * calls, len(buckets)) / counts
             for name in ("p50", "p90")
         )
-    failed = counts - statuses.get(CallStatus.OK.value, np.zeros(len(buckets)))
+    failed = counts - sum(
+        (found for status, found in statuses.items() if not CallStatus(status).failed), np.zeros(len(buckets))
+    )
     return {
         "step": buckets.steps,
         "calls": _whole(counts),

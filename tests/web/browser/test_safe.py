@@ -31,6 +31,9 @@ def test_hostile_transcripts_are_only_text(open_page):
         if name == "conversation":  # direction marks are shown by name
             expect(page.locator(".timeline .hidden-char").first).to_have_text("RLO")
             assert "\u202e" not in page.locator(".timeline").inner_text()
+        if name == "tools":  # a link whose filter holds the hostile name
+            page.locator(".source-funnel a", has_text="hacked").click()
+            expect(page.locator("tbody tr.row")).to_have_count(1)
         if name == "list":
             page.locator("tr", has_text="hacked").first.locator(".group-link").click()
             expect(page.get_by_role("heading", level=1)).to_contain_text("<script>")
