@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from turnwise.assemble import Prepared
-from turnwise.choices import EngineName
+from turnwise.choices import Correction, EngineName, OldLogprobs
 from turnwise.config import Config
 from turnwise.storage.run_dir import PLAN, TOKENIZER, RunDir
 
@@ -15,6 +15,15 @@ def introduce(prepared: Prepared, run: RunDir, console: Console) -> None:
     if prepared.renderer is not None:
         run.write_text(TOKENIZER, prepared.renderer.tokenizer.as_json())
     console.print(plan, markup=False, highlight=False)
+
+
+def stale_and_uncorrected(config: Config) -> bool:
+    """Whether training would push stale episodes without bound: no ratio to the sampler, so no clip and no weight."""
+    return (
+        config.training.max_lag > 0
+        and config.algorithm.old_logprobs is OldLogprobs.learner
+        and config.algorithm.correction is Correction.none
+    )
 
 
 def plan_text(prepared: Prepared) -> str:
@@ -47,6 +56,11 @@ def plan_text(prepared: Prepared) -> str:
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
         f"{config.data.max_prompt_tokens} tokens"
     )
+    if stale_and_uncorrected(config):
+        lines.append(
+            f"warning      episodes may be {config.training.max_lag} step(s) old and old log-probs are the learner's: "
+            "nothing bounds how far a stale episode pushes, and such a run can collapse; set algorithm.correction=token"
+        )
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

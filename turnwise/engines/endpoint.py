@@ -1,8 +1,6 @@
 """An OpenAI-compatible chat endpoint: messages in, text and tool calls out, with retries that end in a clear error."""
 
 import asyncio
-import datetime
-import email.utils
 import json
 import random
 from collections.abc import Awaitable, Callable
@@ -12,6 +10,7 @@ from typing import Any
 import httpx
 
 from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
+from turnwise.retrying import backoff, retry_after
 from turnwise.types import FinishReason
 
 MAX_BACKOFF = 30.0
@@ -140,8 +139,8 @@ class ChatEndpoint:
                     tries = f" ({number + 1} tries)" if number else ""
                     raise EpisodeError(f"{error}{tries}") from error
                 # Jitter, so that conversations cut off together do not come back together.
-                backoff = min(MAX_BACKOFF, self._backoff * 2**number) * random.uniform(0.5, 1.5)
-                await asyncio.sleep(backoff if error.wait is None else error.wait + random.uniform(0.0, self._backoff))
+                pause = backoff(number, self._backoff, MAX_BACKOFF)
+                await asyncio.sleep(pause if error.wait is None else error.wait + random.uniform(0.0, self._backoff))
         raise ValueError(f"retries must not be negative: {self._retries}")
 
     async def _attempt(self, method: str, path: str, content: bytes | None = None) -> Any:
@@ -193,7 +192,7 @@ def _judge(url: str, response: httpx.Response) -> Any:
             raise EpisodeError(f"{url} answered with something that is not JSON: {_excerpt(response)}") from error
     problem = f"{url} answered {status}: {_excerpt(response)}"
     if status == 429 or status >= 500:
-        raise _Unreachable(problem, _retry_after(response.headers.get("Retry-After")))
+        raise _Unreachable(problem, retry_after(response.headers.get("Retry-After")))
     if status in _WRONG_ENDPOINT:
         raise EngineError(problem)
     if 300 <= status < 400:
@@ -218,21 +217,6 @@ def _usage(base_url: str, body: Any) -> tuple[int, int]:
             return prompt_tokens, completion_tokens
         case _:
             raise EngineError(f"{base_url} does not count tokens (usage: {_shown(usage)}); budgets and reports need it")
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from a number or a date; None when the server does not say."""
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value[:9])
-    try:
-        when = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=datetime.UTC)
-    return max(0.0, (when - datetime.datetime.now(datetime.UTC)).total_seconds())
 
 
 def _check_url(base_url: str) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.choices import SandboxLevel
 from turnwise.errors import ConfigError
+from turnwise.retrying import backoff, retry_after
 from turnwise.sandbox.fusion import (
     CallRequest,
     CommandStatus,
@@ -162,7 +162,7 @@ class RemotePool:
             if status not in _LATER and status != 0:
                 return self._read(status, content, kind)
             if attempt < self._retries:
-                pause = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * random.uniform(0.5, 1.5)
+                pause = backoff(attempt, FIRST_WAIT, LONGEST_WAIT)
                 await asyncio.sleep(max(pause, min(wait, LONGEST_WAIT)))
         what = "does not accept connections" if status == 0 else f"answers {status}: {_short(content)}"
         raise SandboxLost(f"the sandbox server {what} ({self._retries + 1} attempts)")
@@ -186,7 +186,7 @@ class RemotePool:
             raise SandboxLost(f"the sandbox server did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             raise SandboxLost(f"the connection to the sandbox server broke: {type(error).__name__}") from error
-        return response.status_code, _retry_after(response), bytes(content)
+        return response.status_code, retry_after(response.headers.get("Retry-After")) or 0.0, bytes(content)
 
     def _read(self, status: int, content: bytes, kind: type[Answer]) -> Answer:
         if status in _FORBIDDEN:
@@ -311,12 +311,6 @@ class RemoteSession:
             seconds=time.monotonic() - start if ran.execution_time is None else ran.execution_time,
             kept=status in (Status.OK, Status.ERROR),
         )
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds; a date is not worth parsing for a wait this short."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 
 
 def _short(content: bytes) -> str:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -35,7 +34,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.scripts import run_notebook, run_script
 from turnwise.sandbox.session import LocalSession
-from turnwise.serving import check_binding
+from turnwise.serving import check_binding, serve_app
 
 LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
 BUSY = "as many calls are running as this server takes; try again"
@@ -70,17 +69,7 @@ async def serve(host: str, port: int, token: str | None = None, settings: Server
     check_binding(host, token, "a sandbox server", "runs code")
     settings = settings or ServerSettings()
     async with SandboxPool(settings.pool) as pool:
-        config = uvicorn.Config(
-            make_app(pool, token, settings),
-            host=host,
-            port=port,
-            log_level="warning",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=75,  # longer than a client keeps an idle connection, so that none is used as it closes
-            timeout_graceful_shutdown=5,
-        )
-        await uvicorn.Server(config).serve()
+        await serve_app(make_app(pool, token, settings), host, port)
 
 
 def make_app(pool: SandboxPool, token: str | None, settings: ServerSettings | None = None) -> FastAPI:

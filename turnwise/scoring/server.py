@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +18,7 @@ from turnwise.plugins import load
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error
-from turnwise.serving import check_binding
+from turnwise.serving import check_binding, serve_app
 from turnwise.storage.trajectory_rows import from_row
 from turnwise.types import Trajectory
 
@@ -63,17 +62,7 @@ async def serve(
     """Serve until interrupted; the scorers run in a pool unless the config says otherwise."""
     check_binding(host, token, "a reward server", "scores")
     app = make_app(make_runner(config or ScoringConfig(run=ScoringRun.pool)), token, settings)
-    server = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=75,  # longer than a client keeps an idle connection, so that none is used as it closes
-        timeout_graceful_shutdown=5,
-    )
-    await uvicorn.Server(server).serve()
+    await serve_app(app, host, port)
 
 
 def make_app(runner: Runner, token: str | None = None, settings: RewardServerSettings | None = None) -> FastAPI:

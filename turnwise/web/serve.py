@@ -18,7 +18,7 @@ import uvicorn
 from turnwise.errors import ConfigError
 from turnwise.serving import check_binding
 from turnwise.web.app import make_app
-from turnwise.web.gate import Door
+from turnwise.web.gate import TOKEN_ENV, Door
 from turnwise.web.runs import Runs
 from turnwise.web.shell import plotly, plotly_path
 
@@ -51,7 +51,7 @@ def serve(
 
     A board that stands beside a training takes another port when its own is taken, and ends when its parent does.
     """
-    check_binding(host, token, "a board", "shows runs")
+    check_binding(host, token, "a board", "shows runs", f" in {TOKEN_ENV}")
     runs = Runs(places)
     plotly_path()  # its absence is better told now than by an empty page
     listening = bind(host, port, any_port=beside)

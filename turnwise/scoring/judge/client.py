@@ -1,8 +1,6 @@
 """Requests to a judge's endpoints: which model, which endpoint, when to try again, whom to leave alone."""
 
 import asyncio
-import datetime
-import email.utils
 import json
 import random
 import time
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.retrying import backoff, retry_after
 from turnwise.scoring.judge.breaker import Breaker
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats
@@ -169,8 +168,8 @@ class JudgeClient:
             if (wait or 0.0) > MAX_RETRY_AFTER:
                 break
             # Jitter, so that requests cut off together do not come back together.
-            backoff = min(MAX_BACKOFF, self.settings.backoff * 2**number) * random.uniform(0.5, 1.5)
-            await asyncio.sleep(backoff if wait is None else wait + random.uniform(0.0, self.settings.backoff))
+            pause = backoff(number, self.settings.backoff, MAX_BACKOFF)
+            await asyncio.sleep(pause if wait is None else wait + random.uniform(0.0, self.settings.backoff))
         raise ScoringFailed(f"the judge gave no reply: {problem} (try {number + 1} of {self.settings.retries + 1})")
 
     async def _available(self, tried: Counter[str]) -> Endpoint | None:
@@ -257,7 +256,7 @@ def _json(url: str, response: httpx.Response) -> Any:
     if status in _OWN_FAULT:
         raise ScoringFailed(f"the judge refused the request: {problem}")
     if status in (429, 503):
-        wait = _retry_after(response.headers.get("Retry-After"))
+        wait = retry_after(response.headers.get("Retry-After"))
         raise EndpointFailed(problem, wait=wait, is_busy=status == 429)
     raise EndpointFailed(problem)
 
@@ -280,18 +279,3 @@ def _read(url: str, body: Any) -> Reply:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from a number or a date; None when the server does not say."""
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value[:9])
-    try:
-        when = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=datetime.UTC)
-    return max(0.0, (when - datetime.datetime.now(datetime.UTC)).total_seconds())

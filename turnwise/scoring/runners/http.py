@@ -14,6 +14,7 @@ import httpx
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
+from turnwise.retrying import retry_after
 from turnwise.scoring.answers import read_answer
 from turnwise.scoring.failures import Lost, Tally, retrying
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec
@@ -123,7 +124,7 @@ class HttpRunner:
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__} {error}".strip()
             raise Lost(f"no answer from the reward server {self.url}: {problem}") from error
-        return response.status_code, _retry_after(response), bytes(answer)
+        return response.status_code, retry_after(response.headers.get("Retry-After")) or 0.0, bytes(answer)
 
 
 def session_of(trajectory: Trajectory) -> str:
@@ -132,12 +133,6 @@ def session_of(trajectory: Trajectory) -> str:
     if isinstance(known, str) and known:
         return known
     return f"{trajectory.sample.id}/{trajectory.step}/{trajectory.sibling}"
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds; a date is not worth parsing for a wait this short."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() and len(value) < 6 else 0.0
 
 
 def _short(content: bytes) -> str:
