@@ -76,7 +76,7 @@ def build(tmp_path, make) -> Callable[..., Run]:
         for step in range(steps):
             places = [Place(step, number) for number in range(EPISODES)]
             episodes = [one(place, first + step, dict(scene.episode(place))) for place in places]
-            shards.append(shard_of(f"trajectories/step_{first + step:06d}.parquet", episodes))
+            shards.append(shard_of(f"trajectories/step_{first + step + 1:06d}.parquet", episodes))
             metrics.append({"step": first + step + 1} | scene.metrics(step / (STEPS - 1)))
             if scene.evaluation is not None and step % EVERY == EVERY - 1:
                 judged = [one(place, -1, dict(scene.evaluation(place))) for place in places]
@@ -178,6 +178,10 @@ SCENES: dict[str, tuple[Scene, Scene]] = {
         Scene(some(lambda place: place.p * 1.6, {"calls": []})),
         Scene(some(lambda place: place.p * 0.4, {"calls": []})),
     ),
+    "reward_fell": (
+        Scene(lambda place: {"reward": float(place.share(0.9 if place.p < 0.6 else 0.1))}),
+        Scene(lambda place: {"reward": float(place.share(0.6 if place.p < 0.6 else 0.5))}),
+    ),
     "entropy_collapse": (
         Scene(lambda place: {"entropy": 0.5 * 0.02**place.p}, curve("actor/entropy", 0.5, 0.01)),
         Scene(lambda place: {"entropy": 0.5 * 0.5**place.p}, curve("actor/entropy", 0.5, 0.2)),
@@ -266,11 +270,11 @@ def test_rewarded_and_wrong_trajectories_are_behind_a_reward_without_accuracy(bu
     assert table.column("step")[mask].min() >= finding.steps[0]
 
 
-def test_metrics_count_one_step_ahead_of_the_trajectories_they_are_about(build):
+def test_a_metric_leads_to_the_trajectories_of_its_step(build):
     table, series = build(SCENES["gradient_spikes"][0])
     mask, finding = rows_behind(table, series, "gradient_spikes")
-    assert finding.steps == (9, 10), "as the metrics count"
-    assert sorted(set(table.column("step")[mask].tolist())) == [8, 9], "as the trajectories do"
+    assert finding.steps == (9, 10)
+    assert sorted(set(table.column("step")[mask].tolist())) == [9, 10]
 
 
 def test_identical_siblings_are_listed_by_group(build):
@@ -285,6 +289,13 @@ def test_right_and_wrong_groups_are_told_apart(build):
     finding = detectors_reward.equal_groups(table, series)
     assert finding is not None and finding.severity is Severity.WATCH, "a solved task is no alarm"
     assert "right == true" in (finding.filter or "") and finding.count == 4 * EPISODES
+
+
+def test_a_reward_that_rose_and_fell_is_compared_with_its_best(build):
+    scene = Scene(lambda place: {"reward": float(place.share(0.9 if 0.3 < place.p < 0.6 else 0.2))})
+    finding = detectors_reward.reward_fell(*build(scene))
+    assert finding is not None and finding.severity is not Severity.OK
+    assert finding.steps == (7, 10) and "reward <" in (finding.filter or "")
 
 
 def test_shrinking_is_drift_too(build):

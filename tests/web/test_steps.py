@@ -6,7 +6,7 @@ import pytest
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import METRICS
 from turnwise.web.series import Series
-from turnwise.web.steps import MOST_POINTS, Buckets, Curve, Rows, Windows, jsonable, lead
+from turnwise.web.steps import MOST_POINTS, Buckets, Curve, Rows, Windows, jsonable
 from turnwise.web.table import Table
 
 
@@ -43,16 +43,6 @@ def test_a_step_written_twice_counts_as_it_was_written_last(run_dir):
     curve = Curve.of(series, "loss")
     assert curve.steps.tolist() == [1, 2, 3] and curve.values[:2].tolist() == [0.1, 0.25]
     assert curve.finite().steps.tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_lead_of_metrics_is_found_by_where_steps_meet(run_dir, make, ahead):
-    for step in range(4, 8):
-        record(run_dir, f"trajectories/step_{step:06d}.parquet", [make(step=step)])
-    table = Table(run_dir)
-    table.refresh(None)
-    steps = np.arange(4, 8) + ahead
-    assert lead(Curve(steps, np.ones(4)), Rows.of(table, "train")) == ahead
 
 
 def test_windows_never_grow_beyond_what_shows_when_something_began():

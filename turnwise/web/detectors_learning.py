@@ -4,7 +4,7 @@ import numpy as np
 
 from turnwise.web.findings import Finding, Severity, expression, graded, matches, plain, span
 from turnwise.web.series import Series
-from turnwise.web.steps import Curve, Floats, Rows, lead
+from turnwise.web.steps import Curve, Floats, Rows
 from turnwise.web.table import Table
 
 ENTROPY, GAP, GRADIENTS = "actor/entropy", "rollout_corr/abs_diff_mean", ("actor/grad_norm", "critic/grad_norm")
@@ -43,8 +43,7 @@ def _curve(series: Series, name: str, rows: Rows, column: str | None = None) -> 
 
 def _of_steps(curve: Curve, rows: Rows, steps: tuple[int, int], condition: str = "") -> tuple[str, int]:
     """A filter for the trajectories of a metric's steps, and how many those are."""
-    ahead = lead(curve, rows)
-    listed = expression(condition, steps=(steps[0] - ahead, steps[1] - ahead))
+    listed = expression(condition, steps=steps)
     return listed, matches(rows, listed)
 
 
@@ -157,8 +156,7 @@ def gradient_spikes(table: Table, series: Series) -> Finding | None:
     )
     if len(named) < len(where):
         text += f" Listed are the newest {len(named)} steps."
-    ahead = lead(curve, rows)
-    listed = expression(f"step in ({', '.join(str(step - ahead) for step in named)},)")
+    listed = expression(f"step in ({', '.join(map(str, named))},)")
     advice = "Read those batches (odd lengths, huge advantages), clip the gradient, or lower the learning rate."
     steps = (where[0], where[-1])
     count = matches(rows, listed)
@@ -192,8 +190,7 @@ def not_finite(table: Table, series: Series) -> Finding | None:
     steps = int(where[0]), int(where[-1])
     named = where[-MOST_STEPS_NAMED:].tolist()
     text = f"{name} is no number at {len(where)} of {len(curve)} steps, first at step {steps[0]}, last at {steps[1]}."
-    ahead = lead(curve, rows)
-    listed = expression(f"step in ({', '.join(str(step - ahead) for step in named)},)")
+    listed = expression(f"step in ({', '.join(map(str, named))},)")
     severity = Severity.ALARM if steps[1] >= curve.late_steps()[0] else Severity.WATCH
     advice = "Go back to the checkpoint before it; look at those batches, the precision, and the learning rate."
     hurt = tuple(one[0] for one in bad)

@@ -23,6 +23,8 @@ from turnwise.web.table import Table
 
 ROSE = 0.3
 """Deviations of the reward. Smaller gains are hard to tell from easier samples."""
+FELL_WATCH, FELL_ALARM = 0.5, 1.0
+"""Deviations of the reward below its best stretch. A solved task that wavers stays below a third."""
 FLAT = 0.02
 """Accuracy: a gain of at most two points is none."""
 ROOM = 0.95
@@ -52,6 +54,32 @@ FEWEST_FLIPPED = 30
 _LONGEST_LIST = 1500
 _MOST_LISTED = 40
 """Characters, and groups: what a filter can hold."""
+
+
+def reward_fell(table: Table, series: Series) -> Finding | None:
+    """The reward was better before: what was learned is being lost."""
+    rows = Rows.of(table, "train")
+    window, reward = windows(rows), rows.number("reward")
+    before = len(rows.steps) - 2 * window.length + 1  # where a stretch can begin that ends before the last one
+    if before < 1:
+        return None
+    each = np.nan_to_num(rows.means(reward))
+    stretches = np.convolve(each, np.ones(window.length), "valid")[:before]
+    best = int(stretches.argmax())
+    gain = Gain.between(reward, (rows.at >= best) & (rows.at < best + window.length), window.late(rows))
+    if gain is None:
+        return None
+    then = int(rows.steps[best]), int(rows.steps[best + window.length - 1])
+    steps = window.late_steps(rows.steps)
+    text = f"The reward was {plain(gain.early)} at its best ({span(then)}) and {plain(gain.late)} in {span(steps)}."
+    title, metrics = "Reward against its best", ("critic/score/mean", "val/accuracy")
+    severity = graded(-gain.deviations, FELL_WATCH, FELL_ALARM) if gain.certain else Severity.OK
+    if severity is Severity.OK:
+        return Finding("reward_fell", Severity.OK, title, text, metrics=metrics)
+    listed = expression(f"reward < {plain(gain.early)}", steps=steps)
+    advice = "Go back to a checkpoint of the best steps, and lower the learning rate or the age of episodes (max_lag)."
+    count = matches(rows, listed)
+    return Finding("reward_fell", severity, title, text, advice, steps, listed, "train", metrics, count)
 
 
 @dataclass(frozen=True, slots=True)

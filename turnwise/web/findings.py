@@ -31,7 +31,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One detector's report. `steps` count as the trajectories do, or as the metrics do where only those were read.
+    """One detector's report.
 
     `filter` lists exactly the trajectories behind it, `count` says how many, `split` which of the lists to show.
     """

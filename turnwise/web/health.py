@@ -23,7 +23,13 @@ from turnwise.web.detectors_learning import (
     not_finite,
     sampler_gap,
 )
-from turnwise.web.detectors_reward import equal_groups, feedback_hurts, identical_siblings, reward_without_accuracy
+from turnwise.web.detectors_reward import (
+    equal_groups,
+    feedback_hurts,
+    identical_siblings,
+    reward_fell,
+    reward_without_accuracy,
+)
 from turnwise.web.findings import Detector, Finding, Severity
 from turnwise.web.series import Series
 from turnwise.web.steps import Rows
@@ -34,6 +40,7 @@ SHORTEST_RUN = 8
 FACTS: tuple[Detector, ...] = (infrastructure, not_finite, feedback_hurts)
 """What needs no trend. In a run too short for the others these are still told, as something to watch."""
 DETECTORS: tuple[Detector, ...] = (
+    reward_fell,
     reward_without_accuracy,
     entropy_collapse,
     entropy_explosion,

@@ -184,13 +184,3 @@ class Curve:
     def late_steps(self) -> tuple[int, int]:
         """The first and last of the last stretch."""
         return Windows.over(len(self)).late_steps(self.steps)
-
-
-def lead(curve: Curve, rows: Rows) -> int:
-    """By how much a metric's step is ahead of the step its trajectories carry.
-
-    Training counts steps from 0 and writes the metrics of a step when it is done, as the next number; other writers
-    may use one number for both. Whichever lets more steps meet is right.
-    """
-    meets = [int(np.isin(curve.steps - ahead, rows.steps).sum()) for ahead in (0, 1)]
-    return int(meets[1] > meets[0])
