@@ -56,8 +56,9 @@ def absent(what):
     pytest.skip(message)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """One per file: while Playwright runs, its event loop does, and no other test of the session could use asyncio."""
     try:
         from playwright.sync_api import expect, sync_playwright
     except ModuleNotFoundError:
