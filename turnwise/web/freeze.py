@@ -8,7 +8,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from turnwise.errors import ConfigError, StorageError
+from turnwise.storage.json_text import spell
 from turnwise.storage.run_dir import RunDir
 from turnwise.web import shell
 from turnwise.web.conversation import conversation
@@ -384,13 +384,4 @@ def _in_script(code: str) -> str:
 
 def safe_json(value: Any) -> str:
     """JSON that may stand in a script element: without `<`, so that nothing a model wrote ends it, and without nan."""
-    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+    return spell(value).decode().replace("<", "\\u003c")

@@ -1,6 +1,5 @@
 """The curves of one run: metrics.jsonl read as it grows, by column, and thinned to what a chart can show."""
 
-import json
 import math
 import os
 import threading
@@ -10,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from turnwise.files import cannot
+from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import METRICS, RunDir
 
 AXES = ("step", "seconds", "tokens")
@@ -91,7 +91,7 @@ class Series:
         number = self._count
         self._count += 1
         try:
-            record = json.loads(line)
+            record = parse(line)
             step = record["step"]
             if type(step) is not int or not -(2**62) < step < 2**62:
                 raise ValueError("its step is not an integer")

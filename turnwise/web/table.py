@@ -16,7 +16,7 @@ from turnwise.web.filters import BadFilter, compile
 
 __all__ = ["SPLITS", "NotThere", "ShardInfo", "Table", "listing"]
 
-TIME_SLICE = 0.3
+TIME_SLICE = 0.15
 """Seconds one refresh may take for reading; what is left is read by the next."""
 _SEARCHED = ("question", "answer", "sample_id")
 _LONGEST_SEARCH = 500
