@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from turnwise.plan_text import plan_text
 from turnwise.rollout.group import run_group
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import Image, Origin, StopReason
+from turnwise.web.runs import Runs
 
 QUIET = Console(quiet=True)
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>'
@@ -67,6 +69,9 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
         json.dumps(report.as_json())
     )
     assert {"config.yaml", "plan.txt"} <= {path.name for path in report.run.iterdir()}
+    shown = Runs([report.run]).open(report.run.name).details(time.time())
+    assert shown["problems"] == [] and shown["state"] == "finished" and shown["trajectories"] == 12
+    assert shown["accuracy"] == report.sources[0].accuracy
 
 
 def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path) -> None:

@@ -69,13 +69,10 @@ class EvalReport:
             "sources": {source.data_source: asdict(source) for source in self.sources},
         }
 
-    def as_metrics(self) -> dict[str, float]:
+    def as_metrics(self) -> dict[str, int | float]:
         """A line of metrics.jsonl, in the names of an evaluation during training."""
-        line = {
-            "step": 0.0,
-            "seconds": round(self.seconds, 3),
-            "tokens": float(sum(s.policy_tokens for s in self.sources)),
-        }
+        tokens = sum(source.policy_tokens for source in self.sources)
+        line: dict[str, int | float] = {"step": 0, "seconds": round(self.seconds, 3), "tokens": tokens}
         right = [trajectory.right for trajectory in self.trajectories if trajectory.right is not None]
         if right:
             line["val/accuracy"] = sum(right) / len(right)

@@ -73,6 +73,7 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
             groups = Groups(engines, prepared, draws)
             async with groups.collector:
                 while config.train and run.goes_on():
+                    run.step_begins()
                     collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
                     if collected is None:
                         continue

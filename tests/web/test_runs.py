@@ -142,6 +142,10 @@ def test_running_becomes_stalled_after_two_minutes_or_ten_steps(tmp_path):
         a_status(quick, now, updated=now - quiet)
         assert status_of(quick, now).state is state, quiet
     assert "no word for 121 s" in status_of(quick, now).reason
+    fresh = a_run(tmp_path, "fresh")  # no step yet: it loads a model, or plays an evaluation
+    for quiet, state in ((1700, Shown.RUNNING), (1900, Shown.STALLED)):
+        a_status(fresh, now, updated=now - quiet)
+        assert status_of(fresh, now).state is state, quiet
 
 
 def test_metrics_written_just_now_are_a_word_too(tmp_path):
@@ -260,7 +264,7 @@ def test_the_version_changes_when_a_file_or_the_state_does(tmp_path):
     seen.append(opened.version(now))
     run.write_text("trajectories/step_000001.parquet", "")
     seen.append(opened.version(now))
-    seen.append(opened.version(now + 200))  # stalled
+    seen.append(opened.version(now + 2000))  # stalled
     assert len(set(seen)) == 4
 
 

@@ -114,13 +114,14 @@ def test_files_without_a_line_are_read_themselves_newest_first_in_slices(run_dir
     assert [info.step for info in table.shards()] == [0, 1, 2, 3, 4] and listing(table)["pending"] == 0
 
 
-def test_a_file_whose_line_is_on_its_way_is_not_read_twice(run_dir, make):
+def test_a_file_whose_line_is_on_its_way_is_not_read_twice(run_dir, make, monkeypatch):
+    monkeypatch.setattr("turnwise.web.feed.SETTLING", 3600)
     record(run_dir, train(1), [make()])
     write_trajectories(run_dir.file(train(2)), [make()])
     table = Table(run_dir)
     table.refresh(None)
     assert [info.step for info in table.shards()] == [1] and table.pending == 1
-    past = time.time() - 60
+    past = time.time() - 7200
     os.utime(run_dir.path / train(2), (past, past))
     os.utime(run_dir.path / "trajectories", (past, past))
     table.refresh(None)

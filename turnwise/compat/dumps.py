@@ -23,7 +23,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.files import cannot
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
-from turnwise.storage.status import State, Status, write_status
+from turnwise.storage.status import Telling
 from turnwise.types import Trajectory
 
 COMMAND = "import-jsonl"
@@ -107,14 +107,9 @@ def import_dumps(
     sizes = [source.path.stat().st_size for source in sources]
     survey = _survey(sources, form, skip_bad, lambda done: progress(done, 2 * sum(sizes)))
     run = RunDir.create(out.parent, out.name, COMMAND)
-    status = Status.beginning(COMMAND, steps=max((step for _, step in survey.places), default=None))
     run.write_text(CONFIG, _config(survey, form))
-    write_status(run, status)
-    try:
-        return _write(run, survey, form, images, status, lambda done: progress(sum(sizes) + done, 2 * sum(sizes)))
-    except BaseException as error:  # also an interrupt: whatever ends the import is said in the run
-        write_status(run, status.ended(State.FAILED, f"the import did not end: {error or type(error).__name__}"))
-        raise
+    with Telling(run, COMMAND, steps=max((step for _, step in survey.places), default=None)) as telling:
+        return _write(run, survey, form, images, telling, lambda done: progress(sum(sizes) + done, 2 * sum(sizes)))
 
 
 def find_sources(paths: Sequence[Path], evaluations: Sequence[Path]) -> list[Source]:
@@ -204,7 +199,7 @@ def _write(
     survey: Survey,
     form: DumpFormat,
     images: Path | None,
-    status: Status,
+    telling: Telling,
     progress: Callable[[int], None],
 ) -> Imported:
     translator = Translator(images)
@@ -224,8 +219,7 @@ def _write(
             tokens += sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
         if metrics:
             run.append_jsonl(METRICS, {"step": step} | ({"tokens": tokens} if known and tokens else {}) | metrics)
-        status = status.at(max(step, status.step))
-        write_status(run, status)
+        telling.at(step)
         written += sizes
         progress(written)
     if translator.vocabulary.ids:
@@ -244,7 +238,7 @@ def _write(
         notes=dict(translator.notes),
     )
     run.write_text(PLAN, summary(result))
-    write_status(run, status.ended(State.FINISHED, f"imported {survey.lines} lines"))
+    telling.reason = f"imported {survey.lines} lines"
     return result
 
 

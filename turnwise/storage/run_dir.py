@@ -85,8 +85,11 @@ class RunDir:
 
     def log(self, text: str) -> None:
         """Add a line with the time to log.txt."""
-        with self.log_path.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
+        try:
+            with self.log_path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{datetime.datetime.now().isoformat(timespec='seconds')} {text}\n")
+        except OSError as error:
+            raise cannot("write to", self.log_path, error) from error
 
     def file(self, name: str) -> Path:
         """The path of a file, its folder made; never outside the run."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import math
 import signal
 import time
 from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +17,9 @@ from turnwise.choices import Decay, Resume
 from turnwise.compose import differences, flat, to_yaml
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
+from turnwise.storage.index import abandon_after
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import State, Telling, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
@@ -28,9 +30,9 @@ from turnwise.web.beside import start_board
 
 T = TypeVar("T")
 MAY_CHANGE = (
-    "run", "runs_dir", "resume", "train", "board", "tracking.", "engine.", "eval.", "sft.", "training.steps",
-    "training.eval_every", "training.save_every", "training.keep", "training.target", "training.max_minutes",
-    "training.max_tokens",
+    "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
+    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
+    "training.max_minutes", "training.max_tokens",
 )  # fmt: skip
 """Keys that a resumed run may set anew; all others would make it another run."""
 
@@ -86,7 +88,8 @@ class TrainRun:
             try:
                 yield
             except BaseException as error:
-                self.trackers.finish(*how_it_ended(error))
+                with suppress(StorageError):  # the error itself is the news, also when the disk is full
+                    self.trackers.finish(*how_it_ended(error))
                 raise
             self.trackers.finish(self.telling.end, self.reason)
 
@@ -94,6 +97,10 @@ class TrainRun:
         """Say something to the person and to the log."""
         self.dir.log(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def step_begins(self) -> None:
+        """From here on time is the next step's; evaluations and checkpoints between two steps belong to neither."""
+        self._step_began = time.perf_counter()
 
     def finish_step(self, rounds: int, trajectories: list[Trajectory]) -> None:
         """Count a step whose groups took this many rounds."""
@@ -113,7 +120,7 @@ class TrainRun:
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
         now = time.perf_counter()
-        step, self._step_began = now - self._step_began, now
+        step = now - self._step_began
         tokens = sum(len(ledger) for t in trajectories for ledger in t.segments)
         return {
             "timing_s/step": step,
@@ -129,7 +136,7 @@ class TrainRun:
         metrics = {name: float(value) for name, value in metrics.items()}
         point = Point(self.progress.step, round(self.seconds(), 3), self.progress.tokens, metrics)
         head = {"step": point.step, "seconds": point.seconds, "tokens": point.tokens}
-        self.dir.append_jsonl(METRICS, head | metrics)
+        self.dir.append_jsonl(METRICS, head | {k: v if math.isfinite(v) else None for k, v in metrics.items()})
         self.trackers.log(point)
         self.telling.at(self.progress.step)
 
@@ -143,9 +150,9 @@ class TrainRun:
         elif training.target is not None and (self.progress.best or 0.0) >= training.target:
             self.reason = f"the target of {training.target:.0%} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
-            self.reason = f"training.max_minutes={training.max_minutes:g} are used"
+            self.reason, self.telling.end = f"training.max_minutes={training.max_minutes:g} are used", State.STOPPED
         elif training.max_tokens is not None and self.progress.tokens >= training.max_tokens:
-            self.reason = f"training.max_tokens={training.max_tokens} are used"
+            self.reason, self.telling.end = f"training.max_tokens={training.max_tokens} are used", State.STOPPED
         self.telling.reason = self.reason
         return not self.reason
 
@@ -209,12 +216,13 @@ class TrainRun:
             self.note(f"damaged checkpoint passed over: {problem}")
         if found.folder is None:
             self.note("no checkpoint to resume from: starting at step 0")
-            self._forget_metrics_after(-1)
+            self._forget_after(-1)
             return
         content = engines.load(found.folder)
         self.progress = Progress(**content["run"])
         self.loader.restore(LoaderState(**content["loader"]))
-        self._forget_metrics_after(self.progress.step)
+        self._forget_after(self.progress.step)
+        self.telling.at(self.progress.step)
         self.note(f"resumed from {found.folder.name}: {self.progress.step} steps done")
 
     def _loader_at(self, position: int) -> LoaderState:
@@ -225,15 +233,17 @@ class TrainRun:
 
     def _refuse_another_config(self) -> None:
         found = differences(self.dir.path / "config.yaml", self.config)
-        changed = {key: pair for key, pair in found.items() if not key.startswith(MAY_CHANGE)}
+        sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
+        changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
         if "training.steps" in found and self.config.learner.decay is not Decay.constant:
             changed["training.steps"] = found["training.steps"]
         if changed:
             told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
             raise ConfigError(f"run {self.dir.name!r} cannot be resumed with another config: {told}")
 
-    def _forget_metrics_after(self, step: int) -> None:
+    def _forget_after(self, step: int) -> None:
         """What is done again must not be there twice."""
+        abandon_after(self.dir, step)
         if not (self.dir.path / METRICS).is_file():
             return
         lines = [line for line in self.dir.read_jsonl(METRICS) if line["step"] <= step]

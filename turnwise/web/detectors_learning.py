@@ -118,13 +118,14 @@ def _kl(series: Series, name: str, rows: Rows) -> Finding | None:
     if not len(curve):
         return None
     curve = Curve(curve.steps, np.abs(curve.values))
-    before = float(np.median(curve.values[: max(len(curve) // 2, 1)]))
-    late = curve.ends()[1]
+    early, late = curve.ends()
     steps = curve.late_steps()
     update = name == "actor/ppo_kl"
+    before = float(np.median(curve.values[: max(len(curve) // 2, 1)])) if update else early
     levels = (UPDATE_KL_WATCH, UPDATE_KL_ALARM) if update else (REFERENCE_KL_WATCH, REFERENCE_KL_ALARM)
     title = "KL to the policy before the update" if update else "KL to the reference"
-    text = f"The median of {name} was {plain(before)} in the first half of the run and {plain(late)} in {span(steps)}."
+    when = "in the first half of the run" if update else "at first"
+    text = f"The median of {name} was {plain(before)} {when} and {plain(late)} in {span(steps)}."
     severity = graded(late, *levels) if late >= KL_GREW * before else Severity.OK
     if severity is Severity.OK:
         return Finding("kl_blow_up", severity, title, text, metrics=(name,))

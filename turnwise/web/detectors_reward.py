@@ -63,7 +63,10 @@ def reward_fell(table: Table, series: Series) -> Finding | None:
     before = len(rows.steps) - 2 * window.length + 1  # where a stretch can begin that ends before the last one
     if before < 1:
         return None
-    each = np.nan_to_num(rows.means(reward))
+    each = rows.means(reward)
+    if not np.isfinite(each).any():
+        return None
+    each = np.where(np.isfinite(each), each, np.nanmin(each))  # a step that nothing scored is never the best
     stretches = np.convolve(each, np.ones(window.length), "valid")[:before]
     best = int(stretches.argmax())
     gain = Gain.between(reward, (rows.at >= best) & (rows.at < best + window.length), window.late(rows))

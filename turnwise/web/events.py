@@ -60,7 +60,7 @@ async def stream(
 
     A page that comes back after a break is told of every run, since nobody knows what it missed.
     """
-    yield f"retry: {_RETRY_MS}\n\n"
+    yield f"retry: {_RETRY_MS}\nid: 0\n\n"
     known = await run_in_threadpool(look, runs, names)
     pending = list(known.values()) if reconnected else []
     told = time.monotonic()

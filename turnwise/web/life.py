@@ -13,6 +13,8 @@ from turnwise.storage.status import STATUS, State, Status, read_status
 
 QUIET_SECONDS = 120.0
 QUIET_STEPS = 10
+QUIET_AT_FIRST = 1800.0
+"""Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
 GONE = "its process is gone without a word"
 _CLOCK_SLACK = 10.0
 
@@ -56,10 +58,15 @@ def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
     if status.state is State.RUNNING:
         if status.host == socket.gethostname() and not _alive(status):
             state, reason = Shown.FAILED, GONE
-        elif now - updated > QUIET_SECONDS and now - updated > (limit := QUIET_STEPS * step_seconds()):
+        elif now - updated > QUIET_SECONDS and now - updated > (limit := _long(step_seconds())):
             state = Shown.STALLED
-            reason = f"no word for {now - updated:.0f} s, where {max(limit, QUIET_SECONDS):.0f} s would be long"
+            reason = f"no word for {now - updated:.0f} s, where {limit:.0f} s would be long"
     return Life(state, reason, status.command, status.step, status.steps, status.started, updated)
+
+
+def _long(step_seconds: float) -> float:
+    """Seconds of silence after which something is wrong."""
+    return max(QUIET_SECONDS, QUIET_STEPS * step_seconds) if step_seconds else QUIET_AT_FIRST
 
 
 def _unknown(run: RunDir, reason: str) -> Life:

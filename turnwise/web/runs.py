@@ -174,7 +174,7 @@ class Run:
             "command": life.command,
             "step": max(life.step, found.step),
             "steps": life.steps,
-            "seconds": found.seconds if found.seconds is not None else max(life.updated - life.started, 0.0),
+            "seconds": found.seconds if found.seconds is not None else _wall_time(life),
             "started": life.started,
             "updated": life.updated,
             "task": values.get("task"),
@@ -327,3 +327,8 @@ def _sources(metrics: Sequence[str]) -> list[str]:
     """The data sources that metrics name."""
     heads = ("train/accuracy/", "val/accuracy/")
     return sorted({name.removeprefix(head) for name in metrics for head in heads if name.startswith(head)})
+
+
+def _wall_time(life: Life) -> float:
+    """How long a run has taken so far; an import's own time says nothing about the run it shows."""
+    return 0.0 if life.command == "import-jsonl" else max(life.updated - life.started, 0.0)

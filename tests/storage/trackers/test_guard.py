@@ -180,7 +180,7 @@ def test_a_finish_that_raises_is_told(run: RunDir) -> None:
 @pytest.mark.parametrize(("where", "lost"), [("start", 12), ("log", 12), ("finish", 0)])
 def test_one_that_hangs_is_left_behind(run: RunDir, gate: threading.Event, where: str, lost: int) -> None:
     hanging, kept, said = Hanging(where, gate), Kept(), list[str]()
-    trackers = Trackers([hanging, kept], said.append, last_seconds=0.3)
+    trackers = Trackers([kept, hanging], said.append, last_seconds=1.0)  # the deadline is for both
     trackers.start(run, {}, resumed_at=0)
     for step in range(12):
         trackers.log(point(step))
@@ -192,13 +192,14 @@ def test_one_that_hangs_is_left_behind(run: RunDir, gate: threading.Event, where
 
 
 def test_one_left_behind_does_not_write_later(run: RunDir, gate: threading.Event) -> None:
-    hanging = Hanging("log", gate)
+    hanging, before = Hanging("log", gate), set(threading.enumerate())
     trackers = Trackers([hanging], lambda text: None, last_seconds=0.1)
     trackers.start(run, {}, resumed_at=0)
+    worker = next(thread for thread in threading.enumerate() if thread not in before)
     for step in range(12):
         trackers.log(point(step))
+    assert hanging.inside.wait(LONG)
     trackers.finish(State.FINISHED, "")
-    worker = next(thread for thread in threading.enumerate() if thread.name == "tracker-hanging")
     gate.set()
     worker.join(LONG)
     assert [each.step for each in hanging.points] == [0]  # the one it was busy with

@@ -91,7 +91,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     }  # fmt: skip
     command = [sys.executable, "-c", SCRIPT, str(run)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command, env=environment, capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
     socket.create_connection(listener.getsockname()).close()  # the counter works: this one is seen

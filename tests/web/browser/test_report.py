@@ -25,7 +25,7 @@ def report_file(growing, tmp_path_factory):
 
 def test_a_report_opens_from_a_file_offline(browser, report_file, watch):
     context = browser.new_context(viewport={"width": 390, "height": 900}, offline=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     watch.listen(page)
     start = report_file.as_uri()

@@ -35,7 +35,8 @@ class Guarded:
         self.notes: deque[str] = deque()
         self._tracker, self._start, self._waiting = tracker, start, waiting
         self._jobs: queue.SimpleQueue[Point | _End] = queue.SimpleQueue()
-        self._given = self._dropped = 0  # written by the run's thread
+        self._given = self._dropped = 0  # written by the run's thread, as is:
+        self._behind = ""
         self._arrived = self._failed = self._in_a_row = 0  # written by the worker
         self._problem = ""  # the worker's last one
         self._off = self._over = self._abandoned = False
@@ -54,8 +55,8 @@ class Guarded:
             self._dropped += 1
         elif self._jobs.qsize() >= self._waiting:
             self._dropped += 1
-            if not self._problem:
-                self._problem = f"it was {self._waiting} points behind"
+            if not self._behind:
+                self._behind = f"it was {self._waiting} points behind"
                 self.notes.append(f"tracking: {self.name} does not keep up: points are dropped and counted as lost")
         else:
             self._jobs.put(point)
@@ -72,7 +73,8 @@ class Guarded:
             self._abandoned = True
             self.notes.append(f"tracking: {self.name} did not finish in time and is left behind")
         if self.lost:
-            why = f" ({self._problem})" if self._problem else ""
+            reasons = "; ".join(reason for reason in (self._behind, self._problem) if reason)
+            why = f" ({reasons})" if reasons else ""
             self.notes.append(
                 f"tracking: {self.name} lost {self.lost} of {self._given} points{why}; metrics.jsonl has them all"
             )

@@ -43,17 +43,42 @@ export async function get(path, params, signal) {
   return body;
 }
 
-// Calls onChange({run, version, step, state}) whenever one of these runs' files changed, or any run's if none is named; returns stop().
+// Calls onChange() whenever one of these runs' files changed, or any run's if none is named; returns stop(). A page that nobody
+// sees is not told: a browser has six connections to a server, and a seventh tab would wait for ever.
 export function live(runs, onChange) {
   if (frozen) return () => {};
-  announce("connecting");
-  const source = new EventSource(url("/api/events", { runs: runs.join(",") }));
-  source.onopen = () => announce("live");
-  source.onerror = () => announce("lost"); // the browser tries again by itself
-  source.addEventListener("change", (event) => onChange(JSON.parse(event.data)));
-  return () => {
-    source.close();
+  let source = null;
+  const open = () => {
+    if (source !== null || document.hidden) return;
+    announce("connecting");
+    source = new EventSource(url("/api/events", { runs: runs.join(",") }));
+    let lost = false;
+    source.onopen = () => {
+      announce("live");
+      if (lost) onChange(); // the server was away: what happened meanwhile
+      lost = false;
+    };
+    source.onerror = () => {
+      lost = true;
+      announce("lost"); // the browser tries again by itself
+    };
+    source.addEventListener("change", () => onChange());
+  };
+  const close = () => {
+    source?.close();
+    source = null;
     announce("off");
+  };
+  const turn = () => {
+    if (document.hidden) return close();
+    open();
+    onChange(); // what happened meanwhile
+  };
+  document.addEventListener("visibilitychange", turn);
+  open();
+  return () => {
+    document.removeEventListener("visibilitychange", turn);
+    close();
   };
 }
 

@@ -74,6 +74,7 @@ class Figure {
     this.tableShown = false;
     this.zoomed = new Set();
     this.seen = new Set();
+    this.clicked = new Set();
     this.build();
     node.append(this.element);
     figures.add(this);
@@ -156,6 +157,7 @@ class Figure {
       if (dragging && range.every((edge) => typeof edge === "number")) this.zoom(range);
       dragging = false;
     });
+    this.plot.on("plotly_click", (event) => { for (const callback of this.clicked) callback(event.points[0].x); });
     this.plot.on("plotly_doubleclick", () => this.zoom(null));
   }
 
@@ -203,7 +205,9 @@ class Figure {
     const say = this.options.percent ? (x) => percent(x) : (x) => number(x, 3);
     const lines = this.options.kind === "lines";
     fill(this.last, lines && shown.length === 1 ? say(lastValue(shown[0])) : null);
-    fill(this.legend, shown.length > 1 ? shown.map((trace, index) => this.legendKey(trace, index, lines ? say(lastValue(trace)) : null)) : null);
+    const focused = [...this.legend.children].indexOf(document.activeElement);
+    fill(this.legend, shown.length > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? say(lastValue(trace)) : null)) : null);
+    if (focused >= 0) this.legend.children[focused]?.focus();
     const words = shown.slice(0, 8).map((trace) => `${trace.name} last ${say(lastValue(trace))}`).join(", ");
     this.plot.setAttribute("aria-label", `${this.options.title}: ${words || "no values yet"}`);
     this.element.classList.toggle("panel-empty", shown.every((trace) => trace.y.length === 0));
@@ -247,6 +251,10 @@ class Figure {
 
   onZoom(callback) {
     this.zoomed.add(callback);
+  }
+
+  onPoint(callback) {
+    this.clicked.add(callback);
   }
 
   onVisible(callback) {

@@ -102,7 +102,9 @@ function show(route) {
     shown.cleanup = cleanup ?? null;
     scrollTo(0, back);
   }, (error) => {
-    if (serial === shown.serial) failed(node, error, () => show(route));
+    if (serial !== shown.serial) return;
+    failed(node, error, () => show(route));
+    context.live(() => { if (serial === shown.serial) show(route); }); // the server is back, or the run has what was missing
   }).finally(() => { if (serial === shown.serial) main.removeAttribute("aria-busy"); });
 }
 

@@ -17,9 +17,11 @@ export function sheet(node, options) {
 }
 
 class Sheet {
-  constructor(node, { params, seconds = 0, load, lines, extra = [] }) {
+  constructor(node, { params, seconds = 0, load, lines, extra = [], episodes = null }) {
     this.load = load;
     this.lines = lines;
+    this.episodes = episodes; // (first step, last step) -> a link to their trajectories
+    this.behind = h("a", { class: "small", hidden: true });
     this.view = { x: AXES.includes(params.x) ? params.x : "step", smooth: clamp(Number(params.smooth ?? 0)) };
     this.titles = { step: "step", time: seconds > 3 * 3600 ? "hours" : "minutes", tokens: "tokens" };
     this.scales = { step: 1, time: seconds > 3 * 3600 ? 3600 : 60, tokens: 1 }; // of one unit of the axis; links keep seconds
@@ -33,7 +35,7 @@ class Sheet {
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.body = h("div");
     this.zoomButton = h("button", { type: "button", hidden: true, onClick: () => this.link.set(null) });
-    this.hint = h("span", { class: "muted small hint" }, "drag to zoom all panels, double-click to reset");
+    this.hint = h("span", { class: "muted small hint" }, "drag to zoom all panels, double-click to reset, click a point for its trajectories");
     this.link = linkZoom([], { range: this.rangeOf(params), onRange: (range) => this.zoomed(range) });
     node.append(this.controls(extra), this.problem, this.body);
     this.sayZoom(this.link.range());
@@ -51,7 +53,7 @@ class Sheet {
     return h("div", { class: "controls", role: "group", "aria-label": "How the curves are drawn" },
       h("label", { class: "field" }, "Smoothing", slider, value),
       h("span", { class: "field", role: "group", "aria-label": "Horizontal axis" }, h("span", { class: "muted" }, "Over "), h("span", { class: "segments" }, this.axisButtons)),
-      extra, this.zoomButton, this.hint);
+      extra, this.zoomButton, this.behind, this.hint);
   }
 
   setAxis(x) {
@@ -86,7 +88,16 @@ class Sheet {
   sayZoom(range) {
     this.zoomButton.hidden = !range;
     this.hint.hidden = Boolean(range);
+    this.sayBehind(range ? Math.ceil(range[0]) : 1, range ? Math.floor(range[1]) : 0);
     if (range) fill(this.zoomButton, `${this.titles[this.view.x]} ${number(range[0])} to ${number(range[1])}`, h("span", { "aria-hidden": "true" }, "✕"), h("span", { class: "sr" }, "reset zoom"));
+  }
+
+  // From a stretch, or from a point that was clicked, to what happened there.
+  sayBehind(first, last) {
+    this.behind.hidden = !this.episodes || this.view.x !== "step" || last < first;
+    if (this.behind.hidden) return;
+    this.behind.setAttribute("href", this.episodes(first, last));
+    fill(this.behind, first === last ? `trajectories of step ${first}` : `trajectories of steps ${first} to ${last}`);
   }
 
   // Shows these sections; panels that were there stay as they are, with their zoom, scale and place.
@@ -132,6 +143,7 @@ class Sheet {
     const item = { panel, figure, fresh: false };
     this.panels.set(panel.id, item);
     this.link.add(figure);
+    figure.onPoint((x) => this.sayBehind(x, x));
     figure.onVisible(() => { if (!item.fresh) this.soon(); });
     return item;
   }
@@ -168,6 +180,7 @@ class Sheet {
       this.problem.hidden = true;
       for (const item of wanted) this.draw(item);
     } catch (error) {
+      for (const item of wanted) item.fresh = false; // asked for again with the next news, or when it comes into view
       this.problem.hidden = false;
       fill(this.problem, error.message);
     } finally {

@@ -4,7 +4,7 @@ import { frozen, get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
 import { panelSections } from "board/panels.js";
-import { setParams } from "board/router.js";
+import { link, setParams } from "board/router.js";
 import { sheet } from "board/sheet.js";
 
 const BANDS = [["std", "± std"], ["range", "p10 to p90"], ["none", "none"]];
@@ -28,12 +28,14 @@ export async function render(node, { run, params, live, info }) {
     setParams({ spread: next === "std" ? null : next });
     board.redraw();
   });
+  const episodes = (first, last) => link(`/run/${run}/trajectories`, { split: "train", filter: first === last ? `step == ${first}` : `step >= ${first} and step <= ${last}` });
   const empty = h("p", { class: "empty" }, "This run has written no metrics yet; they appear here as it does.");
   fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
-  const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice] });
+  const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice], episodes });
   const show = (body) => {
     const sections = panelSections(body.metrics, Object.keys(loaded.spread));
     empty.hidden = sections.length > 0;
+    loaded.pending = Boolean(body.pending); // the spread is then of the newest steps only, and the metric tells more
     about.metrics = body.metrics;
     board.show(sections);
   };
@@ -65,7 +67,7 @@ function panelLines(panel, loaded, band) {
   return panel.lines.flatMap((line) => {
     const spread = line.spread ? loaded.spread[line.spread] : null;
     const series = line.metric ? loaded.series[line.metric] : null;
-    if (spread && (!series || band !== "none")) return [withSpread(line, spread, loaded, band)];
+    if (spread && (!series || (band !== "none" && !loaded.pending))) return [withSpread(line, spread, loaded, band)];
     if (!series) return [];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;

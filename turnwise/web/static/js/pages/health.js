@@ -4,7 +4,8 @@ import { clear, h, svg } from "board/dom.js";
 import { count, number } from "board/format.js";
 import { link } from "board/router.js";
 
-const WORDS = { alarm: "alarm", watch: "watch", ok: "fine" };
+const WORDS = { alarm: "alarm", watch: "watch", ok: "fine", note: "note" };
+const NOTES = new Set(["reading", "too_early"]); // what is said about the checks, not found by one
 const POINTS = 120;
 const MOST_LINES = 4;
 
@@ -43,6 +44,8 @@ export async function render(node, { run, live }) {
 
 function draw(body, findings, series, run) {
   const opened = new Set([...body.querySelectorAll("details[open]")].map((one) => one.dataset.id));
+  const held = document.activeElement?.closest?.("[data-id]");
+  const focused = body.contains(held) ? [held.dataset.id, document.activeElement.localName] : null;
   const by = (severity) => findings.filter((finding) => finding.severity === severity);
   const fine = by("ok");
   const troubled = [...by("alarm"), ...by("watch")];
@@ -51,14 +54,17 @@ function draw(body, findings, series, run) {
     h("div", { class: "findings" }, troubled.map((finding) => card(finding, series, run))),
     h("div", { class: "findings findings-fine" }, fine.map((finding) => fineCard(finding, series, run, opened.has(finding.id)))),
   );
+  if (focused) body.querySelector(`[data-id="${CSS.escape(focused[0])}"] ${focused[1]}`)?.focus();
 }
 
 function summaryLine(findings) {
   if (!findings.length) return h("p", { class: "empty" }, "Nothing was recorded yet that could be checked.");
+  const checks = findings.filter((finding) => !NOTES.has(finding.id));
   const numbers = { alarm: 0, watch: 0, ok: 0 };
-  for (const finding of findings) numbers[finding.severity] += 1;
+  for (const finding of checks) numbers[finding.severity] += 1;
   if (numbers.alarm + numbers.watch === 0) {
-    return h("p", { class: "all-well", role: "status" }, `All is well: ${plural(numbers.ok, "check")} made, nothing to worry about.`);
+    if (checks.length < findings.length) return h("p", { class: "empty", role: "status" }, "Not all can be checked yet; see the note below.");
+    return h("p", { class: "all-well", role: "status" }, `None of the ${plural(numbers.ok, "check")} found anything.`);
   }
   const parts = [
     numbers.alarm && plural(numbers.alarm, "alarm"),
@@ -72,7 +78,7 @@ function card(finding, series, run) {
   const id = `finding-${finding.id}`;
   return h(
     "article",
-    { class: ["finding", `is-${finding.severity}`], "aria-labelledby": id },
+    { class: ["finding", `is-${finding.severity}`], "aria-labelledby": id, dataset: { id: finding.id } },
     h("header", null, badge(finding.severity), h("h2", { id }, finding.title), stepsText(finding)),
     h(
       "div",
@@ -93,7 +99,7 @@ function fineCard(finding, series, run, open) {
   return h(
     "details",
     { class: ["finding", "is-ok"], dataset: { id: finding.id }, open, onToggle: fillOnce },
-    h("summary", null, badge("ok"), h("h2", null, finding.title), h("span", { class: "finding-short" }, finding.text)),
+    h("summary", null, badge(NOTES.has(finding.id) ? "note" : "ok"), h("h2", null, finding.title), h("span", { class: "finding-short" }, finding.text)),
     inside,
   );
 }

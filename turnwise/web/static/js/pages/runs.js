@@ -55,7 +55,7 @@ function summary(runs) {
 }
 
 function nothing() {
-  return h("div", { class: "empty" }, h("p", null, "There is no run here yet."), h("p", null, "Start one and it appears by itself: ", h("code", null, "turnwise train arithmetic")));
+  return h("div", { class: "empty" }, h("p", null, "There is no run here yet."), h("p", null, "Start one and it appears by itself: ", h("code", null, "turnwise train run=first")));
 }
 
 function table(view, draw) {

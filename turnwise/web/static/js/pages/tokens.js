@@ -16,7 +16,7 @@ export async function render(node, { run, params }) {
   const page = h("article", { class: "trajectory" }, head.node);
   fill(node, page);
   if (data.segments.length === 0) {
-    page.append(h("p", { class: "empty" }, "No tokens were recorded: the endpoint that wrote this speaks text only."));
+    page.append(h("p", { class: "empty" }, "No tokens were recorded: this came from an endpoint or a dump that has text only."));
     return () => head.stop();
   }
   // The colour changes without a new page; the links to neighbours and siblings take it along.
@@ -68,7 +68,7 @@ function tokenView(page, data, colour, onColour) {
       select,
       status,
       !data.ids_are_real && h("span", { class: "mark mark-warn", title: "the dump this was imported from had no ids" }, "ids are made up"),
-      h("span", { class: "muted keys-note" }, "keys 1–9 change the colour, arrows move along the tokens"),
+      h("span", { class: "muted keys-note" }, "keys 1–9 and 0 change the colour, arrows move along the tokens"),
       legend,
     ),
     text.node,

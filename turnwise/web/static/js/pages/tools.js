@@ -37,6 +37,7 @@ const STATUS_COLOURS = {
   refused: "--muted",
   error: "--bad",
   timeout: "--series-6",
+  unknown: "--series-7",
 };
 
 export async function render(node, { run, live }) {
@@ -137,7 +138,7 @@ const total = (numbers) => numbers.reduce((sum, value) => sum + (value ?? 0), 0)
 function drawFunnel(place, funnel, run) {
   const sources = Object.entries(funnel.sources);
   const open = place.querySelector("details")?.open ?? false;
-  const focused = [...place.querySelectorAll(".stage-name")].indexOf(document.activeElement);
+  const focused = [...place.querySelectorAll("a, button, summary")].indexOf(document.activeElement);
   if (!sources.length) {
     place.replaceChildren(nothing("No episode was recorded yet."));
     return;
@@ -152,7 +153,7 @@ function drawFunnel(place, funnel, run) {
       h("dl", null, STAGES.map(([, name, meaning]) => [h("dt", null, name), h("dd", null, meaning)])),
     ),
   );
-  if (focused >= 0) place.querySelectorAll(".stage-name")[focused]?.focus();
+  if (focused >= 0) place.querySelectorAll("a, button, summary")[focused]?.focus();
 }
 
 function funnelOf(source, stages, split, run) {
@@ -249,7 +250,7 @@ function toolTable(used) {
     const last = tool.step.length - 1;
     const worst = Object.entries(tool.statuses)
       .map(([status, values]) => [status, total(values)])
-      .filter(([status, n]) => status !== "ok" && n > 0)
+      .filter(([status, n]) => status !== "ok" && status !== "unknown" && n > 0)
       .sort((a, b) => b[1] - a[1]);
     return h(
       "tr",

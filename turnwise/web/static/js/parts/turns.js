@@ -21,7 +21,7 @@ function replyImages(call) {
 function callCard(call, crops) {
   return h(
     "section",
-    { class: `call call-${call.status === "ok" ? "ok" : "failed"}`, "aria-label": `call of ${call.name}` },
+    { class: `call call-${call.status === "ok" || call.status === "unknown" ? "ok" : "failed"}`, "aria-label": `call of ${call.name}` },
     h(
       "div",
       { class: "call-head" },
