@@ -62,6 +62,14 @@ def test_files_are_copied_once_under_the_name_of_their_content(run, tmp_path):
     assert lines[0]["file"] == lines[1]["file"]
 
 
+@pytest.mark.parametrize("line", ["[1]", "{}", "half a li", '{"source": 3}', "[" * 100_000])
+def test_a_list_of_images_that_is_broken_stops_nothing(run, tmp_path, line):
+    (tmp_path / "red.png").write_bytes(png("red"))
+    run.write_text("images/index.jsonl", line + "\n")
+    keep_images(run, [episode([tmp_path / "red.png"])])
+    assert kept(run)
+
+
 def test_what_is_no_image_stays_where_it_is(run, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_text("root:x:0")
@@ -71,7 +79,7 @@ def test_what_is_no_image_stays_where_it_is(run, tmp_path):
 
 def test_what_a_tool_drew_becomes_a_file(run):
     data = "data:image/png;base64," + base64.b64encode(png("green")).decode()
-    info = {"images": [{"name": "show", "data": data}, {"name": "broken", "data": "data:image/png;base64,?"}, "odd"]}
+    info = {"images": [{"name": "show", "data": data}, {"name": "broken", "data": "data:image/png;base64,é?"}, "odd"]}
     trajectory = episode(info=info)
     keep_images(run, [trajectory])
     drawn, broken, odd = trajectory.calls[0].info["images"]

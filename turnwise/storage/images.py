@@ -1,13 +1,13 @@
 """Images a run speaks of, kept with it: copies under images/ by content, and what each was called."""
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from turnwise.files import replacing
+from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image, Trajectory
 
@@ -22,7 +22,7 @@ def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
     A tool leaves a picture as `info["images"][i]["data"]`, a data URL; in its place comes `file`, its name in the run.
     A file that is gone or is no image is left as it is: a name without a picture.
     """
-    known = {entry["source"] for entry in run.read_jsonl(IMAGES)} if (run.path / IMAGES).is_file() else set()
+    known = _known(run)
     for source in dict.fromkeys(_sources(trajectories)):
         if source in known or source.startswith(("data:", "http:", "https:")):
             continue
@@ -33,11 +33,26 @@ def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
         head, _, data = picture["data"].partition(",")
         try:
             content = base64.b64decode(data, validate=True)
-        except binascii.Error:
+        except ValueError:  # no base64, or not even ASCII
             continue
         if head.endswith(";base64") and (file := _keep(run, content)) is not None:
             del picture["data"]
             picture["file"] = file
+
+
+def _known(run: RunDir) -> set[str]:
+    """The sources that have a picture; a line that makes no sense only means that a picture is kept again."""
+    if not (run.path / IMAGES).is_file():
+        return set()
+    found = set()
+    for line in run.read_text(IMAGES).split("\n"):
+        try:
+            entry = parse(line) if line else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("source"), str):
+            found.add(entry["source"])
+    return found
 
 
 def image_kind(content: bytes) -> str | None:

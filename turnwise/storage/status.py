@@ -102,5 +102,5 @@ def read_status(run: RunDir) -> Status | None:
     try:
         found: dict[str, Any] = json.loads(run.read_text(STATUS))
         return Status(**found | {"state": State(found["state"])})
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StorageError(f"{run.path / STATUS} is damaged: {error}") from error

@@ -146,6 +146,8 @@ class Pools:
             raise ValueError(f"{shard.file[:80]!r} is not the name of a trajectory file")
         info = info_of(name, shard.size, shard.columns["step"])
         columns = {column: self._column(column, shard.columns[column]) for column in _PLAIN}
+        if any(array.shape != (shard.size,) for array in columns.values()):
+            raise ValueError("a column is not a plain list")
         rows, names, values = [], [], []
         for row, parts in enumerate(shard.columns["parts"]):
             for part, value in parts.items():

@@ -1,11 +1,13 @@
 """The config of a run as flat keys, and the keys in which runs differ."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from turnwise.errors import StorageError
 from turnwise.storage.run_dir import CONFIG, RunDir
 
+DEEPEST = 100
 LONGEST = 1 << 20
 _MOST_VALUES = 20_000
 
@@ -20,12 +22,28 @@ def read_config(run: RunDir) -> tuple[str, dict[str, str]]:
         raise StorageError(f"{path} has more than {LONGEST} characters; that is no config")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
     try:
+        _refuse_depth(text, loader, path)
         tree = yaml.load(text, Loader=loader)
         if tree is not None and not isinstance(tree, dict):
             raise StorageError(f"{path} is not a tree of keys")
         return text, dict(_flatten(tree or {}, "", _Budget(path.name)))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    # a tag such as !!bool over nonsense makes the library fail in its own ways
+    except (yaml.YAMLError, RecursionError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
+
+
+def _refuse_depth(text: str, loader: Any, path: Path) -> None:
+    """The quick loader builds a tree by calling itself in C, where nesting without end crashes the process."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            raise StorageError(f"cannot read {path}: it is nested more than {DEEPEST} deep")
 
 
 def diff(configs: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:

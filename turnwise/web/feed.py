@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.errors import StorageError
+from turnwise.files import cannot
 from turnwise.storage.index import INDEX, Shard, parse_line, shard_of
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories
@@ -106,11 +107,14 @@ class Feed:
 
     def look(self) -> bool:
         """See what is new; True when everything read before is void."""
-        void = self._lines.look()
-        if void:
-            self._line_of, self._read_files, self._damaged, self._bad_lines = {}, {}, {}, {}
-        for folder in FOLDERS:
-            self._scan(folder)
+        try:
+            void = self._lines.look()
+            if void:
+                self._line_of, self._read_files, self._damaged, self._bad_lines = {}, {}, {}, {}
+            for folder in FOLDERS:
+                self._scan(folder)
+        except OSError as error:
+            raise cannot("read", self._run.path, error) from error
         return void
 
     @property
@@ -161,7 +165,7 @@ class Feed:
         self._damaged.pop(file, None)
         try:
             return shard_of(file, read_trajectories(self._run.path / file))
-        except StorageError as error:
+        except (StorageError, TypeError, ValueError) as error:  # another writer's values may make no sense
             self._damaged[file] = str(error)
             return None
 

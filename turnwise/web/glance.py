@@ -104,7 +104,8 @@ def _spark(data: bytes) -> Iterator[float]:
 
 def _reported(run: RunDir) -> float | None:
     """The accuracy in the newest report of an evaluation."""
-    reports = sorted((run.path / "eval").glob("step_*.json"))
+    found_here = sorted((run.path / "eval").glob("step_*.json"))
+    reports = [path for path in found_here if path.is_file() and not path.is_symlink()]  # a pipe would wait for ever
     found = _record(_bytes(reports[-1])) if reports else None
     if found is None:
         return None

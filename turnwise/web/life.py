@@ -1,7 +1,6 @@
 """Whether a run is still alive: what it says in status.json, checked against the clock and this machine's processes."""
 
 import enum
-import math
 import os
 import socket
 from collections.abc import Callable
@@ -17,6 +16,8 @@ QUIET_AT_FIRST = 1800.0
 """Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
 GONE = "its process is gone without a word"
 _CLOCK_SLACK = 10.0
+_LATEST = 1e15
+"""Seconds; no clock shows more. Neither nan nor an integer too large for a float is below it."""
 
 
 class Shown(enum.StrEnum):
@@ -79,7 +80,7 @@ def _check(status: Status, run: RunDir) -> None:
     times, counts = (status.started, status.updated), (status.pid, status.step, status.steps or 0)
     texts = (status.command, status.host, status.reason)
     if (
-        not all(isinstance(one, int | float) and math.isfinite(one) for one in times)
+        not all(isinstance(one, int | float) and abs(one) < _LATEST for one in times)
         or not all(type(one) is int for one in counts)
         or not all(isinstance(one, str) for one in texts)
     ):

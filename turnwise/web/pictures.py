@@ -98,9 +98,10 @@ def _index(path: Path) -> dict[str, str]:
     stamp = (status.st_mtime_ns, status.st_size)
     with _lock:
         known = _indexes.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        found = _read_index(path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    found = _read_index(path)
+    with _lock:
         _indexes.pop(path, None)
         while len(_indexes) >= _INDEX_KEPT:
             del _indexes[next(iter(_indexes))]
@@ -110,10 +111,14 @@ def _index(path: Path) -> dict[str, str]:
 
 def _read_index(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for line in path.read_bytes().split(b"\n"):
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:  # a name without a picture then
+        return found
+    for line in lines:
         try:
             entry = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         match entry:
             case {"source": str() as source, "file": str() as file} if _NAME.fullmatch(file):

@@ -102,7 +102,7 @@ class Run:
 
     def check(self) -> None:
         """StorageError for a run with a part that is a link out of the board's places, or no file or folder at all."""
-        for name in (*_FILES, "images"):
+        for name in (*_FILES, "tokens.json", "images", "images/index.jsonl"):
             path = self.dir.path / name
             try:
                 mode = os.lstat(path).st_mode
@@ -248,9 +248,11 @@ class Runs:
     def names(self) -> list[str]:
         """All runs there are now, by name. Of two with one name the later place's says where it is."""
         found: dict[str, Path] = {}
+        seen: set[Path] = set()
         for place in self._places:
             for folder in [place] if (place / CONFIG).is_file() else self._runs_in(place):
-                if folder not in found.values():
+                if folder not in seen:
+                    seen.add(folder)
                     found[_free(folder, found)] = folder
         with self._lock:
             self._folders = found
@@ -261,14 +263,16 @@ class Runs:
     def open(self, name: str) -> Run:
         """A run by its name; NotFound for any other."""
         with self._lock:
-            run = self._open.get(name)
-        if (run is None or not (run.dir.path / CONFIG).is_file()) and name not in self.names():
+            known = self._folders.get(name)
+        if (known is None or not (known / CONFIG).is_file()) and name not in self.names():
             raise NotFound(f"there is no run {name[:200]!r}")
         with self._lock:
             folder = self._folders.get(name)
             if folder is None:  # it went away this moment
                 raise NotFound(f"there is no run {name[:200]!r}")
-            run = self._open.setdefault(name, Run(name, folder, self._places))
+            run = self._open.get(name)
+            if run is None:
+                run = self._open[name] = Run(name, folder, self._places)
             held = sorted((one for one in self._open.values() if one.has_table), key=lambda one: one.table_used)
         for old in held[:-_TABLES]:
             if old is not run:

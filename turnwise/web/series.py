@@ -14,6 +14,8 @@ from turnwise.storage.run_dir import METRICS, RunDir
 
 AXES = ("step", "seconds", "tokens")
 _MOST_PROBLEMS = 8
+_TAIL = 256
+"""Bytes before the place reached, by which the file is known again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Series:
     def _clear(self) -> None:
         self._inode = 0
         self._offset = 0
+        self._tail = b""
         self._count = 0
         self._axes = (array("q"), array("d"), array("d"))
         self._columns: dict[str, _Column] = {}
@@ -72,7 +75,7 @@ class Series:
     def _read(self, file: Any) -> bool:
         found = os.fstat(file.fileno())
         changed = False
-        if found.st_ino != self._inode or found.st_size < self._offset:
+        if not self._is_same(file.fileno(), found):
             changed = self._count > 0
             self._clear()
             self._inode = found.st_ino
@@ -82,10 +85,17 @@ class Series:
         data: bytes = file.read(found.st_size - self._offset)
         end = data.rfind(b"\n") + 1  # a line that is being written has no end yet
         self._offset += end
+        self._tail = (self._tail + data[:end])[-_TAIL:]
         for line in data[:end].split(b"\n"):
             if line.strip():
                 self._add(line)
         return changed or end > 0
+
+    def _is_same(self, descriptor: int, found: os.stat_result) -> bool:
+        """Whether what was read is still what the file begins with; some tools write a file anew in its place."""
+        start = max(self._offset - len(self._tail), 0)
+        same = found.st_ino == self._inode and found.st_size >= self._offset
+        return same and os.pread(descriptor, len(self._tail), start) == self._tail
 
     def _add(self, line: bytes) -> None:
         number = self._count
@@ -179,7 +189,7 @@ def thin(full: Points, points: int) -> dict[str, list[float | None]]:
     high: list[float | None] = []
     for start, end in pairwise(edges):
         bucket = [one for one in full.value[start:end] if math.isfinite(one)]
-        value.append(math.fsum(bucket) / len(bucket) if bucket else None)
+        value.append(math.fsum(one / len(bucket) for one in bucket) if bucket else None)
         low.append(min(bucket) if bucket else None)
         high.append(max(bucket) if bucket else None)
     return thinned | {"value": value, "low": low, "high": high}

@@ -101,8 +101,9 @@ def speller_of(run: RunDir) -> Speller:
         stamp = (status.st_mtime_ns, status.st_size)
         with _lock:
             known = _spellers.pop(path, None)
-            if known is None or known[0] != stamp:
-                known = (stamp, read(path))
+        if known is None or known[0] != stamp:
+            known = (stamp, read(path))
+        with _lock:
             while len(_spellers) >= _KEPT:
                 del _spellers[next(iter(_spellers))]  # the one used longest ago
             _spellers[path] = known
