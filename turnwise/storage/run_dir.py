@@ -9,6 +9,7 @@ runs/<name>/
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids
+  abandoned/                          trajectory files of steps that were done again after a resume
   log.txt
 """
 
