@@ -235,8 +235,11 @@ def test_a_checkpoint_of_another_config_is_refused_by_name(tmp_path: Path) -> No
     run(tmp_path, "run=r", "training.steps=1")
     with pytest.raises(ConfigError, match=r"learner.lr was .* and is 0.5"):
         run(tmp_path, "run=r", "resume=auto", "learner.lr=0.5")
+    before = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"training.group_size was 4 and is 2"):
         run(tmp_path, "run=r", "resume=auto", "training.group_size=2")
+    after = {path: path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file()}
+    assert after == before, "a refused resume leaves the run as it was"
     with pytest.raises(ConfigError, match="exists"):
         run(tmp_path, "run=r")
 

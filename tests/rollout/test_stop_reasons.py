@@ -211,7 +211,9 @@ def test_user_turn_budget(theatre):
 
 def test_tool_replies_do_not_count_as_user_turns(theatre, call):
     said = [call("calculate", expression="1"), call("calculate", expression="2"), "a", "b"]
-    check(watched(theatre, said, max_user_turns=1), StopReason.USER_TURN_BUDGET, last="b", turns=4)
+    show = watched(theatre, said, max_user_turns=1)
+    trajectory, _ = check(show, StopReason.USER_TURN_BUDGET, last="b", turns=4)
+    assert sum(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies) == 1
 
 
 def test_parallel_call_budget(theatre, call):

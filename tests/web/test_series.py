@@ -28,8 +28,6 @@ def test_each_metric_has_the_points_of_the_lines_that_name_it(tmp_path):
     assert series.get("loss") == Points([1, 2], [2.0, 4.0], [100.0, 200.0], [3.0, 2.0])
     assert series.get("val/accuracy") == Points([0], [0.0], [0.0], [0.1])
     assert series.get("no such metric") == Points([], [], [], [])
-    assert series.last("loss") == 2.0 and series.last("nothing") is None
-    assert series.end() == (2, 4.0)
 
 
 def test_only_new_whole_lines_are_taken_in(tmp_path):

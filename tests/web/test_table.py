@@ -300,7 +300,8 @@ def test_an_empty_run_has_an_empty_page(run_dir):
 def test_texts_that_utf8_cannot_hold_are_mended(run_dir, make):
     record(run_dir, train(1), [make(answer="half \ud800 of it")])
     table = full(run_dir)
-    json.dumps(listing(table), ensure_ascii=False).encode()
+    shown = json.dumps(listing(table), ensure_ascii=False).encode().decode()
+    assert "half \ufffd of it" in shown
 
 
 def test_a_snapshot_stays_as_it_was_while_the_table_goes_on(run_dir, make):

@@ -69,6 +69,7 @@ class TrainRun:
         self.resuming = existing and config.resume is Resume.auto
         if self.resuming:
             self.dir = RunDir.open(Path.cwd() / config.runs_dir / str(config.run))
+            self._refuse_another_config()  # before anything of the run is touched
         else:
             self.dir = RunDir.create(Path(config.runs_dir), config.run, "train")
             self.dir.write_text("config.yaml", to_yaml(config))
@@ -210,7 +211,6 @@ class TrainRun:
         self.trackers.start(self.dir, flat(self.config), resumed_at=self.progress.step)
 
     def _go_on(self, engines: TrainingStage) -> None:
-        self._refuse_another_config()
         found = find_checkpoint(self.dir)
         for problem in found.passed_over:
             self.note(f"damaged checkpoint passed over: {problem}")

@@ -113,13 +113,6 @@ class Run:
             if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise StorageError(f"{path} is no file")  # reading a pipe would wait for ever
 
-    def path(self, name: str) -> Path:
-        """A file of the run that exists; NotFound for anything outside of it."""
-        path = self.dir.path / name
-        if not path.is_file() or not _inside(path, [self.dir.path, *self._roots]):
-            raise NotFound(f"run {self.name!r} has no {name[:200]!r}")
-        return path
-
     def glance(self) -> Glance:
         """Its newest numbers."""
         self.check()

@@ -135,20 +135,6 @@ class Series:
         with self._lock:
             return list(self._problems)
 
-    def last(self, name: str) -> float | None:
-        """The newest value of a metric, None if there is none or it is not finite."""
-        with self._lock:
-            column = self._columns.get(name)
-            value = column.values[-1] if column is not None else math.nan
-        return value if math.isfinite(value) else None
-
-    def end(self) -> tuple[int, float | None]:
-        """The newest step and the seconds it was written at; (0, None) for a run without metrics."""
-        with self._lock:
-            step = self._axes[0][-1] if self._count else 0
-            seconds = self._axes[1][-1] if self._count else math.nan
-        return max(step, 0), seconds if math.isfinite(seconds) else None
-
     def get(self, name: str) -> Points:
         """A metric's points; empty lists for a name that the run does not have."""
         with self._lock:

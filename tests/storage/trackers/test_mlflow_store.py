@@ -120,7 +120,8 @@ def test_every_name_is_accepted_and_stays_apart(names: list[str]) -> None:
 def test_names_with_a_meaning_for_paths(name: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
 
-    _validate_metric_name(name_for(name))
+    _validate_metric_name(name_for(name))  # raises for a name that mlflow would refuse
+    assert name_for(name).strip("/") and ".." not in name_for(name).split("/")
 
 
 @pytest.mark.parametrize("name", ["critic/score/mean", "val/accuracy", "timing_s/agent_loop/tool_calls/max", "a.b-c d"])
