@@ -13,6 +13,7 @@ from pathlib import Path
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.choices import EngineName
+from turnwise.compose import check
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
@@ -67,6 +68,7 @@ def prepare(
     scorer: Scorer | None = None,
 ) -> Prepared:
     """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
+    check(config)
     specs = config.rollout.tools if tools is None else []
     found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
     toolbox = Toolbox(found, config.rollout, config.sandbox)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.choices import SandboxLevel
+from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, nearest, unknown
 from turnwise.knobs import problems, without_null
@@ -62,6 +62,8 @@ class _Knob:
 
 def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported."""
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
     knobs = dict(_knobs(Config))
     from_file = {} if config_file is None else _read_file(config_file, knobs)
     given = [_read_override(text, knobs) for text in overrides]
@@ -77,9 +79,11 @@ def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> C
     return Composed(config, origins)
 
 
-def configure(*overrides: str, config_file: Path | None = None) -> Config:
+def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
     """The Config of key=value overrides, for Python: `configure("task=null", "sampling.temperature=0")`."""
-    return compose(overrides, config_file).config
+    if not isinstance(config_file, str | Path | None):
+        raise ConfigError(f"config_file is a path, not {config_file!r}")
+    return compose(overrides, None if config_file is None else Path(config_file)).config
 
 
 def unread(composed: Composed) -> list[str]:
@@ -143,6 +147,12 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         )
     if config.sandbox.min_level is SandboxLevel.auto:
         raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
+    trackers = config.tracking.to
+    for name in trackers:
+        if name not in [choice.value for choice in TrackerName]:
+            raise ConfigError(f"tracking.to: {unknown('tracker', name, [choice.value for choice in TrackerName])}")
+        if trackers.count(name) > 1:
+            raise ConfigError(f"tracking.to names {name!r} more than once")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.learner.device):
         raise ConfigError(f"learner.device must be cpu or cuda, not {config.learner.device!r}")
 
@@ -185,6 +195,8 @@ def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
     entries = value if isinstance(value, list) else [value]
     if (knob.hint is str or knob.is_list) and any(isinstance(entry, bool | float) for entry in entries):
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
+    if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
+        raise ConfigError(f"{where}: {key} is true or false, not {value}")
     if knob.choices and str(value) not in knob.choices:
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")

@@ -33,6 +33,27 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink()
 
 
+def check_place(path: Path, key: str) -> None:
+    """Refuse a place where no file can be written, before the work that would end with writing it."""
+    try:
+        if path.is_dir():
+            raise StorageError(f"{key}={path}: that is a folder; name a file in it")
+        check_folder(path.parent, key)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def check_folder(path: Path, key: str) -> None:
+    """Refuse a folder that cannot be made or written to."""
+    try:
+        there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
+    if not usable:
+        raise StorageError(f"{key}={path}: {there} is {'not writable' if there.is_dir() else 'not a folder'}")
+
+
 def cannot(verb: str, path: Path, error: OSError) -> StorageError:
     """`cannot write runs/a/plan.txt: No space left on device`."""
     return StorageError(f"cannot {verb} {path}: {error.strerror or error}")

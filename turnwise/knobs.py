@@ -109,7 +109,7 @@ def _wanted(value: Any, hint: Any, limits: Range | None) -> str | None:
     if hint in (int, float):
         return _wanted_number(value, hint, limits)
     if hint is str:
-        return _wanted_text(value)
+        return _wanted_text(value) or (None if value.strip() else "text that is not empty")
     if typing.get_origin(hint) is list:
         return None if isinstance(value, list) and not any(map(_wanted_text, value)) else "a list of texts"
     if typing.get_origin(hint) is dict:

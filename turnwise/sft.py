@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from turnwise.assemble import Prepared, model_folder, open_stage, prepare
+from turnwise.compose import check
 from turnwise.config import Config
 from turnwise.engines.scripted import Script
 from turnwise.errors import ConfigError, DataError
+from turnwise.files import check_folder
 from turnwise.plugins import load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
@@ -21,6 +23,8 @@ from turnwise.types import Group, Sample, Trajectory
 
 def run_sft(config: Config, console: Console | None = None) -> Path:
     """Train `model.path` on trajectories and write the result to `sft.out`; returns that folder."""
+    check(config)
+    check_folder(Path(config.sft.out), "sft.out")
     import torch
 
     from turnwise.engines.decoder import Decoder

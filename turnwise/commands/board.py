@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from turnwise.errors import ConfigError
+from turnwise.serving import check_port
 
 HELP = "show runs in a browser: curves, tools, trajectories, tokens, health"
 PORT = 7007
@@ -24,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it; for the same reason it is not printed."""
-    if not 0 <= args.port <= 65535:
-        raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
+    check_port(args.port)
     places = args.runs or [Path("runs")]
     for place in places:
         if not place.is_dir():

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 from turnwise.errors import ConfigError
+from turnwise.serving import check_port
 
 HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it."""
+    check_port(args.port)
     import asyncio
 
     from turnwise.compose import compose
