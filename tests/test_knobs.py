@@ -49,9 +49,7 @@ def test_every_number_declares_a_range() -> None:
 
 
 @pytest.mark.parametrize(("key", "hint", "limits"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
-def test_a_value_outside_its_range_is_refused_in_one_line(
-    key: str, hint: type, limits: Range, tmp_path: Path
-) -> None:
+def test_a_value_outside_its_range_is_refused_in_one_line(key: str, hint: type, limits: Range, tmp_path: Path) -> None:
     section, _, name = key.rpartition(".")
     for value in outside(hint, limits):
         with pytest.raises(ConfigError) as on_line:

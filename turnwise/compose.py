@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
-from turnwise.errors import ConfigError, nearest, unknown
+from turnwise.errors import ConfigError, in_one_line, nearest, unknown
 from turnwise.knobs import problems, without_null
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
@@ -147,6 +147,9 @@ def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
         )
     if config.sandbox.min_level is SandboxLevel.auto:
         raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
+    most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens
+    if most is not None and zone > most:
+        raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
     trackers = config.tracking.to
     for name in trackers:
         if name not in [choice.value for choice in TrackerName]:
@@ -188,7 +191,7 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
 
 def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
     """What Hydra would turn into something else than was written, and choices nobody offers."""
-    if any("${" in text or text == "???" for text in _texts(value)):
+    if any("${" in text or text == "???" for text in (key, *_texts(value))):
         raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
     if knob is None or value is None:
         return
@@ -241,7 +244,11 @@ def _knob_of(key: str, knobs: Mapping[str, _Knob]) -> str:
 
 
 def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise ConfigError(f"--config: {in_one_line(error)}") from error
+    if not is_file:
         folder = path.parent if path.parent.is_dir() else Path()
         names = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
         raise ConfigError(f"no config file {path} (from {Path.cwd()}): {nearest(path.name, names)}")

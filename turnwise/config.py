@@ -24,8 +24,7 @@ from turnwise.choices import (
     SandboxLevel,
     ScoringRun,
 )
-from turnwise.knobs import any_number, at_least, duration, knob, more_than, only, share
-
+from turnwise.knobs import any_number, at_least, duration, knob, more_than, only, share, url
 
 RENDERING = ("torch", "scripted")
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
@@ -77,7 +76,7 @@ class EngineConfig:
     """Most sequences decoded together."""
     threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch"))
     """CPU threads; 0 measures and takes the fastest count that gives reproducible sums."""
-    base_url: str | None = knob(None, only("engine.name", "openai"))
+    base_url: str | None = knob(None, url(), only("engine.name", "openai"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
     model: str | None = knob(None, only("engine.name", "openai"))
     """The model's name there; null asks the endpoint, which must serve exactly one."""
@@ -164,7 +163,7 @@ class SandboxConfig:
     """Packages that every session has loaded."""
     warm: int = knob(8, at_least(0, 4096), only(*LOCAL))
     """Sessions made ahead of need."""
-    url: str | None = None
+    url: str | None = knob(None, url())
     """A sandbox server's address instead of this machine, such as http://sandbox:8080."""
     token_env: str = knob("TURNWISE_SANDBOX_TOKEN", only("sandbox.url", "*"))
     """The environment variable that holds the server's token."""
@@ -188,7 +187,7 @@ class ScoringConfig:
     """Seconds for one trajectory (for a whole batch with `batch`)."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often a failure of the machinery is tried again."""
-    url: str | None = knob(None, only("scoring.run", "http"))
+    url: str | None = knob(None, url(), only("scoring.run", "http"))
     """The reward server's address, such as http://127.0.0.1:8200."""
     token_env: str = knob("TURNWISE_REWARD_TOKEN", only("scoring.run", "http"))
     """The environment variable that holds the server's token."""
@@ -334,7 +333,7 @@ class LearnerConfig:
     """Where gradients are computed: cpu or cuda. The sampler stays on the CPU."""
     precision: Precision | None = None
     """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere."""
-    lora_rank: int = knob(0, at_least(0))
+    lora_rank: int = knob(0, at_least(0, 65536))
     """0 trains all weights."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
 
@@ -358,7 +357,7 @@ class Config:
     run: str | None = None
     """Name of the run directory; null makes one from the command and the time."""
     runs_dir: str = "runs"
-    resume: Resume = Resume.never
+    resume: Resume = knob(Resume.never, only("run", "*"))
     """For `turnwise train run=NAME`: go on with an existing run."""
     train: bool = True
     """`turnwise train train=false` only evaluates."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -47,11 +48,11 @@ def check_folder(path: Path, key: str) -> None:
     """Refuse a folder that cannot be made or written to."""
     try:
         there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
-        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        os.rmdir(tempfile.mkdtemp(dir=there))  # tried: what is allowed does not say what works
+    except NotADirectoryError as error:
+        raise StorageError(f"{key}={path}: {there} is not a folder") from error
     except (OSError, ValueError) as error:
         raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
-    if not usable:
-        raise StorageError(f"{key}={path}: {there} is {'not writable' if there.is_dir() else 'not a folder'}")
 
 
 def cannot(verb: str, path: Path, error: OSError) -> StorageError:

@@ -5,6 +5,7 @@ import enum
 import math
 import types
 import typing
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,11 @@ def duration() -> dict[str, Any]:
     return more_than(0, MOST_SECONDS)
 
 
+def url() -> dict[str, Any]:
+    """The knob takes the address of a server."""
+    return {"url": True}
+
+
 def range_of(field: "dataclasses.Field[Any]", hint: Any) -> Range | None:
     """The declared range of a numeric field; whole numbers always have an end."""
     declared: Range | None = field.metadata.get("range")
@@ -99,6 +105,8 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if value is None and bare is not hint:
             continue
         wanted = _wanted(value, bare, range_of(field, bare))
+        if wanted is None and "url" in field.metadata and not _is_url(value):
+            wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:
             yield key, f"must be {wanted}, not {_shown(value)}"
 
@@ -133,6 +141,14 @@ def _wanted_text(value: Any) -> str | None:
     if not isinstance(value, str):
         return "text"
     return "text without null characters" if "\0" in value else None
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and text.isprintable()
+    except ValueError:  # a port beyond 65535, a bracket without its other half
+        return False
 
 
 def _plain(number: float) -> str:

@@ -8,8 +8,6 @@ from turnwise.errors import ConfigError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-MOST_PORT = 65535
-
 
 def check_binding(host: str, token: str | None, server: str, does: str, where: str = "") -> None:
     """ConfigError for a server that strangers could use: `check_binding("0.0.0.0", None, "a board", "shows runs")`.
@@ -24,15 +22,8 @@ def check_binding(host: str, token: str | None, server: str, does: str, where: s
         )
 
 
-def check_port(port: int) -> None:
-    """ConfigError for a number that no port has."""
-    if not 0 <= port <= MOST_PORT:
-        raise ConfigError(f"--port {port}: a port is a number from 0 to {MOST_PORT}")
-
-
 async def serve_app(app: "FastAPI", host: str, port: int) -> None:
     """Serve until interrupted."""
-    check_port(port)
     import uvicorn
 
     config = uvicorn.Config(

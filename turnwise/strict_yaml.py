@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str) -> Any:
     """What a text holds; ConfigError in one line."""
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
+        content = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         place = f" (line {error.problem_mark.line + 1})" if error.problem_mark is not None else ""
         raise ConfigError(f"not YAML: {error.problem}{place}") from error
@@ -81,12 +81,12 @@ def parse_yaml(text: str) -> Any:
         raise ConfigError("not YAML that can be read: nested too deeply") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number with more digits than Python reads
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from error
-    _bound(content)
+    _check_content(content)
     return content
 
 
-def _bound(content: Any) -> None:
-    """Aliases of aliases make a small file huge, and one that holds itself endless."""
+def _check_content(content: Any) -> None:
+    """Plain values only, and not too many: aliases of aliases make a small file huge, one of itself endless."""
     waiting, seen = [content], 0
     while waiting:
         value = waiting.pop()
@@ -97,3 +97,5 @@ def _bound(content: Any) -> None:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
+        elif not isinstance(value, str | int | float | None):
+            raise ConfigError(f"holds a {type(value).__name__}; values are texts, numbers, true, false, null")

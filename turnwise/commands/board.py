@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from turnwise.errors import ConfigError
-from turnwise.serving import check_port
 
 HELP = "show runs in a browser: curves, tools, trajectories, tokens, health"
 PORT = 7007
@@ -25,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it; for the same reason it is not printed."""
-    check_port(args.port)
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
     places = args.runs or [Path("runs")]
     for place in places:
         if not place.is_dir():

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 from turnwise.errors import ConfigError
-from turnwise.serving import check_port
 
 HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
 
@@ -20,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it."""
-    check_port(args.port)
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
     import asyncio
 
     from turnwise.compose import compose

@@ -99,7 +99,7 @@ def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]
 
 
 def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
-    """tools_kwargs that no tool will read: those of a tool that a sample cannot call. A tool nobody knows is refused."""
+    """tools_kwargs that no tool will read, since the sample cannot call it. A tool that nobody knows is refused."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
     known = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
