@@ -13,22 +13,23 @@ from pathlib import Path
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.choices import EngineName
+from turnwise.compose import check
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
-from turnwise.data.rows import Row
+from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.engines.sampler import NoiseKey, Sampler
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
-from turnwise.errors import ConfigError, DataError, EngineError, unknown
-from turnwise.plugins import builtin, load, names_in
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
+from turnwise.plugins import builtin, call, load, names_in
 from turnwise.rollout.episode import MakeSpeaker, Stage
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.speakers import EndpointSpeaker, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users import Interactions
-from turnwise.scoring.scorer import Scorer
+from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.types import JsonSchema, Sample
 
@@ -67,21 +68,39 @@ def prepare(
     scorer: Scorer | None = None,
 ) -> Prepared:
     """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
+    check(config)
+    if isinstance(tools, str) or not isinstance(tools, Iterable | None):
+        raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []
     found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
     interactions = Interactions(config.rollout)
-    chosen = list(islice(samples, limit)) if samples is not None else load_samples(config, split, limit)
+    chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
     sources = sorted({sample.data_source for sample in chosen})
-    scoring = Scoring.of(config.scoring, sources, scorer)
+    own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
+    scoring = Scoring.of(config.scoring, sources, own)
     renderer, dropped = None, 0
     if config.engine.name is not EngineName.openai:
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox)
     return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
+
+
+def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
+    """The samples a program brings; two of one id would draw the same noise."""
+    if isinstance(samples, str) or not isinstance(samples, Iterable):
+        raise DataError(f"samples is a list of Sample, not {type(samples).__name__}")
+    chosen, seen = list(islice(samples, limit)), set[str]()
+    for number, sample in enumerate(chosen):
+        if not isinstance(sample, Sample):
+            raise DataError(f"samples[{number}] is not a Sample but {type(sample).__name__}")
+        if sample.id in seen:
+            raise DataError(f"samples[{number}]: another sample has the id {sample.id!r}")
+        seen.add(sample.id)
+    return chosen
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
@@ -97,12 +116,13 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
         raise ConfigError(f"nothing to read: set data.{key}=FILE or task=NAME")
     if config.task == "gsm8k":
         raise ConfigError("task=gsm8k reads files: make them with `turnwise prepare gsm8k`, then set data.eval_files")
-    rows = load(config.task, "task") if ":" in config.task else builtin("turnwise.tasks", config.task, "task").rows
-    if limit is None and config.task == "arithmetic":
+    task = config.task
+    rows = load(task, "task") if ":" in task else builtin("turnwise.tasks", task, "task").rows
+    if limit is None and task == "arithmetic":
         raise ConfigError("the arithmetic task has no end: set eval.samples to a number")
-    made = islice(rows(split, config.seed), limit)
+    made = call(lambda: list(islice(rows(split, config.seed), limit)), task, "task")
     return [
-        to_sample(Row(Path(split), number, values, f"{config.task}/{split}"), prompt_key=config.data.prompt_key)
+        to_sample(as_row(values, Path(split), number, f"{task}/{split}"), prompt_key=config.data.prompt_key)
         for number, values in enumerate(made)
     ]
 
@@ -148,10 +168,22 @@ def fit_prompts(
 ) -> tuple[list[Sample], int]:
     """(samples whose first prompt fits, how many did not), counted with the tools the model will really see."""
 
+    rows = None
+    if config.engine.name is EngineName.torch:
+        from turnwise.engines.checkpoint_format import check_folder
+
+        rows = check_folder(model_folder(config.model.path)).vocab_size
+
     def count(sample: Sample) -> int:
         if sample.images:
             raise DataError(f"sample {sample.id} has images; the {config.engine.name.value} engine reads text only")
-        return len(renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools)))
+        ids = renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools))
+        if rows is not None and max(ids, default=0) >= rows:
+            raise EngineError(
+                f"sample {sample.id}: the tokenizer gives token {max(ids)} and the model of {config.model.path} knows "
+                f"only {rows}: they do not belong together"
+            )
+        return len(ids)
 
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
 

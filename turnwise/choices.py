@@ -51,6 +51,15 @@ class EngineName(enum.Enum):
     scripted = "scripted"
 
 
+class TrackerName(enum.Enum):
+    """Where a training's numbers may go."""
+
+    console = "console"
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
 class Resume(enum.Enum):
     """What to do when the run directory exists."""
 

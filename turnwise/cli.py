@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, commands = _parser()
     args, rest = parser.parse_known_args(argv)
     if args.command is None:
+        if rest:
+            options = [name for action in parser._actions for name in action.option_strings]
+            sys.stderr.write(f"turnwise: {unknown('argument', rest[0], options)}\n")
+            return 2
         parser.print_help()
         return 0
     try:
@@ -47,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
         return code
     except TurnwiseError as error:
-        sys.stderr.write(f"turnwise {args.command}: {error}\n")
+        text = " ".join(line.strip() for line in str(error).splitlines())
+        sys.stderr.write(f"turnwise {args.command}: {text}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"turnwise {args.command}: stopped\n")

@@ -2,19 +2,19 @@
 
 import dataclasses
 import enum
-import types
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from turnwise.choices import SandboxLevel
+from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
-from turnwise.errors import ConfigError, nearest, unknown
+from turnwise.errors import ConfigError, in_one_line, nearest, unknown
+from turnwise.knobs import problems, without_null
 from turnwise.plugins import names_in
+from turnwise.strict_yaml import read_yaml, write_yaml
 
 TASKS_PACKAGE = "turnwise.tasks"
 INPUTS = (
@@ -23,6 +23,8 @@ INPUTS = (
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 DEFAULT, COMMAND_LINE = "default", "command line"
+SMALLEST_TEMPERATURE = 1e-3
+"""Below it logits divided by the temperature leave the range of float32; 0 is greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,16 @@ class _Knob:
     def is_list(self) -> bool:
         return typing.get_origin(self.hint) is list
 
+    @property
+    def choices(self) -> list[str]:
+        is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
+        return [choice.value for choice in self.hint] if is_choice else []
+
 
 def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported."""
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
     knobs = dict(_knobs(Config))
     from_file = {} if config_file is None else _read_file(config_file, knobs)
     given = [_read_override(text, knobs) for text in overrides]
@@ -66,14 +75,15 @@ def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> C
     origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(from_file)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
-    composed = Composed(config, origins)
-    _check_values(config)
-    return composed
+    check(config, origins)
+    return Composed(config, origins)
 
 
-def configure(*overrides: str, config_file: Path | None = None) -> Config:
+def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
     """The Config of key=value overrides, for Python: `configure("task=null", "sampling.temperature=0")`."""
-    return compose(overrides, config_file).config
+    if not isinstance(config_file, str | Path | None):
+        raise ConfigError(f"config_file is a path, not {config_file!r}")
+    return compose(overrides, None if config_file is None else Path(config_file)).config
 
 
 def unread(composed: Composed) -> list[str]:
@@ -120,7 +130,34 @@ def to_yaml(config: Config) -> str:
             return value.value
         return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
-    return yaml.safe_dump(plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+    return write_yaml(plain(dataclasses.asdict(config)))
+
+
+def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
+    """Refuse a config with a value that cannot be used, however it was made; `origins` say where values are from."""
+    if not isinstance(config, Config):
+        raise ConfigError(f"expected a Config, as turnwise.configure gives it, not {type(config).__name__}")
+    for key, problem in problems(config):
+        origin = (origins or {}).get(key, DEFAULT)
+        raise ConfigError(f"{'' if origin in (DEFAULT, COMMAND_LINE) else f'{origin}: '}{key} {problem}")
+    if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
+        raise ConfigError(
+            f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
+            f"not {config.sampling.temperature}"
+        )
+    if config.sandbox.min_level is SandboxLevel.auto:
+        raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
+    most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens
+    if most is not None and zone > most:
+        raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
+    trackers = config.tracking.to
+    for name in trackers:
+        if name not in [choice.value for choice in TrackerName]:
+            raise ConfigError(f"tracking.to: {unknown('tracker', name, [choice.value for choice in TrackerName])}")
+        if trackers.count(name) > 1:
+            raise ConfigError(f"tracking.to names {name!r} more than once")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.learner.device):
+        raise ConfigError(f"learner.device must be cpu or cuda, not {config.learner.device!r}")
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -143,9 +180,40 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
     knob = knobs.get(_known_key(key, knobs, COMMAND_LINE))
     value = override.value()
     element = override.get_value_element_as_str()
-    if knob is not None and knob.is_list and not isinstance(value, list | dict):
+    if knob is not None and isinstance(value, int | float) and (knob.hint is str or knob.is_list):
+        value = text.partition("=")[2]  # engine.model=0.10 means these letters, not a number
+        element = f"'{value}'"
+    _check_given(key, value, knob, COMMAND_LINE)
+    if knob is not None and knob.is_list and value is not None and not isinstance(value, list | dict):
         element = f"[{element}]"  # data.eval_files=test.parquet means a list of one
     return key, f"++{key}={element}", value
+
+
+def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
+    """What Hydra would turn into something else than was written, and choices nobody offers."""
+    if any("${" in text or text == "???" for text in (key, *_texts(value))):
+        raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
+    if knob is None or value is None:
+        return
+    entries = value if isinstance(value, list) else [value]
+    if (knob.hint is str or knob.is_list) and any(isinstance(entry, bool | float) for entry in entries):
+        raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
+    if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
+        raise ConfigError(f"{where}: {key} is true or false, not {value}")
+    if knob.choices and str(value) not in knob.choices:
+        offered = ", ".join(knob.choices)
+        raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield str(value)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield from (str(name), *_texts(entry))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)
 
 
 def _known_key(key: str, knobs: Mapping[str, _Knob], where: str) -> str:
@@ -155,7 +223,7 @@ def _known_key(key: str, knobs: Mapping[str, _Knob], where: str) -> str:
         return knob
     if any(name.startswith(key + ".") for name in knobs):
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
-    known = yaml.safe_load((Path(__file__).parent / "conf" / "verl_keys.yaml").read_text(encoding="utf-8"))
+    known = read_yaml(Path(__file__).parent / "conf" / "verl_keys.yaml")
     if key in known:
         raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {known[key]}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
@@ -176,30 +244,40 @@ def _knob_of(key: str, knobs: Mapping[str, _Knob]) -> str:
 
 
 def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise ConfigError(f"--config: {in_one_line(error)}") from error
+    if not is_file:
         folder = path.parent if path.parent.is_dir() else Path()
         names = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
         raise ConfigError(f"no config file {path} (from {Path.cwd()}): {nearest(path.name, names)}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    content = read_yaml(path)
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
+    _check_keys(content, path)
     content = {
         key: {"name": value} if isinstance(value, str) and _shorthand(str(key), knobs) != key else value
         for key, value in content.items()
     }
     for key, value in _flatten(content).items():
         if key in knobs or not any(name.startswith(key + ".") for name in knobs):
-            _known_key(key, knobs, str(path))
+            _check_given(key, value, knobs.get(_known_key(key, knobs, str(path))), str(path))
         elif value is not None:
             raise ConfigError(f"{path}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
     for key in INPUTS:
         _place(content, key.split("."), path.resolve().parent)
     return content
+
+
+def _check_keys(tree: Mapping[Any, Any], path: Path) -> None:
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"{path}: a key is a name, not {key!r}")
+        if isinstance(value, dict):
+            _check_keys(value, path)
 
 
 def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:
@@ -234,7 +312,7 @@ def _task_layer(task: Any) -> tuple[list[str], list[str]]:
     defaults = Path(__file__).parent / "conf" / "task_defaults" / f"{task}.yaml"
     if not defaults.is_file():
         return [], []
-    return [f"+task_defaults={task}"], list(_flatten(yaml.safe_load(defaults.read_text(encoding="utf-8"))))
+    return [f"+task_defaults={task}"], list(_flatten(read_yaml(defaults)))
 
 
 def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None) -> Config:
@@ -285,9 +363,7 @@ def _knobs(section: type, prefix: str = "") -> Iterator[tuple[str, _Knob]]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _knobs(hint, f"{prefix}{field.name}.")
             continue
-        if typing.get_origin(hint) is types.UnionType:
-            hint = next(part for part in typing.get_args(hint) if part is not type(None))
-        yield prefix + field.name, _Knob(hint, field.metadata.get("only"))
+        yield prefix + field.name, _Knob(without_null(hint), field.metadata.get("only"))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -307,35 +383,3 @@ def _flatten_config(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flatten_config(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, value
-
-
-def _check_values(config: Config) -> None:
-    """Ranges a type cannot say."""
-    values = dict(_flatten_config(config))
-    for key, value in values.items():
-        if isinstance(value, list) and not all(isinstance(entry, str) for entry in value):
-            raise ConfigError(f"{key} must be a list of texts, not {value}")
-    at_least = {
-        "sampling.temperature": 0, "sampling.top_k": 0, "sampling.max_tokens": 1, "eval.group_size": 1,
-        "eval.samples": 1, "engine.max_batch": 1, "engine.threads": 0, "engine.retries": 0, "data.max_prompt_tokens": 1,
-        "rollout.max_assistant_turns": 1, "rollout.max_user_turns": 0, "rollout.max_parallel_calls": 1,
-        "rollout.max_malformed_calls": 1, "rollout.max_tokens": 1, "rollout.max_tool_reply_chars": 1,
-        "rollout.concurrency": 1, "sandbox.memory_mb": 1, "sandbox.scratch_mb": 1, "sandbox.warm": 0,
-        "scoring.workers": 0, "scoring.retries": 0, "scoring.batch_size": 1, "sft.steps": 1, "sft.batch_tokens": 1,
-        "sft.warmup": 0,
-    }  # fmt: skip
-    for key, least in at_least.items():
-        if values[key] is not None and values[key] < least:
-            raise ConfigError(f"{key} must be at least {least}, not {values[key]}")
-    positive = ("rollout.max_seconds", "rollout.tool_timeout", "engine.timeout_seconds", "sft.lr")
-    for key in (*positive, "sandbox.seconds", "scoring.timeout"):
-        if values[key] is not None and not values[key] > 0:
-            raise ConfigError(f"{key} must be more than 0, not {values[key]}")
-    if not 0 < config.sampling.top_p <= 1:
-        raise ConfigError(f"sampling.top_p must be above 0 and at most 1, not {config.sampling.top_p}")
-    if not 0 <= config.rollout.max_failures <= 1:
-        raise ConfigError(f"rollout.max_failures is a share from 0 to 1, not {config.rollout.max_failures}")
-    if config.sandbox.min_level is SandboxLevel.auto:
-        raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
-    if not 0 <= config.scoring.max_failures <= 1:
-        raise ConfigError(f"scoring.max_failures is a share from 0 to 1, not {config.scoring.max_failures}")

@@ -51,6 +51,12 @@ class EpisodeError(Exception):
     """A failure that ends one episode and is recorded on its trajectory."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """`ValueError: what it says`, for errors of code that is not ours."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
     names = sorted(set(valid))

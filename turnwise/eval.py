@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_stage, prepare
-from turnwise.compose import to_yaml
+from turnwise.compose import check, to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
+from turnwise.files import check_place
 from turnwise.plan_text import introduce
 from turnwise.report import EvalReport, Judged, SourceReport, judge, summarise
 from turnwise.rollout.collector import Collector
@@ -44,6 +45,9 @@ def evaluate(
 
     `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
     """
+    check(config)
+    if config.eval.dump_jsonl is not None:
+        check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
     prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
     return asyncio.run(evaluate_prepared(prepared, console or Console(stderr=True)))
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +32,27 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # after success it is gone; otherwise the error above is the one to tell
             temporary.unlink()
+
+
+def check_place(path: Path, key: str) -> None:
+    """Refuse a place where no file can be written, before the work that would end with writing it."""
+    try:
+        if path.is_dir():
+            raise StorageError(f"{key}={path}: that is a folder; name a file in it")
+        check_folder(path.parent, key)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def check_folder(path: Path, key: str) -> None:
+    """Refuse a folder that cannot be made or written to."""
+    try:
+        there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+        os.rmdir(tempfile.mkdtemp(dir=there))  # tried: what is allowed does not say what works
+    except NotADirectoryError as error:
+        raise StorageError(f"{key}={path}: {there} is not a folder") from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def cannot(verb: str, path: Path, error: OSError) -> StorageError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from turnwise.errors import PluginError, nearest, unknown
+from turnwise.errors import PluginError, TurnwiseError, in_one_line, nearest, unknown
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -32,6 +32,18 @@ def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
     return getattr(module, name)
 
 
+def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
+    """What a function of the user's gives; PluginError when it cannot be called or fails."""
+    if not callable(function):
+        raise PluginError(f"{kind} {spec!r} must be a function, not {type(function).__name__}")
+    try:
+        return function(*args)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
+        raise PluginError(f"{kind} {spec!r} failed: {in_one_line(error)}") from error
+
+
 def names_in(package: str) -> list[str]:
     """The public modules of a package: the folder is the registry."""
     found = importlib.import_module(package)
@@ -48,7 +60,10 @@ def builtin(package: str, name: str, kind: str, *, leave_out: tuple[str, ...] = 
 
 def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleType:
     tried = [folder / place for folder in folders]
-    path = next((candidate for candidate in tried if candidate.is_file()), None)
+    try:
+        path = next((candidate for candidate in tried if candidate.is_file()), None)
+    except OSError as error:  # a name that is too long
+        raise PluginError(f"{kind} {spec[:80]!r}: {error.strerror}") from error
     if path is None:
         raise PluginError(f"{kind} {spec!r}: no such file; tried {', '.join(map(str, dict.fromkeys(tried)))}")
     # The whole path names the module, so that two files called reward.py do not overwrite each other.
@@ -63,9 +78,11 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     sys.modules[name] = module
     try:
         description.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
+    except BaseException as error:  # a script without a main guard may call sys.exit
         del sys.modules[name]
-        raise PluginError(f"{kind} {spec!r}: running {path} failed: {type(error).__name__}: {error}") from error
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise PluginError(f"{kind} {spec!r}: running {path} failed: {in_one_line(error)}") from error
     return module
 
 
@@ -83,8 +100,10 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
                 f"{kind} {spec!r}: no module {error.name!r} among installed ones or in {searched}"
             ) from error
         raise PluginError(f"{kind} {spec!r}: importing {place} needs {error.name!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{kind} {spec!r}: importing {place} failed: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it may call sys.exit
+        raise PluginError(f"{kind} {spec!r}: importing {place} failed: {in_one_line(error)}") from error
     _check_shadowed(module, place, spec, kind, folders[0])
     return module
 

@@ -8,10 +8,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from turnwise.assemble import Prepared, model_folder, open_stage, prepare
+from turnwise.compose import check
 from turnwise.config import Config
 from turnwise.engines.scripted import Script
-from turnwise.errors import ConfigError, DataError
-from turnwise.plugins import load
+from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.files import check_folder
+from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
 from turnwise.storage.trajectories import read_trajectories
@@ -21,6 +23,8 @@ from turnwise.types import Group, Sample, Trajectory
 
 def run_sft(config: Config, console: Console | None = None) -> Path:
     """Train `model.path` on trajectories and write the result to `sft.out`; returns that folder."""
+    check(config)
+    check_folder(Path(config.sft.out), "sft.out")
     import torch
 
     from turnwise.engines.decoder import Decoder
@@ -59,7 +63,10 @@ async def _scripted(config: Config, progress: Progress) -> list[Trajectory]:
     """One scripted episode per training sample; a trace that fails is a bug of the script."""
     if config.sft.script is None:
         raise ConfigError("nothing to learn from: set sft.script=module:function or sft.recorded=[FILE]")
-    script: Script = load(config.sft.script, "script")(config.seed)
+    spec = config.sft.script
+    script: Script = call(load(spec, "script"), spec, "script", config.seed)
+    if not callable(script):
+        raise PluginError(f"script {spec!r} must give a function that speaks, not {type(script).__name__}")
     prepared: Prepared = prepare(config, "train", limit=config.sft.traces)
     bar = progress.add_task("scripted episodes", total=len(prepared.samples))
     async with open_stage(prepared, script) as stage:

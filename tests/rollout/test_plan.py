@@ -145,10 +145,15 @@ def test_no_notice_when_all_is_used():
 
 
 def test_tools_kwargs_nobody_reads_are_noticed():
-    samples = [make(tools_kwargs={"calculator": {"a": 1}}), make(tools_kwargs={"calculate": {}})]
+    samples = [make(tools_kwargs={"python": {"a": 1}}), make(tools_kwargs={"calculate": {}})]
     assert plan(samples, tools=[calculate]).notices == [
-        "1 samples have tools_kwargs for 'calculator', which they cannot call: did you mean 'calculate'?"
+        "1 samples have tools_kwargs for 'python', which they cannot call: valid: calculate."
     ]
+
+
+def test_tools_kwargs_of_a_tool_nobody_knows_are_refused():
+    with pytest.raises(PluginError, match="row:7: tools_kwargs: unknown tool 'calculator': did you mean 'calculate'"):
+        plan([make(tools_kwargs={"calculator": {"a": 1}})], tools=[calculate])
 
 
 def test_a_sample_not_seen_before_is_routed_too():

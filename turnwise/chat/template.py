@@ -7,11 +7,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import jinja2
-
 from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import TemplateError
+from turnwise.errors import TemplateError, in_one_line
 from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
 THINK, UNTHINK = "<think>", "</think>"
@@ -69,9 +67,9 @@ class ChatTemplate:
         entries = [self._entry(message) for message in messages]
         try:
             return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+        except Exception as error:  # a template is a stranger's program
             roles = ", ".join(message.role for message in messages)
-            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
+            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {in_one_line(error)}") from error
 
     def needed(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message]:
         """As much of the history as the suffix depends on: the first prompt, or all of it."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import TemplateError, unknown
+from turnwise.errors import TemplateError, in_one_line, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,10 @@ class Tokenizer:
     def __init__(self, folder: Path, template: str | None = None) -> None:
         from transformers import AutoTokenizer  # imports torch: only when a tokenizer is really needed
 
-        self._hf: Any = AutoTokenizer.from_pretrained(folder)
+        try:
+            self._hf: Any = AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+            raise TemplateError(f"{folder}: its tokenizer cannot be read: {in_one_line(error)[:300]}") from error
         if not getattr(self._hf, "is_fast", False):
             raise TemplateError(f"{folder} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
@@ -107,6 +110,9 @@ def load_template(name: str) -> str:
     if name in builtin:
         return builtin[name].read_text(encoding="utf-8")
     path = Path(name)
-    if not path.is_file():
-        raise TemplateError(unknown("chat template (no such file or built-in)", name, builtin))
-    return path.read_text(encoding="utf-8")
+    try:
+        if not path.is_file():
+            raise TemplateError(unknown("chat template (no such file or built-in)", name, builtin))
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"chat template {name}: {in_one_line(error)}") from error

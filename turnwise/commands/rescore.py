@@ -75,15 +75,15 @@ def weight(text: str) -> str:
 
 def option(text: str) -> tuple[str, Any]:
     """`view=full_trace` by name and value; values are YAML, as in a config file."""
-    import yaml
+    from turnwise.strict_yaml import parse_yaml
 
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise ConfigError(f"--options {text!r}: write NAME=VALUE, such as view=full_trace")
     try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--options {text!r}: the value is not YAML: {error}") from error
+        return name, parse_yaml(value)
+    except ConfigError as error:
+        raise ConfigError(f"--options {text!r}: {error}") from error
 
 
 def _free_name(folder: Path, scorer: str) -> str:

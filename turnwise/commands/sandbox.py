@@ -19,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it."""
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
     import asyncio
 
     from turnwise.compose import compose

@@ -24,6 +24,10 @@ def load_samples(paths: Iterable[str | Path], *, prompt_key: str) -> list[Sample
     return samples
 
 
+CHARACTERS_A_TOKEN = 100
+"""No text has so many to a token; a prompt beyond it is too long without being tokenised, which may take minutes."""
+
+
 def drop_overlong(
     samples: Sequence[Sample], count_tokens: Callable[[Sample], int], limit: int, mode: Overlong
 ) -> tuple[list[Sample], int]:
@@ -31,11 +35,15 @@ def drop_overlong(
     kept: list[Sample] = []
     shortest: int | None = None
     for sample in samples:
-        tokens = count_tokens(sample)
+        least = sum(len(message.text) for message in sample.prompt) // CHARACTERS_A_TOKEN
+        tokens = least if least > limit else count_tokens(sample)
         if tokens <= limit:
             kept.append(sample)
         elif mode is Overlong.error:
-            raise DataError(f"{sample.id}: the prompt has {tokens} tokens, more than data.max_prompt_tokens={limit}")
+            about = "at least " if tokens == least else ""
+            raise DataError(
+                f"{sample.id}: the prompt has {about}{tokens} tokens, more than data.max_prompt_tokens={limit}"
+            )
         else:
             shortest = tokens if shortest is None else min(shortest, tokens)
     if not kept and shortest is not None:

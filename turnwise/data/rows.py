@@ -33,6 +33,11 @@ class Row:
         return self.label or self.file.name
 
 
+def as_row(values: Any, file: Path, number: int, label: str) -> Row:
+    """A row that somebody's code made."""
+    return Row(file, number, _as_record(values, f"{label} row {number}"), label)
+
+
 class RowError(DataError):
     """A row that cannot be used: `train.parquet row 17: prompt[1].role: unknown role ...`."""
 
@@ -70,10 +75,11 @@ def name_files(paths: Iterable[str | Path]) -> dict[Path, str]:
     sample ids stay unique over `gsm8k/train.parquet` and `math/train.parquet`.
     """
     places = [(path, Path(os.path.abspath(path)).parts) for path in map(expand, paths)]
+    files = Counter(os.path.realpath(path) for path, _ in places)
     tails = Counter(parts[-length:] for _, parts in places for length in range(1, len(parts) + 1))
     names: dict[Path, str] = {}
     for path, parts in places:
-        if tails[parts] > 1:
+        if files[os.path.realpath(path)] > 1:
             raise DataError(f"{path}: the file is given twice")
         length = next(length for length in range(1, len(parts) + 1) if tails[parts[-length:]] == 1)
         names[path] = "/".join(parts[-length:])

@@ -305,6 +305,18 @@ def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dic
     return fused
 
 
+def check_folder(folder: Path) -> DecoderConfig:
+    """The decoder of a folder whose weights can be opened; none is read."""
+    config = read_config(folder)
+    for path in _tensor_files(folder):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"{path} cannot be read: {error}") from error
+    return config
+
+
 def _tensor_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():

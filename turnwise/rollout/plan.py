@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, PluginError, nearest
+from turnwise.errors import ConfigError, PluginError, nearest, unknown
 from turnwise.plugins import builtin, load
-from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.toolbox import Toolbox, builtin_tools
 from turnwise.rollout.users import Interactions
 from turnwise.types import Sample
 
@@ -39,7 +39,7 @@ class Plan:
         self._loops: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
         chosen = [self.route(sample) for sample in samples]
         self.routes: Counter[Route] = Counter(chosen)
-        self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen)]
+        self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
 
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
@@ -98,10 +98,14 @@ def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]
     return checked
 
 
-def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route]) -> list[str]:
-    """tools_kwargs that no tool will read: a slip of the pen, or a tool that is not configured."""
+def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
+    """tools_kwargs that no tool will read, since the sample cannot call it. A tool that nobody knows is refused."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    known = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
+        for name in sample.tools_kwargs:
+            if name not in known:
+                raise PluginError(f"sample {sample.id}: tools_kwargs: {unknown('tool', name, known)}")
         idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
     return [
         f"{count} samples have tools_kwargs for {name!r}, which they cannot call: {nearest(name, tools)}"

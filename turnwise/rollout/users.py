@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import strangers
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_json, as_number
+from turnwise.strict_yaml import read_yaml
 from turnwise.types import InteractionSpec, Message, Role, Sample
 
 _PACKAGE = "turnwise.rollout.interactions"
@@ -76,10 +75,7 @@ def read_registry(path: Path) -> dict[str, Callable[[dict[str, Any]], Interactio
     """
     if not path.is_file():
         raise ConfigError(f"rollout.interactions_file: no file {path} (from {Path.cwd()})")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+    content = read_yaml(path)
     entries = content.get("interaction") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path}: expected a non-empty list under the key 'interaction'")

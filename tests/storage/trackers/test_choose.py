@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from turnwise.compose import configure
 from turnwise.errors import ConfigError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
-from turnwise.storage.trackers.choose import NAMES, check_trackers, open_trackers
+from turnwise.storage.trackers.choose import check_trackers, open_trackers
 from turnwise.storage.trackers.tracker import Point, foreign
 
 
@@ -40,12 +41,11 @@ def test_a_mere_folder_is_not_the_library(tmp_path: Path, monkeypatch: pytest.Mo
     sys.modules.pop("some_left_over_folder")
 
 
-def test_unknown_and_repeated_names() -> None:
+def test_unknown_and_repeated_names_are_refused_by_every_command() -> None:
     with pytest.raises(ConfigError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
-        check_trackers(["tensorbord"])
+        configure("tracking.to=[tensorbord]")
     with pytest.raises(ConfigError, match="names 'console' more than once"):
-        check_trackers(["console", "console"])
-    assert NAMES == ("console", "tensorboard", "wandb", "mlflow")
+        configure("tracking.to=[console, console]")
 
 
 def test_none_and_one(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""How a field of the config says what it takes: its default, the range of its number, and when it is read."""
+
+import dataclasses
+import enum
+import math
+import types
+import typing
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MOST_WHOLE = 2**53
+"""No whole number is larger: beyond it JSON and floats lose digits."""
+MOST_SECONDS = 1e9
+"""Timers of the operating system take no longer waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers a knob takes; infinities and NaN are never among them."""
+
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    """`least` itself is left out."""
+
+    def holds(self, value: float) -> bool:
+        """Whether the knob takes this number."""
+        if not math.isfinite(value) or (self.most is not None and value > self.most):
+            return False
+        return self.least is None or value > self.least or (value == self.least and not self.above)
+
+    def __str__(self) -> str:
+        over = "more than" if self.above else "at least"
+        bounds = [] if self.least is None else [f"{over} {_plain(self.least)}"]
+        bounds += [] if self.most is None else [f"at most {_plain(self.most)}"]
+        return " and ".join(bounds) or "a finite number"
+
+
+def knob(default: Any, *marks: dict[str, Any]) -> Any:
+    """A field with its default and what else is known of it: `knob(8, at_least(1), only("engine.name", "torch"))`."""
+    return dataclasses.field(default=default, metadata={name: what for mark in marks for name, what in mark.items()})
+
+
+def only(key: str, *values: str) -> dict[str, Any]:
+    """This knob is read only when another has one of these values ("*" means: when it is set)."""
+    return {"only": (key, values)}
+
+
+def at_least(least: float, at_most: float | None = None) -> dict[str, Any]:
+    """The knob takes numbers from here on."""
+    return {"range": Range(least, at_most)}
+
+
+def more_than(least: float, at_most: float | None = None) -> dict[str, Any]:
+    """The knob takes numbers beyond this one."""
+    return {"range": Range(least, at_most, above=True)}
+
+
+def any_number() -> dict[str, Any]:
+    """The knob takes every finite number."""
+    return {"range": Range()}
+
+
+def share() -> dict[str, Any]:
+    """The knob takes a part of a whole: 0 to 1."""
+    return at_least(0, 1)
+
+
+def duration() -> dict[str, Any]:
+    """The knob takes a time to wait."""
+    return more_than(0, MOST_SECONDS)
+
+
+def url() -> dict[str, Any]:
+    """The knob takes the address of a server."""
+    return {"url": True}
+
+
+def range_of(field: "dataclasses.Field[Any]", hint: Any) -> Range | None:
+    """The declared range of a numeric field; whole numbers always have an end."""
+    declared: Range | None = field.metadata.get("range")
+    if declared is not None and declared.most is None and hint is int:
+        return dataclasses.replace(declared, most=MOST_WHOLE)
+    return declared
+
+
+def without_null(hint: Any) -> Any:
+    """`int` of `int | None`."""
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
+
+
+def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with its value) of every knob of a config, wherever the value came from."""
+    hints = typing.get_type_hints(type(section))
+    for field in dataclasses.fields(section):
+        key, hint, value = prefix + field.name, hints[field.name], getattr(section, field.name)
+        if dataclasses.is_dataclass(hint) and isinstance(value, typing.cast(type, hint)):
+            yield from problems(value, f"{key}.")
+            continue
+        bare = without_null(hint)
+        if value is None and bare is not hint:
+            continue
+        wanted = _wanted(value, bare, range_of(field, bare))
+        if wanted is None and "url" in field.metadata and not _is_url(value):
+            wanted = "an address such as http://127.0.0.1:8000"
+        if wanted is not None:
+            yield key, f"must be {wanted}, not {_shown(value)}"
+
+
+def _wanted(value: Any, hint: Any, limits: Range | None) -> str | None:
+    """What the value should have been; None when it is that."""
+    inner = typing.get_args(hint)
+    if hint in (int, float):
+        return _wanted_number(value, hint, limits)
+    if hint is str:
+        return _wanted_text(value) or (None if value.strip() else "text that is not empty")
+    if typing.get_origin(hint) is list:
+        return None if isinstance(value, list) and not any(map(_wanted_text, value)) else "a list of texts"
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+            return "a mapping of names to values"
+        found = (_wanted(entry, inner[1], Range()) for entry in value.values() if inner[1] is not Any)
+        return next((f"a mapping whose values are each {wanted}" for wanted in found if wanted), None)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return None if isinstance(value, hint) else f"one of {', '.join(repr(choice.value) for choice in hint)}"
+    return None if isinstance(value, hint) else {bool: "true or false"}.get(hint, f"a {hint.__name__}")
+
+
+def _wanted_number(value: Any, hint: type, limits: Range | None) -> str | None:
+    kinds = (int,) if hint is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return "a whole number" if hint is int else "a number"
+    return None if limits is None or limits.holds(value) else str(limits)
+
+
+def _wanted_text(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return "text"
+    return "text without null characters" if "\0" in value else None
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and text.isprintable()
+    except ValueError:  # a port beyond 65535, a bracket without its other half
+        return False
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
