@@ -293,7 +293,8 @@ class AlgorithmConfig:
     """The constant that sums are divided by."""
     clip_low: float = field(default=0.2, metadata=only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
     clip_high: float = field(default=0.2, metadata=only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
-    clip_dual: float = field(default=3.0, metadata=only("algorithm.loss", "ppo_clip"))
+    clip_dual: float | None = field(default=3.0, metadata=only("algorithm.loss", "ppo_clip"))
+    """With a negative advantage the loss is at most this times it; null sets no bound."""
     gamma: float = field(default=1.0, metadata=only("algorithm.advantage", "gae", "reinforce_pp"))
     lam: float = field(default=1.0, metadata=only("algorithm.advantage", "gae"))
     entropy: float = 0.0
@@ -308,7 +309,8 @@ class AlgorithmConfig:
     kl_target: float = field(default=0.1, metadata=only("algorithm.kl_control", "adaptive"))
     kl_horizon: int = field(default=10000, metadata=only("algorithm.kl_control", "adaptive"))
     value_loss: float = field(default=1.0, metadata=only("algorithm.advantage", "gae"))
-    value_clip: float = field(default=0.5, metadata=only("algorithm.advantage", "gae"))
+    value_clip: float | None = field(default=0.5, metadata=only("algorithm.advantage", "gae"))
+    """How far a new value may lie from the old one before it is pulled back in the loss; null never."""
     old_logprobs: OldLogprobs = OldLogprobs.sampler
     correction: Correction = field(default=Correction.none, metadata=only("algorithm.old_logprobs", "learner"))
     correction_mode: Excess = field(

@@ -60,6 +60,34 @@ def test_a_step_without_any_gradient_changes_no_weight() -> None:
     assert metrics["actor/grad_norm"] == 0.0 and metrics["critic/score/mean"] == 0.5
 
 
+def test_the_bounds_of_ratio_and_value_can_be_switched_off() -> None:
+    rewards = [[1.0, 0.0, 0.0]]
+    bounded, _ = after(rewards, "algorithm.clip_dual=1.0001", "algorithm.clip_low=0.0", "training.epochs=3")
+    free, _ = after(rewards, "algorithm.clip_dual=null", "algorithm.clip_low=0.0", "training.epochs=3")
+    assert any(not torch.equal(bounded[name], free[name]) for name in free)
+    assert configure("algorithm.advantage=gae", "algorithm.value_clip=null").algorithm.value_clip is None
+
+
+def test_gspo_learns_the_same_from_a_trajectory_in_segments() -> None:
+    """Two segments of one trajectory, in a budget that holds only one: its ratio and its weight stay one."""
+    updated = []
+    for budget in (20, 1000):
+        mind = Mind(learner(), None, FixedKL(0.0))
+        made = sequences([[1.0, 0.0]])
+        made[0].trajectory = made[1].trajectory = 0
+        made[0].reward = made[1].reward = 1.0
+        third = sequences([[0.0]])[0]
+        third.trajectory = 1
+        config = configure(
+            "algorithm.advantage=grpo", "algorithm.loss=gspo", "algorithm.aggregation=sequence_mean_token_mean",
+            f"learner.token_budget={budget}", "training.epochs=2",
+        )  # fmt: skip
+        optimise(mind, [*made, third], config, 0, None)
+        updated.append({name: p.detach().clone() for name, p in mind.learner.decoder.named_parameters()})
+    for name in updated[0]:
+        torch.testing.assert_close(updated[0][name], updated[1][name], atol=1e-6, rtol=1e-5)
+
+
 def test_an_entropy_bonus_keeps_every_sequence() -> None:
     start = {name: p.detach().clone() for name, p in learner().decoder.named_parameters()}
     found, _ = after([[1.0, 1.0], [0.0, 0.0]], "algorithm.entropy=0.1")

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from turnwise.choices import Advantage, Aggregation, Correction, Credit, OldLogprobs
+from turnwise.choices import Advantage, Aggregation, Correction, Credit, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.learner import PolicyTokens, TorchLearner
 from turnwise.engines.reference import Reference
@@ -18,7 +18,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.losses import PolicySettings, ValueSettings, policy_objective, value_objective
-from turnwise.training.packing import Batch, fill, minibatches, pack, write
+from turnwise.training.packing import Batch, fill, minibatches, pack, tokens_by_trajectory, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
 from turnwise.training.turn_credit import add_turn_credit
@@ -67,12 +67,15 @@ def optimise(
 
 def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
     """One weight update from one minibatch, in micro-batches; what has no gradient is not computed."""
-    active = [sequence for sequence in part if _has_gradient(sequence, config)]
-    active = active or list(part[:1])  # an idle step is a step: the optimizer counts it and its metrics are there
-    tokens, counted = (sum(s.policy_tokens for s in chosen) for chosen in (part, active))
+    # By trajectory, since gspo's ratio is over all of one. An idle step is a step: the optimizer counts it and its
+    # metrics are there.
+    moving = {sequence.trajectory for sequence in part if _has_gradient(sequence, config)} or {part[0].trajectory}
+    active = [sequence for sequence in part if sequence.trajectory in moving]
+    whole = tokens_by_trajectory(part)
+    tokens, counted = sum(whole.values()), sum(s.policy_tokens for s in active)
     totals: dict[str, float] = defaultdict(float)
-    for chosen in fill(active, config.learner.token_budget):
-        batch = pack(chosen, tokens, len(part))
+    for chosen in fill(active, config.learner.token_budget, together=config.algorithm.loss is PolicyLoss.gspo):
+        batch = pack(chosen, whole)
         found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config, chosen))
         for name, share in found.items():
             totals[name] += share * (tokens / counted if name in MEANS else 1.0)
@@ -112,7 +115,7 @@ def prepare_sequences(
         metrics |= shape_overlong(chosen, limit=limit, buffer=buffer, factor=algorithm.overlong_penalty)
     if algorithm.kl_reward > 0:
         measured = kl.penalise(chosen, algorithm.kl_reward_estimator, mind.controller.value)
-        mind.controller.update(measured.kl, measured.sequences)
+        mind.controller.update(measured.kl, measured.trajectories)
         metrics |= measured.metrics()
     metrics |= assign(sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines)
     if algorithm.credit is Credit.turn:
@@ -126,7 +129,7 @@ def prepare_sequences(
 def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_budget: int) -> None:
     """Let a model score every policy token and write the result into the sequences."""
     for part in fill(sequences, token_budget):
-        batch = pack(part, 1, 1)
+        batch = pack(part, tokens_by_trajectory(part))
         write(part, name, function(batch.tokens, batch.lengths, batch.index))
 
 
