@@ -36,7 +36,7 @@ def doubtful_choices(config: Config) -> list[str]:
     if corrected and algorithm.correction is Correction.geometric and algorithm.correction_mode is Excess.truncate:
         found.append(
             "the geometric mean of ratios is made for rejecting: truncated, it neither corrects as a weight "
-            "does nor leaves anything out; set algorithm.correction_mode=reject, or algorithm.correction=token or sequence"
+            "does nor leaves anything out; set algorithm.correction_mode=reject, or algorithm.correction=token"
         )
     return found
 

@@ -115,14 +115,14 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
-        remember(sequences, trajectories, config.algorithm.old_logprobs)
+        remember(sequences, trajectories)
     record(run.dir, file, trajectories)
     run.finish_step(collected.rounds, trajectories)
     await engines.publish(run.progress.step)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
-    if gap > config.training.drift:
-        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average")
+    if not gap <= config.training.drift:
+        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average (training.drift)")
     run.log(metrics)
 
 
