@@ -23,6 +23,7 @@ from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.storage.index import record
+from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import Telling
 from turnwise.storage.trajectories import write_jsonl
@@ -86,7 +87,12 @@ def _note(run: RunDir, console: Console, text: str) -> None:
 
 
 async def measure(
-    prepared: Prepared, make_stage: Callable[[Prepared, SamplingConfig], Stage], run: RunDir, step: int, *, greedy: bool
+    prepared: Prepared,
+    make_stage: Callable[[Prepared, SamplingConfig], Stage],
+    recorder: Recorder,
+    step: int,
+    *,
+    greedy: bool,
 ) -> dict[str, float]:
     """Accuracy in the middle of a training run, as sampled and, when asked for, greedily; recorded under eval/."""
     found: dict[str, float] = {}
@@ -99,14 +105,14 @@ async def measure(
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
         judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
         _remember_first_answers(judged)
-        record(run, f"eval/{name}step_{step:06d}.parquet", trajectories)
+        await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
             found[f"{name}first_accuracy/{source.data_source}"] = source.first_accuracy or 0.0
         right = [float(entry.right) for entry in judged if entry.right is not None]
         found[f"{name}accuracy"] = sum(right) / max(1, len(right))
-    run.write_json(f"eval/step_{step:06d}.json", found | tasks)
+    await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found | tasks)
     return found
 
 
