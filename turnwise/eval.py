@@ -133,28 +133,41 @@ async def play_all(
     config = prepared.config
 
     async def run(sample: Sample) -> Group:
-        group = await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
-        await apply_all(prepared.scoring.scorers[sample.data_source], group.trajectories)
+        return await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
+
+    async def score(group: Group) -> None:
+        await apply_all(prepared.scoring.scorers[group.sample.data_source], group.trajectories)
         for trajectory in group.trajectories:
             seen(trajectory)
-        return group
 
-    running = max(1, config.rollout.concurrency // config.eval.group_size)
-    async with Collector(prepared.samples, run, running=running, ahead=len(prepared.samples)) as collector:
+    running, ahead = max(1, config.rollout.concurrency // config.eval.group_size), len(prepared.samples)
+    failures = Failures(config.rollout.max_failures)
+    async with Collector(prepared.samples, run, running=running, ahead=ahead, score=score) as collector:
         while groups := await collector.next_groups(1):
             trajectories.extend(groups[0].trajectories)
-            check_failures(trajectories, config.rollout.max_failures)
+            failures.check(groups[0].trajectories)
 
 
-def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
-    """Stop a run that mostly fails, and say why it does."""
-    failures = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
-    if len(trajectories) >= FEWEST_TO_JUDGE_FAILURES and len(failures) > allowed * len(trajectories):
-        commonest, count = Counter(failures).most_common(1)[0]
-        raise TurnwiseError(
-            f"{len(failures)} of {len(trajectories)} episodes failed (rollout.max_failures={allowed:g}); "
-            f"most often ({count}): {commonest}"
-        )
+class Failures:
+    """Counts episodes as they come, to stop a run that mostly fails and say why it does."""
+
+    def __init__(self, allowed: float) -> None:
+        self._allowed = allowed
+        self._episodes = self._failed = 0
+        self._reasons: Counter[str] = Counter()
+
+    def check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count more; TurnwiseError when too large a share of all so far failed."""
+        failed = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
+        self._reasons.update(failed)
+        self._failed += len(failed)
+        self._episodes += len(trajectories)
+        if self._episodes >= FEWEST_TO_JUDGE_FAILURES and self._failed > self._allowed * self._episodes:
+            commonest, count = self._reasons.most_common(1)[0]
+            raise TurnwiseError(
+                f"{self._failed} of {self._episodes} episodes failed (rollout.max_failures={self._allowed:g}); "
+                f"most often ({count}): {commonest}"
+            )
 
 
 def _report(run: RunDir, seconds: float, judged: list[Judged], declared: dict[str, TaskMetrics]) -> EvalReport:
