@@ -13,7 +13,7 @@ from turnwise import Message, Role, Sample, ToolError, Trajectory, evaluate, too
 from turnwise.assemble import open_stage, prepare
 from turnwise.compose import configure
 from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
-from turnwise.eval import check_failures
+from turnwise.eval import Failures
 from turnwise.plan_text import plan_text
 from turnwise.rollout.group import run_group
 from turnwise.storage.trajectories import read_trajectories
@@ -167,10 +167,18 @@ def test_the_failure_share_is_judged_only_on_enough_episodes() -> None:
             Trajectory(samples(1)[0], 0, 0, [], [], [], StopReason.FAILED, 0.0, failure="down") for _ in range(count)
         ]
 
-    check_failures(failed(7), 0.5)
+    half = Failures(0.5)
+    half.check(failed(7))
     with pytest.raises(TurnwiseError, match="8 of 8 episodes failed .*down"):
-        check_failures(failed(8), 0.5)
-    check_failures(failed(8), 1.0)
+        half.check(failed(1))
+    Failures(1.0).check(failed(8))
+
+
+def test_every_episode_is_looked_at_once_for_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr("turnwise.eval.is_failed", lambda t: bool(looked.append(t.sample.id)))
+    evaluate(script_config(tmp_path, "42"), samples=samples(20), scorer=correct, console=QUIET)
+    assert len(looked) == len(set(looked)) == 20
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class PolicyLoss(enum.Enum):
     ppo_clip = "ppo_clip"
     """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
     gspo = "gspo"
-    """The same with one ratio per sequence, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
+    """The same with one ratio per trajectory, the geometric mean of its tokens'; made for sequence_mean_token_mean."""
     cispo = "cispo"
     """-stop_gradient(clip(r)) A logprob: the weight is clipped, no token loses its gradient."""
     reinforce = "reinforce"
@@ -109,7 +109,10 @@ class PolicyLoss(enum.Enum):
 
 
 class Aggregation(enum.Enum):
-    """How losses of tokens become one number; every choice divides by counts of the whole minibatch."""
+    """How losses of tokens become one number; every choice divides by counts of the whole minibatch.
+
+    A sequence is a trajectory here, also one whose rewritten history made several segments of it.
+    """
 
     token_mean = "token_mean"
     """Mean over policy tokens: long sequences weigh more."""
@@ -126,10 +129,12 @@ class KLEstimator(enum.Enum):
 
     k1 = "k1"
     """d: unbiased, noisy, may be negative."""
+    abs = "abs"
+    """|d|: biased, never negative; as a loss it pulls equally hard however far the two are apart."""
     k2 = "k2"
     """d^2 / 2: biased, low variance; its gradient is that of the true KL."""
     k3 = "k3"
-    """exp(-d) + d - 1: unbiased, never negative."""
+    """exp(-d) + d - 1: unbiased, never negative. At most 10 per token, without gradient beyond (as in verl)."""
 
 
 class KLControl(enum.Enum):

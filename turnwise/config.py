@@ -266,10 +266,12 @@ class TrainingConfig:
     """Draw on until the step has enough groups whose rewards differ (dynamic sampling)."""
     max_draws: int = knob(3, at_least(1), only("training.drop_constant_groups", "True"))
     """At most this many times `groups` samples a step."""
-    parity: float = knob(1e-3, at_least(0))
-    """Largest difference between the sampler's and the learner's log-probs accepted before the first update."""
-    drift: float = knob(0.05, at_least(0), only("algorithm.old_logprobs", "learner"))
-    """Mean difference between them above which a step warns."""
+    parity: float | None = knob(None, at_least(0))
+    """Mean difference between the sampler's and the learner's log-probs accepted before the first update; 99 %
+    of the tokens may differ by ten times as much. Null takes 0.001, and 0.02 where products are in bfloat16. Where both
+    are proven to compute the same, any difference stops the run."""
+    drift: float = knob(0.05, at_least(0))
+    """Mean difference between them above which a step warns; measured on the first minibatch of every step."""
 
 
 @dataclass
@@ -288,7 +290,8 @@ class AlgorithmConfig:
     """The constant that sums are divided by."""
     clip_low: float = knob(0.2, at_least(0), only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
     clip_high: float = knob(0.2, at_least(0), only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
-    clip_dual: float = knob(3.0, more_than(1), only("algorithm.loss", "ppo_clip"))
+    clip_dual: float | None = knob(3.0, more_than(1), only("algorithm.loss", "ppo_clip"))
+    """With a negative advantage the loss is at most this times it; null sets no bound."""
     gamma: float = knob(1.0, share(), only("algorithm.advantage", "gae", "reinforce_pp"))
     lam: float = knob(1.0, share(), only("algorithm.advantage", "gae"))
     entropy: float = knob(0.0, any_number())
@@ -303,7 +306,8 @@ class AlgorithmConfig:
     kl_target: float = knob(0.1, more_than(0), only("algorithm.kl_control", "adaptive"))
     kl_horizon: int = knob(10000, at_least(1), only("algorithm.kl_control", "adaptive"))
     value_loss: float = knob(1.0, at_least(0), only("algorithm.advantage", "gae"))
-    value_clip: float = knob(0.5, more_than(0), only("algorithm.advantage", "gae"))
+    value_clip: float | None = knob(0.5, more_than(0), only("algorithm.advantage", "gae"))
+    """How far a new value may lie from the old one before it is pulled back in the loss; null never."""
     old_logprobs: OldLogprobs = OldLogprobs.sampler
     correction: Correction = knob(Correction.none, only("algorithm.old_logprobs", "learner"))
     correction_mode: Excess = knob(Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric"))

@@ -24,6 +24,7 @@ from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.storage.index import record
+from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import Telling
 from turnwise.storage.trajectories import write_jsonl
@@ -90,7 +91,12 @@ def _note(run: RunDir, console: Console, text: str) -> None:
 
 
 async def measure(
-    prepared: Prepared, make_stage: Callable[[Prepared, SamplingConfig], Stage], run: RunDir, step: int, *, greedy: bool
+    prepared: Prepared,
+    make_stage: Callable[[Prepared, SamplingConfig], Stage],
+    recorder: Recorder,
+    step: int,
+    *,
+    greedy: bool,
 ) -> dict[str, float]:
     """Accuracy in the middle of a training run, as sampled and, when asked for, greedily; recorded under eval/."""
     found: dict[str, float] = {}
@@ -103,14 +109,14 @@ async def measure(
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
         judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
         _remember_first_answers(judged)
-        record(run, f"eval/{name}step_{step:06d}.parquet", trajectories)
+        await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
             found[f"{name}first_accuracy/{source.data_source}"] = source.first_accuracy or 0.0
         right = [float(entry.right) for entry in judged if entry.right is not None]
         found[f"{name}accuracy"] = sum(right) / max(1, len(right))
-    run.write_json(f"eval/step_{step:06d}.json", found | tasks)
+    await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found | tasks)
     return found
 
 
@@ -131,28 +137,41 @@ async def play_all(
     config = prepared.config
 
     async def run(sample: Sample) -> Group:
-        group = await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
-        await apply_all(prepared.scoring.scorers[sample.data_source], group.trajectories)
+        return await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
+
+    async def score(group: Group) -> None:
+        await apply_all(prepared.scoring.scorers[group.sample.data_source], group.trajectories)
         for trajectory in group.trajectories:
             seen(trajectory)
-        return group
 
-    running = max(1, config.rollout.concurrency // config.eval.group_size)
-    async with Collector(prepared.samples, run, running=running, ahead=len(prepared.samples)) as collector:
+    running, ahead = max(1, config.rollout.concurrency // config.eval.group_size), len(prepared.samples)
+    failures = Failures(config.rollout.max_failures)
+    async with Collector(prepared.samples, run, running=running, ahead=ahead, score=score) as collector:
         while groups := await collector.next_groups(1):
             trajectories.extend(groups[0].trajectories)
-            check_failures(trajectories, config.rollout.max_failures)
+            failures.check(groups[0].trajectories)
 
 
-def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
-    """Stop a run that mostly fails, and say why it does."""
-    failures = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
-    if len(trajectories) >= FEWEST_TO_JUDGE_FAILURES and len(failures) > allowed * len(trajectories):
-        commonest, count = Counter(failures).most_common(1)[0]
-        raise TurnwiseError(
-            f"{len(failures)} of {len(trajectories)} episodes failed (rollout.max_failures={allowed:g}); "
-            f"most often ({count}): {commonest}"
-        )
+class Failures:
+    """Counts episodes as they come, to stop a run that mostly fails and say why it does."""
+
+    def __init__(self, allowed: float) -> None:
+        self._allowed = allowed
+        self._episodes = self._failed = 0
+        self._reasons: Counter[str] = Counter()
+
+    def check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count more; TurnwiseError when too large a share of all so far failed."""
+        failed = [trajectory.failure or "unknown" for trajectory in trajectories if is_failed(trajectory)]
+        self._reasons.update(failed)
+        self._failed += len(failed)
+        self._episodes += len(trajectories)
+        if self._episodes >= FEWEST_TO_JUDGE_FAILURES and self._failed > self._allowed * self._episodes:
+            commonest, count = self._reasons.most_common(1)[0]
+            raise TurnwiseError(
+                f"{self._failed} of {self._episodes} episodes failed (rollout.max_failures={self._allowed:g}); "
+                f"most often ({count}): {commonest}"
+            )
 
 
 def _report(run: RunDir, seconds: float, judged: list[Judged], declared: dict[str, TaskMetrics]) -> EvalReport:

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from turnwise.assemble import Prepared
-from turnwise.choices import Correction, EngineName, OldLogprobs
+from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.storage.run_dir import PLAN, TOKENIZER, RunDir
 
@@ -17,13 +17,28 @@ def introduce(prepared: Prepared, run: RunDir, console: Console) -> None:
     console.print(plan, markup=False, highlight=False)
 
 
-def stale_and_uncorrected(config: Config) -> bool:
-    """Whether training would push stale episodes without bound: no ratio to the sampler, so no clip and no weight."""
-    return (
-        config.training.max_lag > 0
-        and config.algorithm.old_logprobs is OldLogprobs.learner
-        and config.algorithm.correction is Correction.none
-    )
+def doubtful_choices(config: Config) -> list[str]:
+    """Choices that can be made together but seldom should be: what each does, and what to set instead."""
+    algorithm = config.algorithm
+    corrected = algorithm.old_logprobs is OldLogprobs.learner and algorithm.correction is not Correction.none
+    found = []
+    if config.training.max_lag > 0 and algorithm.old_logprobs is OldLogprobs.learner and not corrected:
+        # No ratio to the sampler, so no clip and no weight.
+        found.append(
+            f"episodes may be {config.training.max_lag} step(s) old and old log-probs are the learner's: nothing "
+            "bounds how far a stale episode pushes, and such a run can collapse; set algorithm.correction=token"
+        )
+    if algorithm.loss is PolicyLoss.gspo and algorithm.aggregation is not Aggregation.sequence_mean_token_mean:
+        found.append(
+            f"gspo gives every token of a trajectory one ratio and algorithm.aggregation={algorithm.aggregation.value} "
+            "weighs trajectories by their length; gspo is defined with sequence_mean_token_mean"
+        )
+    if corrected and algorithm.correction is Correction.geometric and algorithm.correction_mode is Excess.truncate:
+        found.append(
+            "the geometric mean of ratios is made for rejecting: truncated, it neither corrects as a weight "
+            "does nor leaves anything out; set algorithm.correction_mode=reject, or algorithm.correction=token"
+        )
+    return found
 
 
 def plan_text(prepared: Prepared) -> str:
@@ -56,11 +71,7 @@ def plan_text(prepared: Prepared) -> str:
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
         f"{config.data.max_prompt_tokens} tokens"
     )
-    if stale_and_uncorrected(config):
-        lines.append(
-            f"warning      episodes may be {config.training.max_lag} step(s) old and old log-probs are the learner's: "
-            "nothing bounds how far a stale episode pushes, and such a run can collapse; set algorithm.correction=token"
-        )
+    lines += [f"warning      {choice}" for choice in doubtful_choices(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

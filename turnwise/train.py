@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from rich.console import Console
@@ -14,16 +16,19 @@ from turnwise.eval import measure
 from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
-from turnwise.storage.index import record
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
+from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
 from turnwise.training.optimise import check_parity, optimise
 from turnwise.training.sequences import remember, to_sequences, trainable
 from turnwise.training.shaping import count
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def train(config: Config, console: Console | None = None) -> TrainReport:
@@ -63,7 +68,7 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
     """Every step that is left, between two evaluations; returns what the last one found."""
     config, after = run.config, dict[str, float]()
     services = prepared.running(run.note), heldout.running(run.note)
-    async with services[0], services[1], open_training(config, prepared, run.note) as engines:
+    async with services[0], services[1], open_training(config, prepared, run.note) as engines, LoopLag() as lag:
         with run.catching_signals():
             run.resume(engines)
             await engines.publish(run.progress.step)
@@ -77,20 +82,35 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
                     collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
                     if collected is None:
                         continue
-                    await learn(run, engines, collected)
+                    await learn(run, engines, collected, lag)
                     groups.allow(run.progress.rounds)
                     last = run.progress.step == config.training.steps  # evaluated and saved below
                     if due(run.progress.step, config.training.eval_every) and not last:
                         await evaluate(run, engines, heldout, greedy=False)
                     if due(run.progress.step, config.training.save_every) and not last:
-                        run.save(engines)
+                        await save(run, engines)
             if not run.stopping.is_set():
                 after = await evaluate(run, engines, heldout, greedy=True)
-            run.save(engines)
+            await save(run, engines)
     return after
 
 
-async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> None:
+async def save(run: TrainRun, engines: TrainingStage) -> None:
+    """Write a checkpoint while collection goes on; nobody changes the learner meanwhile."""
+    await run.recorder.do(in_threads(engines, run.save), engines)
+
+
+def in_threads(engines: TrainingStage, work: Callable[P, T]) -> Callable[P, T]:
+    """The work with the engines' number of threads, which belongs to the thread that computes."""
+
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        torch.set_num_threads(engines.threads)
+        return work(*args, **kwargs)
+
+    return wrapped
+
+
+async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag: LoopLag) -> None:
     """Learn from a step's groups, publish the new weights, record everything."""
     config, groups, start = run.config, collected.groups, time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -102,34 +122,31 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
-            run.note(check_parity(engines.mind, sequences, config, exact=engines.invariant))
-
-        def compute() -> dict[str, float]:
-            torch.set_num_threads(engines.threads)  # the count belongs to the thread that computes
-            return optimise(engines.mind, sequences, config, run.progress.step, collected.baselines)
-
+            compare = in_threads(engines, check_parity)
+            run.note(await asyncio.to_thread(compare, engines.mind, sequences, config, exact=engines.invariant))
+        compute, step = in_threads(engines, optimise), run.progress.step
         try:
-            metrics |= await asyncio.to_thread(compute)
+            metrics |= await asyncio.to_thread(compute, engines.mind, sequences, config, step, collected.baselines)
         except NotFinite as error:
-            record(run.dir, file, trajectories)
+            await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
-        remember(sequences, trajectories, config.algorithm.old_logprobs)
-    record(run.dir, file, trajectories)
+        remember(sequences, trajectories)
+    await run.recorder.record(file, trajectories)
     run.finish_step(collected.rounds, trajectories)
     await engines.publish(run.progress.step)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
-    if gap > config.training.drift:
-        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average")
-    run.log(metrics)
+    if not gap <= config.training.drift:
+        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average (training.drift)")
+    await run.recorder.do(run.log, metrics | lag.take())
 
 
 async def evaluate(run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool) -> dict[str, float]:
     """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best."""
-    found = await measure(heldout, engines.stage, run.dir, run.progress.step, greedy=greedy)
-    run.remember(found)
+    found = await measure(heldout, engines.stage, run.recorder, run.progress.step, greedy=greedy)
+    await run.recorder.do(run.remember, found)
     return found
 
 

@@ -181,7 +181,7 @@ class Learned:
     """
 
     logprobs: list[float] | None = None
-    """The learner's, before the first update of the step; None when it was not asked and took the sampler's."""
+    """The learner's, before the first update of the step; None when it computed the sequence only after that."""
     new_logprobs: list[float] | None = None
     """The learner's in the last update that used the token."""
     ref_logprobs: list[float] | None = None

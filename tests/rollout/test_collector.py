@@ -101,6 +101,48 @@ def test_a_finished_group_makes_room_before_it_is_handed_out():
     asyncio.run(main())
 
 
+def test_a_played_group_gives_up_its_slot_before_it_is_scored():
+    """Play and scoring each have `running` slots; a judge that hangs stops neither play nor its bound."""
+
+    async def main():
+        runs, scores = Runs(), Runs()
+
+        async def score(group):
+            await scores(group.sample)
+
+        runs.open(*(f"s{n}" for n in range(9)))
+        async with Collector(samples(9), runs, running=2, ahead=6, score=score) as collector:
+            await settle()
+            await settle()
+            assert scores.started == ["s0", "s1"] and scores.running == 2
+            assert runs.started == [f"s{n}" for n in range(6)], "played as far ahead as may be, none scored yet"
+            assert runs.running == 0
+            scores.open("s1")
+            await settle()
+            assert scores.started == ["s0", "s1", "s2"], "start order, whatever is scored first"
+            scores.open(*(f"s{n}" for n in range(9)))
+            assert ids(await collector.next_groups(9)) == [f"s{n}" for n in range(9)]
+        assert scores.most == 2 and runs.most == 2
+
+    asyncio.run(main())
+
+
+def test_an_error_in_scoring_comes_out_and_cancels_the_rest():
+    async def main():
+        runs = Runs()
+        runs.open("s0")
+
+        async def score(group):
+            raise ZeroDivisionError(group.sample.id)
+
+        with pytest.raises(ZeroDivisionError, match="s0"):
+            async with Collector(samples(3), runs, running=2, ahead=3, score=score) as collector:
+                await collector.next_groups(1)
+        assert runs.running == 0 and "s1" in runs.cancelled
+
+    asyncio.run(main())
+
+
 def test_more_groups_than_may_be_ahead_can_be_asked_for_at_once():
     async def main():
         runs = Runs()

@@ -6,7 +6,8 @@ import io
 import pytest
 from PIL import Image as Picture
 
-from turnwise.storage.images import image_kind, keep_images
+from turnwise.storage.images import IMAGES, Album, image_kind
+from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import (
     CallRecord,
@@ -53,8 +54,8 @@ def test_files_are_copied_once_under_the_name_of_their_content(run, tmp_path):
     (tmp_path / "blue.png").write_bytes(png("blue"))
     first = episode([tmp_path / "red.png", tmp_path / "same.png"])
     second = episode(parts=(Image(str(tmp_path / "blue.png")),))
-    keep_images(run, [first, second])
-    keep_images(run, [first])
+    Album(run).keep([first, second])
+    Album(run).keep([first])
     assert len(kept(run)) == 2
     lines = run.read_jsonl("images/index.jsonl")
     assert [line["source"] for line in lines] == [str(tmp_path / f"{name}.png") for name in ("red", "same", "blue")]
@@ -66,14 +67,14 @@ def test_files_are_copied_once_under_the_name_of_their_content(run, tmp_path):
 def test_a_list_of_images_that_is_broken_stops_nothing(run, tmp_path, line):
     (tmp_path / "red.png").write_bytes(png("red"))
     run.write_text("images/index.jsonl", line + "\n")
-    keep_images(run, [episode([tmp_path / "red.png"])])
+    Album(run).keep([episode([tmp_path / "red.png"])])
     assert kept(run)
 
 
 def test_what_is_no_image_stays_where_it_is(run, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_text("root:x:0")
-    keep_images(run, [episode([secret, tmp_path / "gone.png", tmp_path, "data:image/png;base64,xx", "http://x/y.png"])])
+    Album(run).keep([episode([secret, tmp_path / "gone.png", tmp_path, "data:image/png;base64,xx", "http://x/y.png"])])
     assert not (run.path / "images").exists()
 
 
@@ -81,7 +82,7 @@ def test_what_a_tool_drew_becomes_a_file(run):
     data = "data:image/png;base64," + base64.b64encode(png("green")).decode()
     info = {"images": [{"name": "show", "data": data}, {"name": "broken", "data": "data:image/png;base64,é?"}, "odd"]}
     trajectory = episode(info=info)
-    keep_images(run, [trajectory])
+    Album(run).keep([trajectory])
     drawn, broken, odd = trajectory.calls[0].info["images"]
     assert "data" not in drawn and (run.path / drawn["file"]).read_bytes() == png("green")
     assert broken["data"].endswith("?") and odd == "odd"
@@ -97,3 +98,24 @@ def test_kinds_go_by_content():
         None,
     ]
     assert image_kind(b"RIFF\x00\x00\x00\x00WEBP") == "webp" and image_kind(b"RIFF\x00\x00\x00\x00WAVE") is None
+
+
+def test_the_index_is_read_once_however_many_steps_are_written(run, tmp_path, monkeypatch):
+    read = []
+    real = RunDir.read_text
+    monkeypatch.setattr(RunDir, "read_text", lambda self, name: read.append(name) or real(self, name))
+    (tmp_path / "old.png").write_bytes(png("red"))
+    Album(run).keep([episode([tmp_path / "old.png"])])
+    read.clear()
+    album = Album(run)
+    for step in range(5):
+        (tmp_path / f"{step}.png").write_bytes(png((step, 0, 0)))
+        record(
+            run,
+            f"trajectories/step_{step:06d}.parquet",
+            [episode([tmp_path / f"{step}.png", tmp_path / "old.png"])],
+            album,
+        )
+    assert read.count(IMAGES) == 1
+    sources = [line["source"] for line in run.read_jsonl(IMAGES)]
+    assert len(sources) == len(set(sources)) == 6

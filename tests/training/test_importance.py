@@ -49,6 +49,38 @@ def test_log_ratios_are_bounded(draw):
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_metrics_stay_finite_and_say_how_far_the_farthest_trajectory_is(draw):
+    """One trajectory that the learner thinks impossible: perplexities would overflow, the extremes tell of it."""
+    near = draw("paa", logprobs=[-1.0, -1.0], old_logprobs=[-1.0, -1.5])
+    far = draw("paa", trajectory=1, logprobs=[-1.0, -1.0], old_logprobs=[-3000.0, -1000.0])
+    found = mismatch([near, far])
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["rollout_corr/log_ppl_diff_max"] == pytest.approx(1999.0)
+    assert found["rollout_corr/log_ppl_diff_min"] == pytest.approx(0.25)
+
+
+def test_a_trajectory_in_segments_has_one_ratio(draw):
+    """Products and means go over all segments, and a mean over trajectories counts it once."""
+    cut = [
+        draw("paa", logprobs=[-1, -2], old_logprobs=[-1, -2 + math.log(4)]),
+        draw("pa", trajectory=1, logprobs=[-1], old_logprobs=[-1 + math.log(3)]),
+        draw("pa", logprobs=[-0.5], old_logprobs=[-0.5 + math.log(0.5)]),
+    ]
+    whole = [
+        draw("paata", logprobs=[-1, -2, -0.5], old_logprobs=[-1, -2 + math.log(4), -0.5 + math.log(0.5)]),
+        cut[1],
+    ]
+    correct(cut, Correction(Level.sequence, Excess.truncate, upper=9.0))
+    assert [row for s in cut for row in s.gather("weights")] == pytest.approx([2, 2, 3, 2])
+    correct(cut, Correction(Level.geometric, Excess.reject, upper=1.5))
+    assert [row for s in cut for row in s.gather("weights")] == pytest.approx([2 ** (1 / 3)] * 2 + [0, 2 ** (1 / 3)])
+    names = ("kl", "ppl_ratio", "training_ppl", "log_ppl_diff", "log_ppl_abs_diff", "chi2_seq", "abs_diff_p99")
+    ours, theirs = mismatch(cut), mismatch(whole)
+    assert {n: ours[f"rollout_corr/{n}"] for n in names} == pytest.approx(
+        {n: theirs[f"rollout_corr/{n}"] for n in names}
+    )
+
+
 def test_metrics_of_the_weights(made):
     metrics = correct(made, Correction(Level.token, Excess.reject, upper=2.5))
     bounded = np.array([1.0, 2.5, 0.5, 0.4, 1.5])
@@ -76,11 +108,14 @@ def test_metrics_of_the_gap(made):
         "training_log_ppl": np.mean([-row.mean() for row in learner]),
         "rollout_log_ppl": np.mean([-row.mean() for row in sampler]),
         "log_ppl_diff": np.mean([-row.mean() for row in logs]),
+        "log_ppl_diff_max": max(-row.mean() for row in logs),
+        "log_ppl_diff_min": min(-row.mean() for row in logs),
         "log_ppl_abs_diff": np.mean([abs(row.mean()) for row in logs]),
         "ppl_ratio": np.mean([np.exp(-row.mean()) for row in logs]),
         "chi2_token": (1 + 16 + 0.25 + 0.04 + 2.25) / 5 - 1,
         "chi2_seq": (2.0**2 + 0.3**2) / 2 - 1,
         "abs_diff_mean": np.abs(flat).mean(),
+        "abs_diff_p99": np.quantile(np.abs(flat), 0.99),
         "abs_diff_max": math.log(5),
         # Turn 0: ratios 1, 4 and 0.2; turn 1: 0.5 and 1.5.
         "turn_0/abs_diff_mean": (math.log(4) + math.log(5)) / 3,

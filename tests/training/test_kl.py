@@ -18,6 +18,7 @@ D = torch.tensor([0.0, 0.5, -1.0], dtype=torch.float64)
     ("estimator", "values", "gradients"),
     [
         (KLEstimator.k1, [0.0, 0.5, -1.0], [1.0, 1.0, 1.0]),
+        (KLEstimator.abs, [0.0, 0.5, 1.0], [0.0, 1.0, -1.0]),
         (KLEstimator.k2, [0.0, 0.125, 0.5], [0.0, 0.5, -1.0]),
         (KLEstimator.k3, [0.0, math.exp(-0.5) + 0.5 - 1, math.e - 2], [0.0, 1 - math.exp(-0.5), 1 - math.e]),
     ],
@@ -51,9 +52,13 @@ def test_k1_and_k3_agree_with_the_exact_kl_and_k2_has_its_gradient():
     torch.testing.assert_close(gradients[KLEstimator.k1], torch.zeros_like(logits))
 
 
-def test_k3_stays_finite_and_exact():
-    huge = estimate(torch.tensor([-500.0]), torch.tensor([0.0]), KLEstimator.k3)
-    assert huge.item() == pytest.approx(math.exp(20) - 21, rel=1e-6)
+def test_k3_is_bounded_at_10_without_gradient_beyond_and_exact_when_the_policies_agree():
+    logprobs = torch.tensor([-500.0, -19.0, -2.6, -2.4, 500.0], dtype=torch.float64, requires_grad=True)
+    found = estimate(logprobs, torch.zeros(5, dtype=torch.float64), KLEstimator.k3)
+    found.sum().backward()
+    # exp(2.6) - 3.6 is 9.9, the largest that is still followed; far above the reference only the log-ratio is bounded.
+    assert found.tolist() == pytest.approx([10, 10, math.exp(2.6) - 3.6, math.exp(2.4) - 3.4, 10])
+    assert logprobs.grad.tolist() == pytest.approx([0, 0, 1 - math.exp(2.6), 1 - math.exp(2.4), 0])
     close = estimate(torch.tensor([1e-4]), torch.tensor([0.0]), KLEstimator.k3)
     assert 0 <= close.item() < 1e-7
 
@@ -71,8 +76,19 @@ def test_the_penalty_is_zero_at_every_token_the_policy_did_not_write(draw):
     measure = penalise(made, KLEstimator.k1, 0.1)
     assert made[0].kl_penalties == pytest.approx([0, 0, 0.05, 0, 0.0, 0, -0.1])
     assert made[1].kl_penalties == pytest.approx([0, 0.2, 0])
-    assert measure.sequences == 2 and measure.kl == pytest.approx((-0.5 / 3 + 2.0) / 2)
+    assert measure.trajectories == 2 and measure.kl == pytest.approx((-0.5 / 3 + 2.0) / 2)
     assert measure.metrics() == {"actor/reward_kl_penalty": measure.kl, "actor/reward_kl_penalty_coeff": 0.1}
+
+
+def test_the_kl_of_a_trajectory_in_segments_counts_once(draw):
+    one = draw("paata", trajectory=0, old_logprobs=[-1.0, -2.0, -3.0], ref_logprobs=[-2.0, -2.0, -3.0])
+    cut = [
+        draw("paa", trajectory=0, old_logprobs=[-1.0, -2.0], ref_logprobs=[-2.0, -2.0]),
+        draw("pa", trajectory=0, old_logprobs=[-3.0], ref_logprobs=[-3.0]),
+    ]
+    other = draw("pa", trajectory=1, old_logprobs=[-1.0], ref_logprobs=[-4.0])
+    whole, segments = (penalise([*made, other], KLEstimator.k1, 0.1) for made in ([one], cut))
+    assert segments == whole and whole.trajectories == 2 and whole.kl == pytest.approx((1 / 3 + 3) / 2)
 
 
 def test_kl_without_a_reference_is_refused(draw):
@@ -115,7 +131,7 @@ def test_controllers_refuse_what_cannot_work():
         FixedKL(-0.1)
     with pytest.raises(ConfigError, match="positive target and horizon"):
         AdaptiveKL(0.1, target=0.0, horizon=10)
-    with pytest.raises(ConfigError, match="too short for 100 sequences"):
+    with pytest.raises(ConfigError, match="too short for 100 trajectories"):
         AdaptiveKL(0.1, target=1.0, horizon=10).update(0.0, 100)
     with pytest.raises(ValueError, match="measured KL is nan"):
         AdaptiveKL(0.1, target=1.0, horizon=10).update(math.nan, 1)

@@ -22,7 +22,7 @@ from turnwise.training.losses import (
     value_objective,
 )
 from turnwise.training.packing import micro_batches, pack
-from turnwise.training.sequences import trainable
+from turnwise.training.sequences import OPTIONAL, trainable
 
 VOCABULARY = 17
 SPANS = ("ppaattaau", "paauutaaa", "ppppa", "paataauuaat")
@@ -120,7 +120,7 @@ def test_gspo_has_the_gradient_of_the_geometric_mean(draw):
     )
     losses = []
     for number in range(len(SPANS)):
-        here = batch.sequence == number
+        here = batch.trajectory == number
         ratio = (logprobs[here] - batch.old_logprobs[here]).mean().exp()
         advantage = batch.advantages[here][0]
         losses.append(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)))
@@ -162,6 +162,52 @@ def slow_aggregate(rows, aggregation, norm_length):
 
 
 ALL = list(itertools.product(PolicyLoss, Aggregation))
+
+
+def cut_up(sequence):
+    """The same trajectory as two segments: its first policy tokens, and the rest behind a prompt of their own."""
+    at = 1 + [n for n, flag in enumerate(sequence.loss_mask) if flag][sequence.policy_tokens // 2]
+    if at == len(sequence.token_ids) or not any(sequence.loss_mask[at:]):
+        return [sequence]
+    made = []
+    for part in (slice(0, at), slice(at, None)):
+        named = {name: getattr(sequence, name) for name in (*OPTIONAL, "token_ids", "logprobs", "turns")}
+        lists = {name: [values[0], *values[part]] for name, values in named.items() if values is not None}
+        made.append(replace(sequence, loss_mask=[False, *sequence.loss_mask[part]], **lists))
+    return made
+
+
+@pytest.mark.parametrize(("loss", "aggregation"), ALL)
+def test_a_trajectory_in_segments_counts_as_one(draw, loss, aggregation):
+    """Objective and metrics are those of the uncut trajectories, in one micro-batch and in several."""
+    settings = PolicySettings(loss, aggregation, norm_length=50, entropy_coefficient=0.01, kl_coefficient=0.1)
+    whole, segments = data(draw), [segment for sequence in data(draw) for segment in cut_up(sequence)]
+    assert len(segments) == 7
+
+    def run(made, budget):
+        batches = micro_batches(made, budget, together=loss is PolicyLoss.gspo)
+        total, metrics = 0.0, {}
+        for batch in batches:
+            # By the token itself, so that it is the same whichever batch it comes in.
+            logprobs = batch.old_logprobs + 0.5 * torch.sin(37 * batch.old_logprobs)
+            objective, found = policy_objective(logprobs, -logprobs, batch, settings)
+            value, more = value_objective(logprobs, batch, ValueSettings(aggregation=aggregation, norm_length=50))
+            total += (objective + value).item()
+            metrics = {name: metrics.get(name, 0.0) + number for name, number in (found | more).items()}
+        return len(batches), total, metrics
+
+    _, expected, metrics = run(whole, 999)
+    for budget in (999, 8):
+        count, found, shares = run(segments, budget)
+        assert (count > 1) is (budget == 8)
+        assert found == pytest.approx(expected, abs=1e-5) and shares == pytest.approx(metrics, abs=1e-5)
+
+
+def test_gspo_refuses_half_a_trajectory(draw):
+    segments = cut_up(data(draw)[0])
+    halves = micro_batches(segments, 1)
+    with pytest.raises(ValueError, match="all segments of a trajectory in one batch"):
+        policy_objective(halves[0].old_logprobs, halves[0].old_logprobs, halves[0], PolicySettings(PolicyLoss.gspo))
 
 
 @pytest.mark.parametrize(("loss", "aggregation"), ALL)
@@ -328,6 +374,6 @@ def test_value_settings_that_cannot_work_are_refused(draw):
         ValueSettings(clip=0.0)
     with pytest.raises(ConfigError, match="needs a positive norm_length"):
         ValueSettings(aggregation=Aggregation.sequence_sum_norm)
-    batch = pack(trainable([draw("pa")]), 1, 1)
+    batch = pack(trainable([draw("pa")]), {0: 1})
     with pytest.raises(ConfigError, match="needs a positive norm_length"):
         aggregate(torch.zeros(1), batch, Aggregation.sequence_sum_norm)

@@ -2,25 +2,29 @@
 
 import json
 
+import pytest
 import torch
 
+from turnwise.choices import Precision
 from turnwise.compose import configure
 from turnwise.engines.checkpoint_format import config_from_hf
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.learner import LearnerSettings, TorchLearner
 from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.errors import TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training import optimise as module
 from turnwise.training.kl import FixedKL
-from turnwise.training.optimise import Mind, optimise
+from turnwise.training.optimise import Mind, check_parity, optimise, score
 from turnwise.training.sequences import TrainSequence
 
 
-def learner() -> TorchLearner:
+def learner(temperature: float = 1.0, precision: Precision | None = None) -> TorchLearner:
     small = {**SHAPE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "head_dim": 16, "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
     decoder = Decoder.fresh(config_from_hf(json.loads(json.dumps(small))), seed=0)
-    return TorchLearner(decoder, LearnerSettings(OptimizerSettings(lr=1e-2)), temperature=1.0)
+    settings = LearnerSettings(OptimizerSettings(lr=1e-2), precision=precision)
+    return TorchLearner(decoder, settings, temperature=temperature)
 
 
 def sequences(rewards: list[list[float]]) -> list[TrainSequence]:
@@ -60,7 +64,107 @@ def test_a_step_without_any_gradient_changes_no_weight() -> None:
     assert metrics["actor/grad_norm"] == 0.0 and metrics["critic/score/mean"] == 0.5
 
 
+def test_the_bounds_of_ratio_and_value_can_be_switched_off() -> None:
+    rewards = [[1.0, 0.0, 0.0]]
+    bounded, _ = after(rewards, "algorithm.clip_dual=1.0001", "algorithm.clip_low=0.0", "training.epochs=3")
+    free, _ = after(rewards, "algorithm.clip_dual=null", "algorithm.clip_low=0.0", "training.epochs=3")
+    assert any(not torch.equal(bounded[name], free[name]) for name in free)
+    assert configure("algorithm.advantage=gae", "algorithm.value_clip=null").algorithm.value_clip is None
+
+
+def test_gspo_learns_the_same_from_a_trajectory_in_segments() -> None:
+    """Two segments of one trajectory, in a budget that holds only one: its ratio and its weight stay one."""
+    updated = []
+    for budget in (20, 1000):
+        mind = Mind(learner(), None, FixedKL(0.0))
+        made = sequences([[1.0, 0.0]])
+        made[0].trajectory = made[1].trajectory = 0
+        made[0].reward = made[1].reward = 1.0
+        third = sequences([[0.0]])[0]
+        third.trajectory = 1
+        config = configure(
+            "algorithm.advantage=grpo", "algorithm.loss=gspo", "algorithm.aggregation=sequence_mean_token_mean",
+            f"learner.token_budget={budget}", "training.epochs=2",
+        )  # fmt: skip
+        optimise(mind, [*made, third], config, 0, None)
+        updated.append({name: p.detach().clone() for name, p in mind.learner.decoder.named_parameters()})
+    for name in updated[0]:
+        torch.testing.assert_close(updated[0][name], updated[1][name], atol=1e-6, rtol=1e-5)
+
+
 def test_an_entropy_bonus_keeps_every_sequence() -> None:
     start = {name: p.detach().clone() for name, p in learner().decoder.named_parameters()}
     found, _ = after([[1.0, 1.0], [0.0, 0.0]], "algorithm.entropy=0.1")
     assert any(not torch.equal(start[name], found[name]) for name in start)
+
+
+def sampled() -> list[TrainSequence]:
+    """Sequences with the log-probs that a float32 sampler of the learner's weights gives them."""
+    made = sequences([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    score(made, "old_logprobs", learner().logprobs, 1000)
+    for sequence in made:
+        sequence.logprobs, sequence.old_logprobs = sequence.old_logprobs or [], None
+    return made
+
+
+@pytest.mark.parametrize("precision", [None, Precision.bfloat16])
+def test_parity_passes_what_rounding_explains_and_nothing_else(precision: Precision | None) -> None:
+    same = Mind(learner(precision=precision), None, FixedKL(0.0))
+    assert "differ by" in check_parity(same, sampled(), configure(), exact=False)
+    other = Mind(learner(temperature=0.8, precision=precision), None, FixedKL(0.0))
+    with pytest.raises(TurnwiseError, match="sampler and learner disagree: .* on average"):
+        check_parity(other, sampled(), configure(), exact=False)
+    assert "differ by" in check_parity(other, sampled(), configure("training.parity=1"), exact=False)
+
+
+def test_one_far_token_does_not_fail_parity_and_a_hundredth_of_them_does() -> None:
+    mind = Mind(learner(), None, FixedKL(0.0))
+    config = configure("training.parity=0.02")
+    made = [sequence for _ in range(5) for sequence in sampled()]  # 30 of 4 tokens
+    made[0].logprobs[2] += 0.3
+    assert "the farthest by 0.3" in check_parity(mind, made, config, exact=False)
+    for sequence in made[:3]:
+        sequence.logprobs[3] += 0.3
+    with pytest.raises(TurnwiseError, match="99% of them by at most 0.3"):
+        check_parity(mind, made, config, exact=False)
+
+
+def test_where_both_compute_the_same_any_difference_fails() -> None:
+    mind = Mind(learner(), None, FixedKL(0.0))
+    made = sampled()
+    score(made, "old_logprobs", lambda *packed: mind.learner.logprobs(*packed, exact=True), 1000)
+    for sequence in made:
+        sequence.logprobs = list(sequence.old_logprobs or [])
+    assert "differ by 0 on average" in check_parity(mind, made, configure(), exact=True)
+    made[0].logprobs[2] += 1e-7
+    with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):
+        check_parity(mind, made, configure("training.parity=1"), exact=True)
+
+
+def test_nan_fails_parity() -> None:
+    made = sampled()
+    made[0].logprobs[2] = float("nan")
+    with pytest.raises(TurnwiseError, match="disagree"):
+        check_parity(Mind(learner(), None, FixedKL(0.0)), made, configure("training.parity=1"), exact=False)
+
+
+def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """No forward pass is added, and what later updates computed is not taken for it."""
+    calls = []
+    real = TorchLearner.forward_backward
+    monkeypatch.setattr(TorchLearner, "forward_backward", lambda *a: calls.append(1) or real(*a))
+    monkeypatch.setattr(TorchLearner, "logprobs", lambda *a, **k: pytest.fail("an extra forward pass"))
+    made = sequences([[1.0, 0.0], [0.0, 1.0]])
+    expected = learner()
+    config = configure("algorithm.advantage=grpo", "training.minibatches=2", "training.epochs=2", "learner.lr=0.1")
+    metrics = optimise(Mind(learner(), None, FixedKL(0.0)), made, config, 0, None)
+    assert len(calls) == 4
+    monkeypatch.undo()
+    first = [sequence for sequence in made if sequence.first_logprobs is not None]
+    assert len(first) == 2
+    score(first, "old_logprobs", expected.logprobs, 1000)
+    for sequence in first:
+        assert sequence.gather("first_logprobs") == pytest.approx(sequence.gather("old_logprobs"), abs=1e-5)
+        assert sequence.gather("new_logprobs") != pytest.approx(sequence.gather("old_logprobs"), abs=1e-3)
+    gaps = [abs(a - b) for s in first for a, b in zip(s.gather("first_logprobs"), s.gather("logprobs"), strict=True)]
+    assert metrics["rollout_corr/abs_diff_mean"] == pytest.approx(sum(gaps) / len(gaps))

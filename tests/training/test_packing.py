@@ -11,16 +11,16 @@ from turnwise.training.sequences import LEFT_OUT
 def test_a_batch_holds_the_policys_tokens_in_place(draw):
     first = draw("ppata", logprobs=[-1, -2], old_logprobs=[-3, -4], advantages=[5, 6], weights=[0, 1])
     second = draw("pauua", trajectory=1, logprobs=[-7, -8], old_logprobs=[-9, -10], advantages=[11, 12], weights=[1, 2])
-    batch = pack([first, second], minibatch_tokens=40, minibatch_sequences=9)
+    batch = pack([first, second], {0: 2, 1: 8, **dict.fromkeys(range(2, 9), 5)})
     assert batch.tokens.tolist() == first.token_ids + second.token_ids and batch.lengths == (5, 5)
-    assert batch.index.tolist() == [2, 4, 6, 9] and batch.sequence.tolist() == [0, 0, 1, 1]
+    assert batch.index.tolist() == [2, 4, 6, 9] and batch.trajectory.tolist() == [0, 0, 1, 1]
     assert batch.tokens.dtype == batch.index.dtype == torch.int64
     assert batch.sampler_logprobs.tolist() == [-1, -2, -7, -8]
     assert batch.old_logprobs.tolist() == [-3, -4, -9, -10]
     assert batch.advantages.tolist() == [5, 6, 11, 12] and batch.weights.tolist() == [0, 1, 1, 2]
     assert batch.ref_logprobs is batch.values is batch.returns is None
-    assert (batch.minibatch_tokens, batch.minibatch_sequences) == (40, 9)
-    assert batch.sequence_sums(batch.advantages).tolist() == [11, 23] and batch.sequence_tokens().tolist() == [2, 2]
+    assert (batch.minibatch_tokens, batch.minibatch_trajectories) == (45, 9)
+    assert batch.trajectory_sums(batch.advantages).tolist() == [11, 23] and batch.trajectory_tokens.tolist() == [2, 8]
 
 
 def test_minibatches_hold_every_sequence_once_and_depend_on_the_seed(draw):
@@ -53,7 +53,16 @@ def test_micro_batches_fill_the_budget(draw):
     assert sizes == [[22], [10], [7, 5], [3, 4]]  # the longest alone, first fit for the rest, order kept inside
     batches = micro_batches(data, 12)
     assert [batch.lengths for batch in batches] == [tuple(size) for size in sizes]
-    assert {(batch.minibatch_tokens, batch.minibatch_sequences) for batch in batches} == {(12, 6)}
+    assert {(batch.minibatch_tokens, batch.minibatch_trajectories) for batch in batches} == {(12, 6)}
+
+
+def test_segments_of_a_trajectory_can_be_kept_together(draw):
+    data = [draw("p" * n + "aa", trajectory=n % 2) for n in (5, 1, 8, 3, 2)]  # 7, 3, 5 of one and 10, 4 of the other
+    sizes = [[len(s.token_ids) for s in part] for part in fill(data, token_budget=16, together=True)]
+    assert sizes == [[7, 3, 5], [10, 4]]
+    assert [batch.trajectory_tokens.tolist() for batch in micro_batches(data, 16, together=True)] == [[6], [4]]
+    apart = [[len(s.token_ids) for s in part] for part in fill(data, token_budget=10)]
+    assert sorted(length for part in apart for length in part) == [3, 4, 5, 7, 10] and len(apart) == 3
 
 
 def test_what_the_learner_computed_goes_back_to_its_tokens(draw):

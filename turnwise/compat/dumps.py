@@ -21,6 +21,7 @@ from turnwise.compat.dump_rows import DumpFormat, DumpRow, read_row
 from turnwise.compat.dump_trajectories import Translator, sample_id
 from turnwise.errors import ConfigError, DataError
 from turnwise.files import cannot
+from turnwise.storage.images import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
 from turnwise.storage.status import Telling
@@ -202,7 +203,7 @@ def _write(
     telling: Telling,
     progress: Callable[[int], None],
 ) -> Imported:
-    translator = Translator(images)
+    translator, album = Translator(images), Album(run)
     written = groups = tokens = 0
     known = True
     for evaluation, step in sorted(survey.places, key=lambda key: (key[1], key[0])):
@@ -210,10 +211,10 @@ def _write(
         trajectories, sizes = _translate(translator, rows)
         groups += len({trajectory.sample.id for trajectory in trajectories})
         if evaluation:
-            record(run, f"eval/step_{step:06d}.parquet", trajectories)
+            record(run, f"eval/step_{step:06d}.parquet", trajectories, album)
             metrics = eval_metrics(trajectories)
         else:
-            record(run, f"trajectories/step_{step:06d}.parquet", trajectories)
+            record(run, f"trajectories/step_{step:06d}.parquet", trajectories, album)
             metrics = step_metrics(trajectories)
             known = known and all(trajectory.segments for trajectory in trajectories)
             tokens += sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)

@@ -13,20 +13,25 @@ T = TypeVar("T")
 """What a group is played from: a sample, or a sample with what belongs to it."""
 
 RunGroup = Callable[[T], Awaitable[Group]]
+ScoreGroup = Callable[[Group], Awaitable[None]]
 
 
 class Collector(Generic[T]):
     """produces: groups in start order. waits for: the oldest group. unblocked by: any group that finishes or fails.
 
-    `ahead` bounds the groups started and not yet handed out, `running` those under way; a finished group at once makes
-    room for the next. Start order matters: handing out whatever finishes first would crowd out long episodes.
+    `ahead` bounds the groups started and not yet handed out, `running` those being played and also those being scored;
+    a played group at once makes room for the next, so that a slow judge does not leave the engine idle. Start order
+    matters: handing out whatever finishes first would crowd out long episodes.
     """
 
-    def __init__(self, samples: Iterable[T], run: RunGroup[T], *, running: int, ahead: int) -> None:
+    def __init__(
+        self, samples: Iterable[T], run: RunGroup[T], *, running: int, ahead: int, score: ScoreGroup | None = None
+    ) -> None:
         if running < 1 or ahead < 1:
             raise ValueError("running and ahead must be at least 1")
         self._items: Iterator[T] = iter(samples)
-        self._run = run
+        self._run, self._score = run, score
+        self._scoring = asyncio.Semaphore(running)
         self._running, self._ahead = running, ahead
         self._started: deque[asyncio.Task[Group]] = deque()
         self._ready: list[Group] = []
@@ -93,17 +98,21 @@ class Collector(Generic[T]):
     async def _play(self, sample: T) -> Group:
         """One group. It makes room for the next before it is done, so that `next_groups` never finds a gap."""
         try:
-            group = await self._run(sample)
+            try:
+                group = await self._run(sample)
+            finally:
+                self._busy -= 1
+            self.fill()
+            if self._score is not None:
+                async with self._scoring:
+                    await self._score(group)
+            return group
         except asyncio.CancelledError:
             self._fail(RuntimeError("a group was cancelled from elsewhere"))
             raise
         except BaseException as error:
             self._fail(error)
             raise
-        finally:
-            self._busy -= 1
-        self.fill()
-        return group
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None and not self._closed:

@@ -16,28 +16,42 @@ LARGEST = 32 << 20
 _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
-def keep_images(run: RunDir, trajectories: Sequence[Trajectory]) -> None:
-    """Copy the image files that trajectories name, and move what tools drew out of the calls' info.
+class Album:
+    """The images of a run that is being written. Its one writer keeps it, so that the index is read once, not at
+    every step."""
 
-    A tool leaves a picture as `info["images"][i]["data"]`, a data URL; in its place comes `file`, its name in the run.
-    A file that is gone or is no image is left as it is: a name without a picture.
-    """
-    known = _known(run)
-    for source in dict.fromkeys(_sources(trajectories)):
-        if source in known or source.startswith(("data:", "http:", "https:")):
-            continue
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._known: set[str] | None = None
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> None:
+        """Copy the image files that trajectories name, and move what tools drew out of the calls' info.
+
+        A tool leaves a picture as `info["images"][i]["data"]`, a data URL; in its place comes `file`, its name in the
+        run. A file that is gone or is no image is left as it is: a name without a picture.
+        """
+        for source in dict.fromkeys(_sources(trajectories)):
+            if not source.startswith(("data:", "http:", "https:")):
+                self._keep_source(source)
+        for picture in _drawn(trajectories):
+            head, _, data = picture["data"].partition(",")
+            try:
+                content = base64.b64decode(data, validate=True)
+            except ValueError:  # no base64, or not even ASCII
+                continue
+            if head.endswith(";base64") and (file := _keep(self._run, content)) is not None:
+                del picture["data"]
+                picture["file"] = file
+
+    def _keep_source(self, source: str) -> None:
+        if self._known is None:
+            self._known = _known(self._run)
+        if source in self._known:
+            return
         content = _read(Path(source))
-        if content is not None and (file := _keep(run, content)) is not None:
-            run.append_jsonl(IMAGES, {"source": source, "file": file})
-    for picture in _drawn(trajectories):
-        head, _, data = picture["data"].partition(",")
-        try:
-            content = base64.b64decode(data, validate=True)
-        except ValueError:  # no base64, or not even ASCII
-            continue
-        if head.endswith(";base64") and (file := _keep(run, content)) is not None:
-            del picture["data"]
-            picture["file"] = file
+        if content is not None and (file := _keep(self._run, content)) is not None:
+            self._run.append_jsonl(IMAGES, {"source": source, "file": file})
+            self._known.add(source)
 
 
 def _known(run: RunDir) -> set[str]:

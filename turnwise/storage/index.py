@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.errors import StorageError
 from turnwise.storage.conduct import conduct_of
-from turnwise.storage.images import keep_images
+from turnwise.storage.images import Album
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
@@ -92,9 +92,12 @@ class Shard:
         return len(self.columns["sample_id"])
 
 
-def record(run: RunDir, file: str, trajectories: Sequence[Trajectory]) -> None:
-    """Write a run's trajectory file, the images it speaks of, and its line of the index."""
-    keep_images(run, trajectories)
+def record(run: RunDir, file: str, trajectories: Sequence[Trajectory], album: Album | None = None) -> None:
+    """Write a run's trajectory file, the images it speaks of, and its line of the index.
+
+    Who writes many files gives the same album each time.
+    """
+    (album or Album(run)).keep(trajectories)
     write_trajectories(run.file(file), trajectories)
     run.append_jsonl(INDEX, asdict(shard_of(file, trajectories)))
 

@@ -11,7 +11,7 @@ from turnwise.rollout.group import run_group
 from turnwise.scoring.scorer import apply, apply_all
 from turnwise.trainer.stage import TrainingStage
 from turnwise.training.shaping import keep_varied
-from turnwise.types import Group, Sample
+from turnwise.types import Group, Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,13 @@ class Groups:
         self._stage = engines.stage(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage is Advantage.remax
         self._greedy = engines.stage(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
-        self._baselines: dict[int, float | None] = {}
+        self._alone: dict[int, Trajectory] = {}
+        """remax: the greedy rollout by its group's id."""
         self._draws = draws
         running = max(1, self._config.rollout.concurrency // self._config.training.group_size)
-        self.collector: Collector[Draw] = Collector(draws, self._play, running=running, ahead=1 << 30)
+        self.collector: Collector[Draw] = Collector(
+            draws, self._play, running=running, ahead=1 << 30, score=self._score
+        )
 
     def allow(self, rounds: int) -> None:
         """Let collection run up to this many rounds in all, `max_lag` ahead of them included."""
@@ -82,23 +85,29 @@ class Groups:
         training = self._config.training
         most = training.max_draws if training.drop_constant_groups else 1
         kept: list[Group] = []
+        alone: dict[int, Trajectory | None] = {}
         for rounds in range(1, most + 1):
             groups = await self.collector.next_groups(training.groups)
+            alone |= {id(group): self._alone.pop(id(group), None) for group in groups}
             kept += keep_varied(groups).kept if training.drop_constant_groups else groups
             if len(kept) >= training.groups:
                 break
             if rounds < most:
                 self.allow(first_round + rounds)
         chosen = kept[: training.groups]
-        baselines = {n: self._baselines.pop(id(g), None) for n, g in enumerate(chosen)}
+        greedy = [alone[id(group)] for group in chosen]
+        baselines = {number: None if one is None else one.reward for number, one in enumerate(greedy)}
         return Collected(chosen, baselines, rounds, self._scoring.metrics())
 
     async def _play(self, draw: Draw) -> Group:
-        size, scorer = self._config.training.group_size, self._scoring.scorers[draw.sample.data_source]
+        size = self._config.training.group_size
         group = await run_group(draw.sample, size=size, step=draw.round, stage=self._stage)
+        if self._greedy is not None:
+            self._alone[id(group)] = await run_episode(draw.sample, sibling=size, step=draw.round, stage=self._greedy)
+        return group
+
+    async def _score(self, group: Group) -> None:
+        scorer = self._scoring.scorers[group.sample.data_source]
         await apply_all(scorer, group.trajectories)
         if self._greedy is not None:
-            alone = await run_episode(draw.sample, sibling=size, step=draw.round, stage=self._greedy)
-            await apply(scorer, alone)
-            self._baselines[id(group)] = alone.reward
-        return group
+            await apply(scorer, self._alone[id(group)])

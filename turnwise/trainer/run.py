@@ -20,6 +20,7 @@ from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
 from turnwise.storage.index import abandon_after
+from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import State, Telling, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
@@ -73,6 +74,7 @@ class TrainRun:
         else:
             self.dir = RunDir.create(Path(config.runs_dir), config.run, "train")
             self.dir.write_text("config.yaml", to_yaml(config))
+        self.recorder = Recorder(self.dir)
         self.telling = Telling(self.dir, "train", config.training.steps)
         tracking, steps = config.tracking, config.training.steps
         self.trackers = open_trackers(
@@ -82,7 +84,7 @@ class TrainRun:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """The run says how it is doing to whoever looks: status.json, its trackers, and a board when one is wanted."""
-        with self.telling, ExitStack() as board:
+        with self.telling, self.recorder, ExitStack() as board:
             if self.config.board:
                 note = board.enter_context(start_board(self.dir.path.parent, self.config.board_port)).note
                 self.note(note)

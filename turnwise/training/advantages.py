@@ -6,6 +6,7 @@ hold it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -230,7 +231,7 @@ def _write_group(episodes: list[_Episode], advantage: Advantage) -> int:
     values = against_group(advantage, [episode.score for episode in episodes], groups)
     for episode, value in zip(episodes, values, strict=True):
         episode.write("advantages", [value] * episode.tokens)
-    return sum(groups.count(group) == 1 for group in set(groups))
+    return sum(size == 1 for size in Counter(groups).values())
 
 
 def _flat(rows: list[list[float]]) -> Floats:

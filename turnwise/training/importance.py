@@ -25,9 +25,9 @@ class Level(enum.Enum):
     token = "token"
     """Each token's own ratio: biased, low variance."""
     sequence = "sequence"
-    """The product over a sequence's policy tokens, given to each of them: unbiased, high variance."""
+    """The product over a trajectory's policy tokens, given to each of them: unbiased, high variance."""
     geometric = "geometric"
-    """The geometric mean over a sequence's policy tokens: a bound that does not tighten with length."""
+    """The geometric mean over a trajectory's policy tokens: a bound that does not tighten with length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,17 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The logprobs of learner and sampler at all policy tokens, with turn and sequence of each."""
+    """The logprobs of learner and sampler at all policy tokens, with turn and trajectory of each.
+
+    A trajectory counts once, however many sequences hold it.
+    """
 
     learner: Floats
     sampler: Floats
     turns: npt.NDArray[np.int64]
-    sequence: npt.NDArray[np.int64]
+    trajectory: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
-    """Policy tokens of each sequence."""
+    """Policy tokens of each trajectory."""
 
     @property
     def log_ratio(self) -> Floats:
@@ -71,26 +74,28 @@ class Gap:
         return self.learner - self.sampler
 
     def sums(self, values: Floats) -> Floats:
-        """The sum over each sequence."""
-        return np.bincount(self.sequence, weights=values, minlength=len(self.counts)).astype(np.float64)
+        """The sum over each trajectory."""
+        return np.bincount(self.trajectory, weights=values, minlength=len(self.counts)).astype(np.float64)
 
     def means(self, values: Floats) -> Floats:
-        """The mean over each sequence."""
+        """The mean over each trajectory."""
         means: Floats = self.sums(values) / self.counts
         return means
 
 
-def gap(sequences: Sequence[TrainSequence]) -> Gap:
-    """Collect what learner and sampler say about the policy's tokens."""
-    counts = np.array([sequence.policy_tokens for sequence in sequences], dtype=np.int64)
-    if not len(counts) or not counts.all():
+def gap(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") -> Gap:
+    """Collect what learner and sampler say about the policy's tokens; `learner` names the array that it wrote."""
+    sizes = [sequence.policy_tokens for sequence in sequences]
+    if not sizes or not all(sizes):
         raise ValueError("the sampler and the learner can only be compared on sequences with policy tokens")
 
     def flat(name: str) -> Floats:
         return np.array([value for sequence in sequences for value in sequence.gather(name)], dtype=np.float64)
 
     turns = np.array([turn for s in sequences for turn, flag in zip(s.turns, s.loss_mask, strict=True) if flag])
-    return Gap(flat("old_logprobs"), flat("logprobs"), turns, np.repeat(np.arange(len(counts)), counts), counts)
+    _, owner = np.unique([sequence.trajectory for sequence in sequences], return_inverse=True)
+    trajectory = np.repeat(owner, sizes)
+    return Gap(flat(learner), flat("logprobs"), turns, trajectory, np.bincount(trajectory))
 
 
 def ratios(found: Gap, level: Level) -> Floats:
@@ -99,9 +104,14 @@ def ratios(found: Gap, level: Level) -> Floats:
         case Level.token:
             logs = found.log_ratio
         case Level.sequence:
-            logs = found.sums(found.log_ratio)[found.sequence]
+            logs = found.sums(found.log_ratio)[found.trajectory]
         case Level.geometric:
-            logs = found.means(found.log_ratio)[found.sequence]
+            logs = found.means(found.log_ratio)[found.trajectory]
+    return _exp(logs)
+
+
+def _exp(logs: Floats) -> Floats:
+    """exp that stays finite, whatever the logarithms are."""
     return np.exp(np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
@@ -120,9 +130,11 @@ def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[
     found = gap(sequences)
     ratio = ratios(found, correction.level)
     weights = weigh(ratio, correction)
-    ends = np.cumsum(found.counts)
-    for sequence, end in zip(sequences, ends.tolist(), strict=True):
-        sequence.weights = sequence.scatter(weights[end - sequence.policy_tokens : end].tolist())
+    start = 0
+    for sequence in sequences:
+        end = start + sequence.policy_tokens
+        sequence.weights = sequence.scatter(weights[start:end].tolist())
+        start = end
     bounded = np.clip(ratio, correction.floor, correction.upper)
     metrics = {
         "rollout_is_mean": ratio.mean(),
@@ -140,31 +152,34 @@ def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[
     return {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
 
 
-def mismatch(sequences: Sequence[TrainSequence]) -> dict[str, float]:
-    """How far learner and sampler are apart, over all policy tokens and by turn.
+def mismatch(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") -> dict[str, float]:
+    """How far learner and sampler are apart, over all policy tokens and by turn; finite whatever they say.
 
     verl's names where the meaning is the same; `abs_diff` is |learner logprob - sampler logprob|, and
     `turn_2/abs_diff_max` the largest in the third assistant turn of any trajectory.
     """
-    found = gap(sequences)
+    found = gap(sequences, learner)
     logs = found.log_ratio
     bounded = np.clip(logs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    learner, sampler = found.means(found.learner), found.means(found.sampler)
+    ours, theirs = found.means(found.learner), found.means(found.sampler)
     summed = np.clip(found.sums(logs), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     distance = np.abs(logs)
     metrics = {
         "kl": -logs.mean(),
         "k3_kl": (np.expm1(bounded) - bounded).mean(),
-        "training_ppl": np.exp(-learner).mean(),
-        "training_log_ppl": -learner.mean(),
-        "rollout_ppl": np.exp(-sampler).mean(),
-        "rollout_log_ppl": -sampler.mean(),
-        "log_ppl_diff": (sampler - learner).mean(),
-        "log_ppl_abs_diff": np.abs(sampler - learner).mean(),
-        "ppl_ratio": np.exp(sampler - learner).mean(),
+        "training_ppl": _exp(-ours).mean(),
+        "training_log_ppl": -ours.mean(),
+        "rollout_ppl": _exp(-theirs).mean(),
+        "rollout_log_ppl": -theirs.mean(),
+        "log_ppl_diff": (theirs - ours).mean(),
+        "log_ppl_diff_max": (theirs - ours).max(),
+        "log_ppl_diff_min": (theirs - ours).min(),
+        "log_ppl_abs_diff": np.abs(theirs - ours).mean(),
+        "ppl_ratio": _exp(theirs - ours).mean(),
         "chi2_token": np.exp(2 * bounded).mean() - 1,
         "chi2_seq": np.exp(2 * summed).mean() - 1,
         "abs_diff_mean": distance.mean(),
+        "abs_diff_p99": np.quantile(distance, 0.99),
         "abs_diff_max": distance.max(),
     }
     for turn in np.unique(found.turns).tolist():

@@ -1,7 +1,8 @@
 """How far the policy is from its reference: estimators per token, a penalty in the reward, and its coefficient.
 
-The gradients by the policy's logprob lp, with ref the reference's: k1 1, k2 lp - ref, k3 1 - exp(ref - lp). Averaged
-over the policy's own samples k1's is zero, so k1 belongs in a reward and k2 or k3 in a loss.
+The gradients by the policy's logprob lp, with ref the reference's: k1 1, abs the sign of lp - ref, k2 lp - ref, k3
+1 - exp(ref - lp) as far as K3_LIMIT and 0 beyond. Averaged over the policy's own samples k1's is zero, so k1 belongs in
+a reward and k2 or k3 in a loss.
 """
 
 import math
@@ -18,6 +19,8 @@ from turnwise.training.sequences import TrainSequence
 
 LOG_RATIO_LIMIT = 20.0
 """exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
+K3_LIMIT = 10.0
+"""k3 grows as exp(ref - lp): unbounded, one token that the policy has all but given up outweighs a whole batch."""
 
 
 def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
@@ -28,21 +31,23 @@ def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Ten
     match estimator:
         case KLEstimator.k1:
             return difference
+        case KLEstimator.abs:
+            return difference.abs()
         case KLEstimator.k2:
             return 0.5 * difference.square()
         case KLEstimator.k3:
             bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
             # expm1 keeps the digits that exp(x) - 1 loses when the two policies nearly agree.
-            return torch.expm1(-bounded) + bounded
+            return (torch.expm1(-bounded) + bounded).clamp(max=K3_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
 class KLMeasure:
-    """What `penalise` found: the KL a controller is updated with, and how many sequences it was measured on."""
+    """What `penalise` found: the KL a controller is updated with, and how many trajectories it was measured on."""
 
     kl: float
-    """Mean over sequences of the mean over a sequence's policy tokens."""
-    sequences: int
+    """Mean over trajectories of the mean over a trajectory's policy tokens."""
+    trajectories: int
     coefficient: float
 
     def metrics(self) -> dict[str, float]:
@@ -54,15 +59,16 @@ def penalise(sequences: Sequence[TrainSequence], estimator: KLEstimator, coeffic
     """Write coefficient * KL into `kl_penalties` at every policy token, measured before the step's first update."""
     if not sequences:
         raise ValueError("no sequence to measure KL on")
-    means: list[float] = []
+    found: dict[int, list[float]] = {}
     for sequence in sequences:
         if sequence.ref_logprobs is None:
             raise ConfigError("KL in the reward needs a reference policy: the sequences have no ref_logprobs")
         old = torch.tensor(sequence.gather("old_logprobs"), dtype=torch.float64)
         kl = estimate(old, torch.tensor(sequence.gather("ref_logprobs"), dtype=torch.float64), estimator)
         sequence.kl_penalties = sequence.scatter((coefficient * kl).tolist())
-        means.append(kl.mean().item())
-    return KLMeasure(sum(means) / len(means), len(means), coefficient)
+        found.setdefault(sequence.trajectory, []).extend(kl.tolist())
+    means = [math.fsum(row) / len(row) for row in found.values()]
+    return KLMeasure(math.fsum(means) / len(means), len(means), coefficient)
 
 
 class KLController(Protocol):
@@ -71,7 +77,7 @@ class KLController(Protocol):
     value: float
 
     def update(self, kl: float, n: int) -> None:
-        """Take in the KL measured on n sequences."""
+        """Take in the KL measured on n trajectories."""
 
     def state(self) -> dict[str, str | float]:
         """What a checkpoint keeps."""
@@ -109,12 +115,12 @@ class AdaptiveKL:
         self.horizon = horizon
 
     def update(self, kl: float, n: int) -> None:
-        """One proportional step; n is the number of sequences the KL was measured on."""
+        """One proportional step; n is the number of trajectories the KL was measured on."""
         if not math.isfinite(kl):
             raise ValueError(f"the measured KL is {kl}")
         factor = 1.0 + min(0.2, max(-0.2, kl / self.target - 1.0)) * n / self.horizon
         if factor <= 0:
-            raise ConfigError(f"a KL horizon of {self.horizon} is too short for {n} sequences a step")
+            raise ConfigError(f"a KL horizon of {self.horizon} is too short for {n} trajectories a step")
         self.value *= factor
 
     def state(self) -> dict[str, str | float]:

@@ -70,13 +70,13 @@ def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_lengt
         case Aggregation.token_mean:
             return losses.sum() / batch.minibatch_tokens
         case Aggregation.sequence_mean_token_sum:
-            return losses.sum() / batch.minibatch_sequences
+            return losses.sum() / batch.minibatch_trajectories
         case Aggregation.sequence_mean_token_mean:
-            return (batch.sequence_sums(losses) / batch.sequence_tokens()).sum() / batch.minibatch_sequences
+            return (batch.trajectory_sums(losses) / batch.trajectory_tokens).sum() / batch.minibatch_trajectories
         case Aggregation.sequence_sum_norm:
             _check_norm(aggregation, norm_length)
             assert norm_length is not None
-            return losses.sum() / norm_length / batch.minibatch_sequences
+            return losses.sum() / norm_length / batch.minibatch_trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,17 @@ def ppo_clip(
 def gspo(
     logprobs: Tensor, old: Tensor, advantages: Tensor, batch: Batch, clip_low: float, clip_high: float
 ) -> TokenLoss:
-    """PPO's surrogate with the geometric mean of a sequence's ratios in place of each.
+    """PPO's surrogate with the geometric mean of a trajectory's ratios in place of each.
 
-    Every token carries its sequence's ratio as value and its own logprob as gradient: the sequence's gradient is the
-    same as that of the geometric mean, and advantages or weights may still differ by token.
+    Every token carries its trajectory's ratio as value and its own logprob as gradient: the trajectory's gradient is
+    the same as that of the geometric mean, and advantages or weights may still differ by token. A batch must hold all
+    segments of its trajectories.
     """
     log_ratio = (logprobs - old).detach()
-    mean = (batch.sequence_sums(log_ratio) / batch.sequence_tokens())[batch.sequence]
+    here = torch.bincount(batch.trajectory, minlength=len(batch.trajectory_tokens))
+    if not torch.equal(here, batch.trajectory_tokens):
+        raise ValueError("gspo needs all segments of a trajectory in one batch: fill(..., together=True)")
+    mean = (batch.trajectory_sums(log_ratio) / batch.trajectory_tokens)[batch.trajectory]
     mean = mean.clamp(-kl.LOG_RATIO_LIMIT, kl.LOG_RATIO_LIMIT)
     # The difference comes first: it is exactly zero, so the value is the mean to the last digit.
     return _surrogate(((logprobs - logprobs.detach()) + mean).exp(), advantages, clip_low, clip_high, None)

@@ -1,11 +1,11 @@
 """Sequences to minibatches to packed micro-batches, in an order that depends on the seed and on nothing else.
 
-Legend: T tokens of a packed batch, N policy tokens among them, S sequences.
+Legend: T tokens of a packed batch, N policy tokens among them, S sequences, K trajectories they are segments of.
 """
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from turnwise.training.sequences import LEFT_OUT, OPTIONAL, TrainSequence
 class Batch:
     """One micro-batch: its sequences end to end, and what they hold at the policy's tokens.
 
-    `minibatch_tokens` and `minibatch_sequences` count the whole minibatch, so that the gradients of its micro-batches
-    add up to the gradient of one big batch. An array is None when its sequences have none.
+    `trajectory_tokens`, `minibatch_tokens` and `minibatch_trajectories` count the whole minibatch, so that the
+    gradients of its micro-batches add up to the gradient of one big batch. An array is None when its sequences have
+    none.
     """
 
     tokens: Tensor
@@ -30,8 +31,10 @@ class Batch:
     """[S] tokens of each sequence."""
     index: Tensor
     """[N] position of each policy token among the T."""
-    sequence: Tensor
-    """[N] which of the S sequences a policy token belongs to."""
+    trajectory: Tensor
+    """[N] which of the K trajectories a policy token belongs to."""
+    trajectory_tokens: Tensor
+    """[K] policy tokens of each trajectory, those of its segments in other micro-batches included."""
     sampler_logprobs: Tensor
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None
@@ -41,7 +44,7 @@ class Batch:
     weights: Tensor | None
     minibatch_tokens: int
     """Policy tokens of the whole minibatch."""
-    minibatch_sequences: int
+    minibatch_trajectories: int
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device."""
@@ -51,13 +54,9 @@ class Batch:
         tensors: dict[str, Any] = {name: v.to(device) for name, v in moved.items() if isinstance(v, Tensor)}
         return replace(self, **tensors)
 
-    def sequence_sums(self, values: Tensor) -> Tensor:
-        """[S] the sum over each sequence's policy tokens of a value per policy token, with gradient."""
-        return values.new_zeros(len(self.lengths)).index_add(0, self.sequence, values)
-
-    def sequence_tokens(self) -> Tensor:
-        """[S] policy tokens of each sequence."""
-        return torch.bincount(self.sequence, minlength=len(self.lengths))
+    def trajectory_sums(self, values: Tensor) -> Tensor:
+        """[K] the sum over each trajectory's policy tokens here of a value per policy token, with gradient."""
+        return values.new_zeros(len(self.trajectory_tokens)).index_add(0, self.trajectory, values)
 
 
 def minibatches(sequences: Sequence[TrainSequence], count: int, *, seed: int, epoch: int) -> list[list[TrainSequence]]:
@@ -80,35 +79,51 @@ def minibatches(sequences: Sequence[TrainSequence], count: int, *, seed: int, ep
     ]
 
 
-def fill(sequences: Sequence[TrainSequence], token_budget: int) -> list[list[TrainSequence]]:
+def fill(sequences: Sequence[TrainSequence], token_budget: int, *, together: bool = False) -> list[list[TrainSequence]]:
     """As few parts of at most `token_budget` tokens as first-fit by falling length finds.
 
-    A sequence longer than the budget gets a part to itself. The result is a function of the order and lengths alone.
+    What is longer than the budget gets a part to itself. `together` keeps the segments of a trajectory in one part.
+    The result is a function of the order and lengths alone.
     """
     if token_budget < 1:
         raise ConfigError(f"a token budget of {token_budget} holds nothing")
+    units: dict[int, list[int]] = {}
+    for at, sequence in enumerate(sequences):
+        units.setdefault(sequence.trajectory if together else at, []).append(at)
+    lengths = {key: sum(len(sequences[at].token_ids) for at in unit) for key, unit in units.items()}
     parts: list[list[int]] = []
     room: list[int] = []
-    for at in sorted(range(len(sequences)), key=lambda at: -len(sequences[at].token_ids)):
-        length = len(sequences[at].token_ids)
-        fitting = next((number for number, left in enumerate(room) if length <= left), None)
+    for key in sorted(units, key=lambda key: -lengths[key]):
+        fitting = next((number for number, left in enumerate(room) if lengths[key] <= left), None)
         if fitting is None:
-            parts.append([at])
-            room.append(token_budget - length)
+            parts.append(list(units[key]))
+            room.append(token_budget - lengths[key])
         else:
-            parts[fitting].append(at)
-            room[fitting] -= length
+            parts[fitting] += units[key]
+            room[fitting] -= lengths[key]
     return [[sequences[at] for at in sorted(part)] for part in parts]
 
 
+def tokens_by_trajectory(sequences: Sequence[TrainSequence]) -> dict[int, int]:
+    """The policy tokens of each trajectory; a minibatch holds whole trajectories."""
+    found: dict[int, int] = {}
+    for sequence in sequences:
+        found[sequence.trajectory] = found.get(sequence.trajectory, 0) + sequence.policy_tokens
+    return found
+
+
 def micro_batches(
-    sequences: Sequence[TrainSequence], token_budget: int, device: torch.device | str = "cpu"
+    sequences: Sequence[TrainSequence],
+    token_budget: int,
+    device: torch.device | str = "cpu",
+    *,
+    together: bool = False,
 ) -> list[Batch]:
     """One minibatch as packed batches within the budget, each knowing the size of the whole."""
     if not sequences:
         raise DataError("an empty minibatch cannot be packed")
-    tokens = sum(sequence.policy_tokens for sequence in sequences)
-    return [pack(part, tokens, len(sequences), device) for part in fill(sequences, token_budget)]
+    whole = tokens_by_trajectory(sequences)
+    return [pack(part, whole, device) for part in fill(sequences, token_budget, together=together)]
 
 
 def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None:
@@ -123,21 +138,20 @@ def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None
         setattr(sequence, name, sequence.scatter(list(itertools.islice(rows, count))))
 
 
-def pack(
-    sequences: Sequence[TrainSequence],
-    minibatch_tokens: int,
-    minibatch_sequences: int,
-    device: torch.device | str = "cpu",
-) -> Batch:
-    """Put sequences end to end; an array is taken when all have it and refused when only some do."""
+def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int], device: torch.device | str = "cpu") -> Batch:
+    """Put sequences end to end; an array is taken when all have it and refused when only some do.
+
+    `whole` is `tokens_by_trajectory` of the minibatch that the sequences are part of.
+    """
     index: list[int] = []
     owner: list[int] = []
+    numbers: dict[int, int] = {}
     start = 0
-    for number, sequence in enumerate(sequences):
+    for sequence in sequences:
         _check(sequence)
         found = [start + at for at, flag in enumerate(sequence.loss_mask) if flag]
         index += found
-        owner += [number] * len(found)
+        owner += [numbers.setdefault(sequence.trajectory, len(numbers))] * len(found)
         start += len(sequence.token_ids)
 
     def gathered(name: str) -> Tensor | None:
@@ -155,7 +169,8 @@ def pack(
         tokens=torch.tensor([token for s in sequences for token in s.token_ids], device=device),
         lengths=tuple(len(sequence.token_ids) for sequence in sequences),
         index=torch.tensor(index, device=device),
-        sequence=torch.tensor(owner, device=device),
+        trajectory=torch.tensor(owner, device=device),
+        trajectory_tokens=torch.tensor([whole[number] for number in numbers], device=device),
         sampler_logprobs=sampler_logprobs,
         old_logprobs=gathered("old_logprobs"),
         ref_logprobs=gathered("ref_logprobs"),
@@ -163,8 +178,8 @@ def pack(
         advantages=gathered("advantages"),
         returns=gathered("returns"),
         weights=gathered("weights"),
-        minibatch_tokens=minibatch_tokens,
-        minibatch_sequences=minibatch_sequences,
+        minibatch_tokens=sum(whole.values()),
+        minibatch_trajectories=len(whole),
     )
 
 

@@ -5,15 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
-from turnwise.choices import OldLogprobs
 from turnwise.errors import DataError
 from turnwise.types import Group, Learned, Trajectory
 
 LEFT_OUT = -1
 """The group of a sequence that belongs to no baseline: its trajectory failed, or came without a group."""
 OPTIONAL = (
-    "old_logprobs", "ref_logprobs", "values", "kl_penalties", "advantages", "returns", "weights", "new_logprobs",
-    "entropies",
+    "old_logprobs", "first_logprobs", "ref_logprobs", "values", "kl_penalties", "advantages", "returns", "weights",
+    "new_logprobs", "entropies",
 )  # fmt: skip
 """The arrays that are written later; None before."""
 
@@ -43,7 +42,9 @@ class TrainSequence:
     turn_scores: dict[int, float] = field(default_factory=dict)
     """What scoring thought of the trajectory's turns, its other segments' included; the others were not scored."""
     old_logprobs: list[float] | None = None
-    """Written by optimise: the learner's before the first update of this step."""
+    """Written by optimise: what the ratio is taken against, the sampler's or the learner's before the first update."""
+    first_logprobs: list[float] | None = None
+    """Written by optimise: the learner's before the first update of this step, where it computed them."""
     ref_logprobs: list[float] | None = None
     """Written by optimise when a reference is used."""
     values: list[float] | None = None
@@ -137,12 +138,12 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
             yield (number if trajectory.failure is None else LEFT_OUT), trajectory
 
 
-def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory], old: OldLogprobs) -> None:
-    """Write what training computed into the ledgers the sequences were made of; `old` says whose the old ones are."""
+def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
+    """Write what training computed into the ledgers the sequences were made of."""
     for sequence in trainable(sequences):
         penalties = sequence.kl_penalties
         trajectories[sequence.trajectory].segments[sequence.segment].learned = Learned(
-            logprobs=sequence.old_logprobs if old is OldLogprobs.learner else None,
+            logprobs=sequence.first_logprobs,
             new_logprobs=sequence.new_logprobs,
             ref_logprobs=sequence.ref_logprobs,
             entropies=sequence.entropies,

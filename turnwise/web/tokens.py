@@ -53,7 +53,7 @@ def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
     ours, new = learned.logprobs, learned.new_logprobs
     ratios = gaps = None
     with np.errstate(over="ignore", invalid="ignore"):
-        if new is not None:  # a learner that was not asked before the update was compared with the sampler
+        if new is not None:  # a sequence of a later minibatch was computed only after the first update
             old = ledger.logprobs if ours is None else ours
             ratios = np.exp(np.asarray(new, np.float64) - np.asarray(old, np.float64))
         if ours is not None:
