@@ -168,12 +168,13 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    if text.startswith("-") or "=" not in text:
+    if text.startswith(("-", "=")) or "=" not in text:
         raise ConfigError(f"cannot read {text!r}: write key=value, such as sampling.temperature=0.7")
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(f"cannot read {text!r}: {str(error).splitlines()[0]} (quote special characters)") from error
+        problem = str(error).splitlines()[0].split(" expecting {")[0]
+        raise ConfigError(f"cannot read {text!r}: {problem} (quote special characters)") from error
     key = _shorthand(override.key_or_group, knobs)
     if override.is_delete() or override.is_sweep_override() or override.package:
         raise ConfigError(f"cannot use {text!r}: only key=value is supported")

@@ -38,8 +38,8 @@ class _Loader(yaml.SafeLoader):
 for _name, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-     "-+.0123456789"),
+    ("float", r"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)", "-+.0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
     ("merge", r"<<", "<"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 ):  # fmt: skip

@@ -33,9 +33,12 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
     from turnwise.rollout.tools.python import pool_settings
+    from turnwise.serving import check_binding
 
+    token = os.environ.get(config.token_env)
+    check_binding(args.host, token, "a sandbox server", "runs code")
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
     pool = pool_settings(config)
     pool = replace(pool, limits=replace(pool.limits, output=OUTPUT))
-    asyncio.run(serve(args.host, args.port, os.environ.get(config.token_env), ServerSettings(pool)))
+    asyncio.run(serve(args.host, args.port, token, ServerSettings(pool)))
     return 0
