@@ -132,7 +132,7 @@ class RolloutConfig:
     max_tokens: int | None = None
     """Tokens after the first prompt: the policy's, the tools' and the user's together."""
     max_seconds: float | None = 600.0
-    """Wall time of one episode, tools included."""
+    """Of one episode, tools included; waiting for a slot or for new weights is not counted."""
     max_tool_reply_chars: int = 2048
     keep: Keep = Keep.both
     tool_timeout: float | None = None
