@@ -11,7 +11,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics"},
-    {"plugins", "files", "serving", "retrying", "strict_yaml"},
+    {"plugins", "files", "serving", "retrying", "strict_yaml", "waiting"},
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},

@@ -127,7 +127,7 @@ class RolloutConfig:
     max_tokens: int | None = knob(None, at_least(1))
     """Tokens after the first prompt: the policy's, the tools' and the user's together."""
     max_seconds: float | None = knob(600.0, duration())
-    """Wall time of one episode, tools included."""
+    """Of one episode, tools included; waiting for a slot or for new weights is not counted."""
     max_tool_reply_chars: int = knob(2048, at_least(1))
     keep: Keep = Keep.both
     tool_timeout: float | None = knob(None, duration())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise import waiting
 from turnwise.choices import ExcessCalls
 from turnwise.errors import EpisodeError
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
@@ -278,6 +279,32 @@ def test_time_budget_with_a_user_who_hangs_asks_once(theatre):
     trajectory, watcher = check(show, StopReason.TIME_BUDGET, last="a", turns=1, user="Patience")
     assert watcher.seen == ["a"]
     assert trajectory.turns[0].user_score is None
+
+
+def test_waiting_for_a_tools_slot_is_not_the_episodes_time(theatre, call, monkeypatch):
+    """Three episodes, one slot, 40 seconds a call, 50 seconds each: the last waits for 80 and still has its time."""
+
+    class Loop(asyncio.SelectorEventLoop):
+        now = 0.0
+
+        def time(self):
+            return self.now
+
+    loop = Loop()
+    monkeypatch.setattr(waiting, "clock", loop.time)
+
+    @tool(concurrency=1, timeout=1e6)
+    async def slow() -> str:
+        """Take long."""
+        loop.now += 40.0
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return "done"
+
+    show = theatre.show([call("slow"), "#### 42"], tools=[slow], max_seconds=50.0)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        group = runner.run(show.group(3))
+    assert [t.stop_reason for t in group.trajectories] == [StopReason.ANSWERED] * 3
 
 
 @pytest.mark.parametrize("kind", ["sampler", "tool"])

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise import waiting
 from turnwise.engines.attention import Chunk
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.kv_cache import PREFIX_BLOCK, ActiveRows, Parked, ParkedConversations, PrefixBlocks, block_hashes
@@ -54,6 +55,11 @@ class Request:
     """Of the prompt's whole blocks; written by `Batcher.submit`."""
     park: bool = True
     """Whether its cache is kept for another turn; `Batcher.release` says no."""
+    asked: float = field(default_factory=lambda: waiting.clock())
+    begun: float | None = None
+    """When it got its row; written by `Batcher`, as is:"""
+    paused: float = 0.0
+    """Seconds it stood still since then while weights were replaced."""
 
 
 Outcome = tuple[Request, Completion | EngineError]
@@ -98,6 +104,8 @@ class Batcher:
         self._lanes: list[_Lane] = []
         self._partial: _Lane | None = None
         self._busy: dict[str, Request] = {}
+        self._pausing: float | None = None
+        """Since when everybody stands still because weights are being replaced."""
         self._stale = True
         """Whether the arrays below still describe the lanes."""
         self._tokens = np.zeros(0, dtype=np.int64)
@@ -159,12 +167,31 @@ class Batcher:
         Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
         logprob is then what its writer gives it after everything before it, never a mixture of two policies.
         """
+        self._pausing = waiting.clock()
+        try:
+            self._publish(tensors, version)
+        finally:
+            seconds = waiting.clock() - self._pausing
+            for lane in self._running():
+                lane.request.paused += seconds
+            self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
+
+    def waited(self, request: Request) -> float:
+        """Seconds a request has waited for its row or stood still; any thread may ask."""
+        now, since, begun = waiting.clock(), self._pausing, request.begun
+        if begun is None:
+            return now - request.asked
+        return begun - request.asked + request.paused + (0.0 if since is None else now - since)
+
+    def _running(self) -> list[_Lane]:
+        return self._lanes if self._partial is None else [*self._lanes, self._partial]
+
+    def _publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._decoder.replace_tensors(tensors)
         self.policy_version = version
         self.parked.clear()
         self.prefixes.clear()
-        running = self._lanes if self._partial is None else [*self._lanes, self._partial]
-        for row, lane in enumerate(running):
+        for row, lane in enumerate(self._running()):
             if not lane.ids:
                 lane.policy_version = version
             tokens = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
@@ -225,6 +252,7 @@ class Batcher:
 
     def _enter(self, request: Request, row: int, parked: Parked | None, known: int) -> _Lane:
         """Give a request its row and copy into it what has been computed before."""
+        request.begun = waiting.clock()
         if parked is not None:
             stretches = [parked.stretch]
             self.parked.drop(request.conversation)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turnwise import waiting
 from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.sampler import NoiseKey, SamplingParams
@@ -111,7 +112,8 @@ class TorchSampler:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._put(_Submit(request, future))
         try:
-            return await future
+            with waiting.told_by(lambda: self._batcher.waited(request)):
+                return await future
         except asyncio.CancelledError:
             self._inbox.put(_Cancel(request))
             raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
+from turnwise import waiting
 from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
 from turnwise.errors import EpisodeError
@@ -104,7 +105,7 @@ def _cast(sample: Sample, sibling: int, step: int, route: Route, stage: Stage) -
 
 async def _play(cast: _Cast, loop: AgentLoop, seconds: float | None) -> StopReason:
     try:
-        async with asyncio.timeout(seconds) as deadline:
+        async with waiting.budget(seconds) as deadline:
             if cast.user is not None:
                 await cast.user.start()
             try:

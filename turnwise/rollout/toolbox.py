@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 
+from turnwise import waiting
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
@@ -209,7 +210,7 @@ class EpisodeTools:
         try:
             check_arguments(entry.validator, call.name, call.arguments)
             strangers.check_left_behind()
-            async with entry.slots:
+            async with waiting.slot(entry.slots):
                 return CallStatus.OK, await strangers.in_task(self._attempt(entry.tool, call), seconds)
         except BadArguments as error:
             return CallStatus.BAD_ARGUMENTS, ToolResult(f"Error: {error}")

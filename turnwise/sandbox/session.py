@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from turnwise import waiting
 from turnwise.sandbox import wire
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import CLOSED, ENDED, Child, Frame, SandboxLost
@@ -83,7 +84,7 @@ class LocalSession:
             if self._place is None:
                 self._place = await self._acquire()
             try:
-                async with self._slots:  # waiting for a slot is not the code's time
+                async with waiting.slot(self._slots):  # waiting for a slot is not the code's time
                     result = await self._call(self._place, code, seconds or self.limits.seconds, first)
             except BaseException:
                 await self._leave()  # half a call, cancelled or lost: nobody can use the process any more

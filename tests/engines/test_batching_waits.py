@@ -1,0 +1,56 @@
+"""How long a request waited: for its row, and while weights were replaced; on a clock that is moved by hand."""
+
+import numpy as np
+import pytest
+
+from turnwise import waiting
+from turnwise.engines.batching import Batcher, Request
+from turnwise.engines.decoder import Decoder
+from turnwise.engines.sampler import SamplingParams
+
+
+@pytest.fixture
+def now(monkeypatch):
+    time = [0.0]
+    monkeypatch.setattr(waiting, "clock", lambda: time[0])
+    return time
+
+
+def request(name, tokens):
+    return Request(name, np.arange(5, dtype=np.int64), SamplingParams(max_tokens=tokens), 1)
+
+
+def test_a_request_waits_until_it_has_a_row(decoder: Decoder, now) -> None:
+    batcher = Batcher(decoder, str, 1, 0, 0)
+    first, second = request("a", 3), request("b", 2)
+    assert batcher.submit(first) is batcher.submit(second) is None
+    now[0] = 10.0
+    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 10.0)
+    batcher.step()
+    now[0] = 25.0
+    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 25.0), "the first is writing, the second waits"
+    while batcher.waited(second) == now[0]:
+        batcher.step()
+        now[0] += 1.0
+    begun = batcher.waited(second)
+    now[0] += 100.0
+    assert batcher.waited(second) == begun and batcher.waited(first) == 10.0
+
+
+def test_new_weights_pause_those_that_write(decoder: Decoder, now, monkeypatch) -> None:
+    batcher = Batcher(decoder, str, 1, 0, 0)
+    writes, waits = request("a", 50), request("b", 2)
+    batcher.submit(writes)
+    batcher.step()
+    batcher.submit(waits)
+    seen = []
+
+    def replace(tensors):
+        now[0] += 30.0
+        seen.append((batcher.waited(writes), batcher.waited(waits)))
+
+    monkeypatch.setattr(decoder, "replace_tensors", replace)
+    batcher.publish({}, 1)
+    now[0] += 5.0
+    assert seen == [(30.0, 30.0)], "also in the middle of it"
+    assert (batcher.waited(writes), batcher.waited(waits)) == (30.0, 35.0)

@@ -1,0 +1,98 @@
+"""Time that an episode spends waiting for its turn, so that its time budget counts only what it does itself.
+
+Whoever makes an episode wait for a slot says so here; the episode finds out through the context that its tasks share.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+
+clock: Callable[[], float] = time.monotonic
+
+
+class _Waits:
+    """What one episode waited, so far. Waits at the same time, of calls side by side, count once."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._deep = 0
+        self._since = 0.0
+        self._told: list[Callable[[], float]] = []
+
+    def seconds(self) -> float:
+        here = clock() - self._since if self._deep else 0.0
+        return self._ended + here + sum(one() for one in self._told)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._since = clock() if not self._deep else self._since
+        self._deep += 1
+        try:
+            yield
+        finally:
+            self._deep -= 1
+            if not self._deep:
+                self._ended += clock() - self._since
+
+    @contextlib.contextmanager
+    def told(self, seconds: Callable[[], float]) -> Iterator[None]:
+        self._told.append(seconds)
+        try:
+            yield
+        finally:
+            self._told.remove(seconds)
+            self._ended += seconds()
+
+
+_waits: ContextVar[_Waits | None] = ContextVar("waits", default=None)
+
+
+@contextlib.contextmanager
+def told_by(seconds: Callable[[], float]) -> Iterator[None]:
+    """While the block runs, `seconds` says how much of it is waiting so far; any thread may move it on."""
+    waits = _waits.get()
+    with contextlib.nullcontext() if waits is None else waits.told(seconds):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """`async with slots`, whose waiting is not the episode's time."""
+    waits = _waits.get()
+    with contextlib.nullcontext() if waits is None else waits.waiting():
+        await slots.acquire()
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+@contextlib.asynccontextmanager
+async def budget(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """`asyncio.timeout` for so many seconds in which the block's waits are left out; None sets no limit."""
+    waits, start, loop = _Waits(), clock(), asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def look(limit: float) -> None:
+        """Nobody tells when a wait begins or ends, so at the end of the time it is asked how much of it was waiting."""
+        nonlocal timer
+        left = limit - (clock() - start - waits.seconds())
+        if left > 0:
+            timer = loop.call_later(left, look, limit)
+        else:
+            deadline.reschedule(loop.time())
+
+    before = _waits.set(waits)
+    try:
+        async with asyncio.timeout(None) as deadline:
+            if seconds is not None:
+                look(seconds)
+            try:
+                yield deadline
+            finally:
+                if timer is not None:
+                    timer.cancel()
+    finally:
+        _waits.reset(before)
