@@ -11,7 +11,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices"},
     {"types", "errors", "config", "metrics"},
-    {"plugins", "files", "serving", "retrying"},
+    {"plugins", "files", "serving", "retrying", "stopping", "together"},
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.stopping import Stopped, run_stoppable, stoppable
 
 if TYPE_CHECKING:
     from turnwise.compose import Composed
@@ -32,12 +33,17 @@ Every command takes key=value overrides and --config FILE; `turnwise check` list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, or 1 for a failed check, or 2 for a mistake in what was asked."""
+    """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
     parser, commands = _parser()
     args, rest = parser.parse_known_args(argv)
     if args.command is None:
         parser.print_help()
         return 0
+    with stoppable():
+        return _run(args, rest, commands)
+
+
+def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse.ArgumentParser]) -> int:
     try:
         for extra in rest:
             if extra.startswith("-") or not hasattr(args, "overrides"):
@@ -49,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TurnwiseError as error:
         sys.stderr.write(f"turnwise {args.command}: {error}\n")
         return 2
-    except KeyboardInterrupt:
+    except Stopped as stop:
+        sys.stderr.write(f"turnwise {args.command}: {stop}\n")
+        return stop.exit_code
+    except KeyboardInterrupt:  # raised by a stranger's code
         sys.stderr.write(f"turnwise {args.command}: stopped\n")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
@@ -181,8 +190,6 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_sandbox(args: argparse.Namespace) -> int:
     """What the sandbox is worth here: every attack of the probe and how it went."""
-    import asyncio
-
     composed = _compose(args)
     from turnwise.rollout.tools.python import open_pool
 
@@ -192,7 +199,7 @@ def _check_sandbox(args: argparse.Namespace) -> int:
                 raise ConfigError(f"{composed.config.sandbox.url} does not say what it proved")
             return pool.report.level.name, pool.report.text()
 
-    level, text = asyncio.run(probe())
+    level, text = run_stoppable(probe())
     sys.stdout.write(text + "\n")
     if args.json:
         sys.stdout.write(json.dumps({"level": level, "report": text.splitlines()}) + "\n")

@@ -51,6 +51,22 @@ class EpisodeError(Exception):
     """A failure that ends one episode and is recorded on its trajectory."""
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """What went wrong: the error itself, or the first one of a group of them, however deep."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a person reads it in a status: its cause, on one line. A bug has its kind before its text."""
+    cause = first_cause(error)
+    text = next((line.strip() for line in str(cause).splitlines() if line.strip()), "")
+    if isinstance(cause, TurnwiseError) and text:
+        return text
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint such as `did you mean 'gsm8k'?`, or the list of valid names when none is close."""
     names = sorted(set(valid))

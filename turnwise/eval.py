@@ -1,6 +1,5 @@
 """Evaluation: samples in, scored groups out, a report and a run directory at the end."""
 
-import asyncio
 import contextlib
 import dataclasses
 import time
@@ -22,6 +21,7 @@ from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
+from turnwise.stopping import run_stoppable
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import Telling
@@ -45,7 +45,7 @@ def evaluate(
     `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
     """
     prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
-    return asyncio.run(evaluate_prepared(prepared, console or Console(stderr=True)))
+    return run_stoppable(evaluate_prepared(prepared, console or Console(stderr=True)))
 
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:

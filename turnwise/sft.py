@@ -1,6 +1,5 @@
 """Supervised fine-tuning from end to end: scripted or recorded trajectories in, a Hugging Face folder out."""
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.plugins import load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
+from turnwise.stopping import run_stoppable
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.training.sequences import to_sequences
 from turnwise.types import Group, Sample, Trajectory
@@ -30,7 +30,7 @@ def run_sft(config: Config, console: Console | None = None) -> Path:
     out = Path(config.sft.out)
     source = model_folder(config.model.path)
     with Progress(console=console or Console(stderr=True), transient=False) as progress:
-        trajectories = _recorded(config) if config.sft.recorded else asyncio.run(_scripted(config, progress))
+        trajectories = _recorded(config) if config.sft.recorded else run_stoppable(_scripted(config, progress))
         decoder = Decoder.load(source, torch.float32)
         bar = progress.add_task("training", total=config.sft.steps)
 

@@ -14,6 +14,7 @@ from turnwise.eval import measure
 from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
+from turnwise.stopping import run_stoppable
 from turnwise.storage.index import record
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
@@ -46,7 +47,7 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
     check_trackers(config.tracking.to)
     prepared = prepare(config, "train", limit=training.samples)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
-    return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))
+    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True)))
 
 
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:

@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """What the run recorded stays as it is; the result goes beside it."""
-    import asyncio
     from dataclasses import replace
 
     from rich.console import Console
 
     from turnwise.compose import compose, to_yaml
     from turnwise.rescoring import FOLDER, rescore_run, with_scorer
+    from turnwise.stopping import run_stoppable
     from turnwise.storage.run_dir import RunDir
 
     if args.options and args.scorer is None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         scoring = replace(scoring, options={args.scorer: given})
     config = replace(asked, scoring=scoring)
     name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
-    found = asyncio.run(rescore_run(directory, config, name))
+    found = run_stoppable(rescore_run(directory, config, name))
     directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
     out = Console()
     for table in found.tables():
