@@ -156,7 +156,9 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    composed = _compose(args)
+    from turnwise.trainer.resuming import compose_training, resume_command
+
+    composed = compose_training(args.overrides, args.config)
     _refuse_unread(composed)
     from rich.console import Console
 
@@ -167,7 +169,8 @@ def _train(args: argparse.Namespace) -> int:
     out.print(report.table())
     out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
     if not report.after:
-        out.print(f"go on with: turnwise train run={report.run.name} resume=auto", soft_wrap=True, highlight=False)
+        command = resume_command(report.run.name, composed.config.runs_dir)
+        out.print(f"go on with: {command}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

@@ -31,6 +31,8 @@ class Composed:
 
     config: Config
     origins: dict[str, str]
+    recorded: Path | None = None
+    """The config of the run that this one goes on from."""
 
     def values(self) -> dict[str, Any]:
         """Every key with its value."""
@@ -53,20 +55,28 @@ class _Knob:
         return typing.get_origin(self.hint) is list
 
 
-def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> Composed:
-    """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported."""
+def compose(
+    overrides: Sequence[str] = (), config_file: Path | None = None, *, recorded: Path | None = None
+) -> Composed:
+    """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
+
+    `recorded` is the config of a run that goes on: what is not given anew stays as it was there.
+    """
     knobs = dict(_knobs(Config))
-    from_file = {} if config_file is None else _read_file(config_file, knobs)
+    from_run = {} if recorded is None else _read_file(recorded, knobs)
+    anew = {} if config_file is None else _read_file(config_file, knobs)
+    from_file = _over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
     task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
     layers, from_task = _task_layer(task)
-    config = _hydra(layers, from_file, list(on_line.values()), config_file)
+    config = _hydra(layers, from_file, list(on_line.values()), config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
-    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(from_file)}
+    origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
+    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
-    composed = Composed(config, origins)
+    composed = Composed(config, origins, recorded)
     _check_values(config)
     return composed
 
@@ -77,7 +87,10 @@ def configure(*overrides: str, config_file: Path | None = None) -> Config:
 
 
 def unread(composed: Composed) -> list[str]:
-    """Keys somebody set to something new that this run will not read; each with the reason."""
+    """Keys somebody set to something new that this run will not read; each with the reason.
+
+    Not those of a run that goes on: they were read then, and are not asked for now.
+    """
     values = composed.values()
     layers, _ = _task_layer(composed.config.task)
     unset = dict(
@@ -85,7 +98,7 @@ def unread(composed: Composed) -> list[str]:
     )  # a recorded config holds every key: most say nothing new
     found = []
     for key, knob in _knobs(Config):
-        if knob.only is None or values[key] == unset[key]:
+        if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
             continue
         other, wanted = knob.only
         value = values[other]
@@ -200,6 +213,15 @@ def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
     for key in INPUTS:
         _place(content, key.split("."), path.resolve().parent)
     return content
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two trees as one; where both say something, it is what `above` says."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _over(below[key], value) if both else value
+    return merged
 
 
 def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:

@@ -19,6 +19,7 @@ from turnwise.storage.index import record
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
+from turnwise.trainer.resuming import open_run
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
@@ -53,23 +54,29 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
     """The run from its first evaluation to its last."""
     config = prepared.config
-    run = TrainRun(config, prepared.samples, console)
-    with run.watched():
-        introduce(prepared, run.dir, console)
-        after = await run_steps(run, prepared, heldout)
-    return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
+    with open_run(config, lambda text: console.print(text, markup=False, soft_wrap=True)) as (directory, resuming):
+        run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
+        if run.is_over():
+            return run.report(f"already finished: {run.reason}")
+        with run.watched():
+            introduce(prepared, run.dir, console)
+            await run_steps(run, prepared, heldout)
+        return run.report(run.reason)
 
 
-async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dict[str, float]:
-    """Every step that is left, between two evaluations; returns what the last one found."""
-    config, after = run.config, dict[str, float]()
+async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> None:
+    """Every step that is left, between two evaluations."""
+    config = run.config
     services = prepared.running(run.note), heldout.running(run.note)
     async with services[0], services[1], open_training(config, prepared, run.note) as engines:
-        with run.catching_signals():
-            run.resume(engines)
+        run.resume(engines)
+        run.progress.after = None
+        with run.catching_signals(), run.keeping_what_was_done(engines):
             await engines.publish(run.progress.step)
-            if not run.progress.before:
+            if run.progress.before is None:
                 run.progress.before = await evaluate(run, engines, heldout, greedy=True)
+            else:
+                await evaluate_if_due(run, engines, heldout)  # a stop may have come before it
             draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
             groups = Groups(engines, prepared, draws)
             async with groups.collector:
@@ -80,15 +87,11 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dic
                         continue
                     await learn(run, engines, collected)
                     groups.allow(run.progress.rounds)
-                    last = run.progress.step == config.training.steps  # evaluated and saved below
-                    if due(run.progress.step, config.training.eval_every) and not last:
-                        await evaluate(run, engines, heldout, greedy=False)
-                    if due(run.progress.step, config.training.save_every) and not last:
+                    await evaluate_if_due(run, engines, heldout)
+                    if due(run, config.training.save_every):
                         run.save(engines)
-            if not run.stopping.is_set():
-                after = await evaluate(run, engines, heldout, greedy=True)
+            run.progress.after = await evaluate(run, engines, heldout, greedy=True)
             run.save(engines)
-    return after
 
 
 async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> None:
@@ -104,6 +107,8 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     if trainable(sequences):
         if run.first_step:
             run.note(check_parity(engines.mind, sequences, config, exact=engines.invariant))
+
+        run.whole = False
 
         def compute() -> dict[str, float]:
             torch.set_num_threads(engines.threads)  # the count belongs to the thread that computes
@@ -127,13 +132,28 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected) -> 
     run.log(metrics)
 
 
-async def evaluate(run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool) -> dict[str, float]:
-    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best."""
-    found = await measure(heldout, engines.stage, run.dir, run.progress.step, greedy=greedy)
-    run.remember(found)
+async def evaluate(
+    run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool
+) -> dict[str, float] | None:
+    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best.
+
+    None when a signal came first: then the run evaluates when it goes on.
+    """
+    work = measure(heldout, engines.stage, run.dir, run.progress.step, greedy=greedy)
+    found = await run.unless_stopped(work)
+    if found is None:
+        run.goes_on()  # it does not, and says why
+    else:
+        run.remember(found)
     return found
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something done every so many steps is to be done now."""
-    return every > 0 and step % every == 0
+async def evaluate_if_due(run: TrainRun, engines: TrainingStage, heldout: Prepared) -> None:
+    """The evaluation between two steps."""
+    if due(run, run.config.training.eval_every) and run.progress.evaluated != run.progress.step:
+        await evaluate(run, engines, heldout, greedy=False)
+
+
+def due(run: TrainRun, every: int) -> bool:
+    """Whether something done every so many steps is to be done now; after the last step everything is."""
+    return every > 0 and run.progress.step % every == 0 and run.progress.step != run.config.training.steps
