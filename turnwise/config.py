@@ -140,7 +140,7 @@ class RolloutConfig:
     concurrency: int = 256
     """Episodes under way at once."""
     max_failures: float = 0.5
-    """Share of failed episodes above which the run stops."""
+    """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far."""
 
 
 LOCAL = ("sandbox.url", "None")

@@ -1,6 +1,7 @@
 """Going on with a run: whose config it is, what may be set anew, and who else writes there. Imports no torch."""
 
 import contextlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Keys that a resumed run may set anew; all others would make it another run."""
 _WHERE = ("run", "runs_dir", "resume")
+_NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 def compose_training(overrides: Sequence[str], config_file: Path | None) -> Composed:
@@ -34,8 +36,16 @@ def compose_training(overrides: Sequence[str], config_file: Path | None) -> Comp
 
 def resume_command(name: str, runs_dir: str) -> str:
     """What goes on with a run; its config it has itself."""
-    place = [] if runs_dir == Config.runs_dir else [f"runs_dir={runs_dir}"]
-    return shlex.join(["turnwise", "train", f"run={name}", *place, "resume=auto"])
+    place = [] if runs_dir == Config.runs_dir else [f"runs_dir={_quoted(runs_dir)}"]
+    return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto"])
+
+
+def _quoted(text: str) -> str:
+    """A value as an override takes it: in quotes where it has more than plain letters."""
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and text.lower() not in _NOT_TEXT:
+        return text
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", text)  # backslashes count only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.files import replacing
 from turnwise.rollout.episode import Stage
 from turnwise.storage.checkpoints import Checkpoint
-from turnwise.trainer.state import KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
+from turnwise.trainer.state import FORMAT, KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
 from turnwise.training import kl
 from turnwise.training.optimise import Mind, needs_critic, needs_reference
 
@@ -61,6 +61,7 @@ class TrainingStage:
         with replacing(folder / TENSORS) as file:
             file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
         state = RunState(
+            format=FORMAT,
             learner=LearnerState(**info),
             kl=KLState.model_validate(self.mind.controller.state()),
             progress=progress,

@@ -81,7 +81,7 @@ class RunState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    format: Literal[2] = FORMAT
+    format: Literal[2]
     learner: LearnerState
     kl: KLState
     progress: Progress
