@@ -357,6 +357,23 @@ def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp
     assert (status.state, status.reason) == (State.STOPPED, "stopped by a signal")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_rescoring_or_fine_tuning_leaves_nothing(tmp_path: Path, copy: Path, number: int) -> None:
+    (tmp_path / "plug.py").write_text(SLOW)
+    before = contents(copy)
+    process = start(tmp_path, "rescore", "r", "--scorer", "plug.py:slow")
+    wait_for(tmp_path / "reached", "", process)
+    assert (copy / "rescored" / ".lock").is_file()
+    check_stopped(tmp_path, process, number, "rescore")
+    assert contents(copy) == before and not (copy / "rescored").exists()
+    (tmp_path / "reached").unlink()
+    (tmp_path / "plug.py").write_text(SLOW_IMPORT)
+    process = start(tmp_path, "sft", "sft.script=plug.py:script", "sft.out=out")
+    wait_for(tmp_path / "reached", "", process)
+    check_stopped(tmp_path, process, number, "sft")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_signal_that_the_parent_has_us_ignore_stays_ignored(tmp_path: Path) -> None:
     """As in the background of a script; SIGTERM ends it all the same."""
     code = (

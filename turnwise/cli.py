@@ -34,13 +34,17 @@ Every command takes key=value overrides and --config FILE; `turnwise check` list
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
-    parser, commands = _parser()
-    args, rest = parser.parse_known_args(argv)
-    if args.command is None:
-        parser.print_help()
-        return 0
-    with stoppable():
-        return _run(args, rest, commands)
+    try:
+        with stoppable():
+            parser, commands = _parser()
+            args, rest = parser.parse_known_args(argv)
+            if args.command is None:
+                parser.print_help()
+                return 0
+            return _run(args, rest, commands)
+    except Stopped as stop:  # before there was a command
+        sys.stderr.write(f"turnwise: {stop}\n")
+        return stop.exit_code
 
 
 def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse.ArgumentParser]) -> int:

@@ -93,7 +93,7 @@ def _handling(act: Callable[[int], None]) -> Iterator[dict[int, Any]]:
     for number in mine:
         signal.signal(number, handle)
     try:
-        yield dict(before)
+        yield {int(number): handler for number, handler in before.items()}
     finally:
         for number in mine:
             signal.signal(number, before[number])

@@ -35,7 +35,7 @@ def abandon_after(run: RunDir, step: int) -> list[str]:
         path
         for pattern in ("trajectories/*.parquet", "eval/*.parquet", "eval/*.json")
         for path in sorted(run.path.glob(pattern))
-        if (name := _STEP.search(path.name)) and int(name[1]) > step
+        if (found := _STEP.search(path.name)) and int(found[1]) > step
     ]
     for name, lines in (("metrics", metrics.later), ("unreadable_metrics", metrics.unreadable)):
         if lines:
