@@ -11,7 +11,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics"},
-    {"plugins", "files", "serving", "retrying", "strict_yaml", "waiting"},
+    {"plugins", "files", "serving", "retrying", "stopping", "strict_yaml", "together", "waiting"},
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},

@@ -296,9 +296,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None
     assert "step_000002: learner.safetensors is damaged" in log and "resumed from step_000001" in log
 
 
+MAIN = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a parent may have us ignore it
+    "from turnwise.cli import main; sys.exit(main())"
+)
+
+
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     root = Path(__file__).parent.parent
-    command = [sys.executable, "-m", "turnwise.cli", "train", *SMALL, "training.steps=500", "run=r", *overrides]
+    command = [sys.executable, "-c", MAIN, "train", *SMALL, "training.steps=500", "run=r", *overrides]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.stopping import Stopped, run_stoppable, stoppable
 
 if TYPE_CHECKING:
     from turnwise.compose import Composed
@@ -32,16 +33,25 @@ Every command takes key=value overrides and --config FILE; `turnwise check` list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, or 1 for a failed check, or 2 for a mistake in what was asked."""
-    parser, commands = _parser()
-    args, rest = parser.parse_known_args(argv)
-    if args.command is None:
-        if rest:
-            options = [name for action in parser._actions for name in action.option_strings]
-            sys.stderr.write(f"turnwise: {unknown('argument', rest[0], options)}\n")
-            return 2
-        parser.print_help()
-        return 0
+    """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
+    try:
+        with stoppable():
+            parser, commands = _parser()
+            args, rest = parser.parse_known_args(argv)
+            if args.command is None and rest:
+                options = [name for action in parser._actions for name in action.option_strings]
+                sys.stderr.write(f"turnwise: {unknown('argument', rest[0], options)}\n")
+                return 2
+            if args.command is None:
+                parser.print_help()
+                return 0
+            return _run(args, rest, commands)
+    except Stopped as stop:  # before there was a command
+        sys.stderr.write(f"turnwise: {stop}\n")
+        return stop.exit_code
+
+
+def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse.ArgumentParser]) -> int:
     try:
         for extra in rest:
             if extra.startswith("-") or not hasattr(args, "overrides"):
@@ -54,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = " ".join(line.strip() for line in str(error).splitlines())
         sys.stderr.write(f"turnwise {args.command}: {text}\n")
         return 2
-    except KeyboardInterrupt:
+    except Stopped as stop:
+        sys.stderr.write(f"turnwise {args.command}: {stop}\n")
+        return stop.exit_code
+    except KeyboardInterrupt:  # raised by a stranger's code
         sys.stderr.write(f"turnwise {args.command}: stopped\n")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
@@ -152,7 +165,9 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    composed = _compose(args)
+    from turnwise.trainer.resuming import compose_training, resume_command
+
+    composed = compose_training(args.overrides, args.config)
     _refuse_unread(composed)
     from rich.console import Console
 
@@ -163,7 +178,8 @@ def _train(args: argparse.Namespace) -> int:
     out.print(report.table())
     out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
     if not report.after:
-        out.print(f"go on with: turnwise train run={report.run.name} resume=auto", soft_wrap=True, highlight=False)
+        command = resume_command(report.run.name, composed.config.runs_dir)
+        out.print(f"go on with: {command}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0
@@ -186,8 +202,6 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_sandbox(args: argparse.Namespace) -> int:
     """What the sandbox is worth here: every attack of the probe and how it went."""
-    import asyncio
-
     composed = _compose(args)
     from turnwise.rollout.tools.python import open_pool
 
@@ -197,7 +211,7 @@ def _check_sandbox(args: argparse.Namespace) -> int:
                 raise ConfigError(f"{composed.config.sandbox.url} does not say what it proved")
             return pool.report.level.name, pool.report.text()
 
-    level, text = asyncio.run(probe())
+    level, text = run_stoppable(probe())
     sys.stdout.write(text + "\n")
     if args.json:
         sys.stdout.write(json.dumps({"level": level, "report": text.splitlines()}) + "\n")

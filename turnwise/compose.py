@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
-from turnwise.errors import ConfigError, in_one_line, nearest, unknown
+from turnwise.errors import ConfigError, nearest, one_line, unknown
 from turnwise.knobs import problems, without_null
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
@@ -33,6 +33,8 @@ class Composed:
 
     config: Config
     origins: dict[str, str]
+    recorded: Path | None = None
+    """The config of the run that this one goes on from."""
 
     def values(self) -> dict[str, Any]:
         """Every key with its value."""
@@ -60,23 +62,31 @@ class _Knob:
         return [choice.value for choice in self.hint] if is_choice else []
 
 
-def compose(overrides: Sequence[str] = (), config_file: Path | None = None) -> Composed:
-    """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported."""
+def compose(
+    overrides: Sequence[str] = (), config_file: Path | None = None, *, recorded: Path | None = None
+) -> Composed:
+    """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
+
+    `recorded` is the config of a run that goes on: what is not given anew stays as it was there.
+    """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
     knobs = dict(_knobs(Config))
-    from_file = {} if config_file is None else _read_file(config_file, knobs)
+    from_run = {} if recorded is None else _read_file(recorded, knobs)
+    anew = {} if config_file is None else _read_file(config_file, knobs)
+    from_file = _over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
     task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
     layers, from_task = _task_layer(task)
-    config = _hydra(layers, from_file, list(on_line.values()), config_file)
+    config = _hydra(layers, from_file, list(on_line.values()), config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
-    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(from_file)}
+    origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
+    origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
     check(config, origins)
-    return Composed(config, origins)
+    return Composed(config, origins, recorded)
 
 
 def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
@@ -87,7 +97,10 @@ def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
 
 
 def unread(composed: Composed) -> list[str]:
-    """Keys somebody set to something new that this run will not read; each with the reason."""
+    """Keys somebody set to something new that this run will not read; each with the reason.
+
+    Not those of a run that goes on: they were read then, and are not asked for now.
+    """
     values = composed.values()
     layers, _ = _task_layer(composed.config.task)
     unset = dict(
@@ -95,7 +108,7 @@ def unread(composed: Composed) -> list[str]:
     )  # a recorded config holds every key: most say nothing new
     found = []
     for key, knob in _knobs(Config):
-        if knob.only is None or values[key] == unset[key]:
+        if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
             continue
         other, wanted = knob.only
         value = values[other]
@@ -248,7 +261,7 @@ def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
     try:
         is_file = path.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or has a null character
-        raise ConfigError(f"--config: {in_one_line(error)}") from error
+        raise ConfigError(f"--config: {one_line(error)}") from error
     if not is_file:
         folder = path.parent if path.parent.is_dir() else Path()
         names = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
@@ -279,6 +292,15 @@ def _check_keys(tree: Mapping[Any, Any], path: Path) -> None:
             raise ConfigError(f"{path}: a key is a name, not {key!r}")
         if isinstance(value, dict):
             _check_keys(value, path)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two trees as one; where both say something, it is what `above` says."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _over(below[key], value) if both else value
+    return merged
 
 
 def _place(tree: dict[str, Any], steps: list[str], folder: Path) -> None:

@@ -135,7 +135,7 @@ class RolloutConfig:
     concurrency: int = knob(256, at_least(1))
     """Episodes under way at once."""
     max_failures: float = knob(0.5, share())
-    """Share of failed episodes above which the run stops."""
+    """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far."""
 
 
 LOCAL = ("sandbox.url", "None")

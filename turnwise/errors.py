@@ -51,10 +51,20 @@ class EpisodeError(Exception):
     """A failure that ends one episode and is recorded on its trajectory."""
 
 
-def in_one_line(error: BaseException) -> str:
-    """`ValueError: what it says`, for errors of code that is not ours."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def first_cause(error: BaseException) -> BaseException:
+    """What went wrong: the error itself, or the first one of a group of them, however deep."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a person reads it in a status: its cause, on one line. A bug has its kind before its text."""
+    cause = first_cause(error)
+    text = " ".join(str(cause).split())
+    if isinstance(cause, TurnwiseError) and text:
+        return text
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

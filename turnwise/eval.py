@@ -1,6 +1,5 @@
 """Evaluation: samples in, scored groups out, a report and a run directory at the end."""
 
-import asyncio
 import contextlib
 import dataclasses
 import time
@@ -23,9 +22,11 @@ from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
+from turnwise.stopping import run_stoppable
 from turnwise.storage.index import record
+from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.run_dir import CONFIG, METRICS, RunDir
 from turnwise.storage.status import Telling
 from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
@@ -50,16 +51,17 @@ def evaluate(
     if config.eval.dump_jsonl is not None:
         check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
     prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
-    return asyncio.run(evaluate_prepared(prepared, console or Console(stderr=True)))
+    return run_stoppable(evaluate_prepared(prepared, console or Console(stderr=True)))
 
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
     config = prepared.config
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
-    run.write_text("config.yaml", to_yaml(config))
-    with Telling(run, "eval"):
-        return await _evaluate_into(run, prepared, console)
+    with holding(run.path, "eval", lambda text: _note(run, console, text)):
+        run.write_text(CONFIG, to_yaml(config))
+        with Telling(run, "eval"):
+            return await _evaluate_into(run, prepared, console)
 
 
 async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> EvalReport:
@@ -112,10 +114,11 @@ async def measure(
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
-            found[f"{name}accuracy/{source.data_source}"] = source.accuracy or 0.0
-            found[f"{name}first_accuracy/{source.data_source}"] = source.first_accuracy or 0.0
+            named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy}
+            found |= {f"{name}{kind}/{source.data_source}": v for kind, v in named.items() if v is not None}
         right = [float(entry.right) for entry in judged if entry.right is not None]
-        found[f"{name}accuracy"] = sum(right) / max(1, len(right))
+        if right:  # the accuracy of nothing is no number
+            found[f"{name}accuracy"] = sum(right) / len(right)
     await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found | tasks)
     return found
 
@@ -190,15 +193,16 @@ def _sources(judged: list[Judged], declared: dict[str, TaskMetrics]) -> list[Sou
 @contextlib.contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
     """A progress bar with the accuracy so far; yields what to call with each finished trajectory."""
-    right = finished = 0
+    right = scored = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("evaluating", total=total)
 
         def seen(trajectory: Trajectory) -> None:
-            nonlocal right, finished
-            finished += 1
+            nonlocal right, scored
+            scored += trajectory.right is not None
             right += bool(trajectory.right)
-            progress.update(bar, advance=1, description=f"evaluating, {100 * right / finished:.0f}% right")
+            share = f", {100 * right / scored:.0f}% right" if scored else ""
+            progress.update(bar, advance=1, description=f"evaluating{share}")
 
         yield seen

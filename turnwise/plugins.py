@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from turnwise.errors import PluginError, TurnwiseError, in_one_line, nearest, unknown
+from turnwise.errors import PluginError, TurnwiseError, nearest, one_line, unknown
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -41,7 +41,7 @@ def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
     except TurnwiseError:
         raise
     except Exception as error:  # a stranger's code, run before anything else: its author reads the message
-        raise PluginError(f"{kind} {spec!r} failed: {in_one_line(error)}") from error
+        raise PluginError(f"{kind} {spec!r} failed: {one_line(error)}") from error
 
 
 def names_in(package: str) -> list[str]:
@@ -82,7 +82,7 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise PluginError(f"{kind} {spec!r}: running {path} failed: {in_one_line(error)}") from error
+        raise PluginError(f"{kind} {spec!r}: running {path} failed: {one_line(error)}") from error
     return module
 
 
@@ -103,7 +103,7 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it may call sys.exit
-        raise PluginError(f"{kind} {spec!r}: importing {place} failed: {in_one_line(error)}") from error
+        raise PluginError(f"{kind} {spec!r}: importing {place} failed: {one_line(error)}") from error
     _check_shadowed(module, place, spec, kind, folders[0])
     return module
 

@@ -96,8 +96,8 @@ class Comparison:
             "no_longer_scored": sum(c.reward is not None and c.new_reward is None for c in self.changes),
             "wrong_to_right": sum(not _right(c.reward, c.parts) and _right(c.new_reward, c.new_parts) for c in scored),
             "right_to_wrong": sum(_right(c.reward, c.parts) and not _right(c.new_reward, c.new_parts) for c in scored),
-            "mean_reward": sum(olds) / max(1, len(olds)),
-            "new_mean_reward": sum(news) / max(1, len(news)),
+            "mean_reward": sum(olds) / len(olds) if olds else None,
+            "new_mean_reward": sum(news) / len(news) if news else None,
             "flipped_signs": sum(change.is_flipped for change in self.changes),
             "groups": self.groups,
             "groups_that_lose_variance": sum(group.lost for group in self.varied),
@@ -113,7 +113,8 @@ class Comparison:
         """The counts, and the largest changes."""
         counts = Table(title=f"scored again with {self.scorer}", show_header=False)
         for name, value in self.summary().items():
-            counts.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value))
+            shown = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+            counts.add_row(name.replace("_", " "), shown)
         changed = [change for change in self.changes if change.reward != change.new_reward]
         if not changed:
             return [counts]

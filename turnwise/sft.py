@@ -1,6 +1,5 @@
 """Supervised fine-tuning from end to end: scripted or recorded trajectories in, a Hugging Face folder out."""
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from turnwise.files import check_folder
 from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
+from turnwise.stopping import run_stoppable
+from turnwise.storage.lock import holding
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.training.sequences import to_sequences
 from turnwise.types import Group, Sample, Trajectory
@@ -25,16 +26,22 @@ def run_sft(config: Config, console: Console | None = None) -> Path:
     """Train `model.path` on trajectories and write the result to `sft.out`; returns that folder."""
     check(config)
     check_folder(Path(config.sft.out), "sft.out")
+    console, out = console or Console(stderr=True), Path(config.sft.out)
+    with holding(out, "sft", lambda text: console.print(text, markup=False, soft_wrap=True)):
+        _fine_tune(config, console, out)
+    return out
+
+
+def _fine_tune(config: Config, console: Console, out: Path) -> None:
     import torch
 
     from turnwise.engines.decoder import Decoder
     from turnwise.training.sft import train_sft
 
     torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
-    out = Path(config.sft.out)
     source = model_folder(config.model.path)
-    with Progress(console=console or Console(stderr=True), transient=False) as progress:
-        trajectories = _recorded(config) if config.sft.recorded else asyncio.run(_scripted(config, progress))
+    with Progress(console=console, transient=False) as progress:
+        trajectories = _recorded(config) if config.sft.recorded else run_stoppable(_scripted(config, progress))
         decoder = Decoder.load(source, torch.float32)
         bar = progress.add_task("training", total=config.sft.steps)
 
@@ -47,7 +54,6 @@ def run_sft(config: Config, console: Console | None = None) -> Path:
         if (source / name).is_file() and source.resolve() != out.resolve():
             shutil.copy(source / name, out / name)
     decoder.save(out)
-    return out
 
 
 def _recorded(config: Config) -> list[Trajectory]:

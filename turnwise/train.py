@@ -2,10 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
-import torch
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
@@ -16,19 +13,18 @@ from turnwise.eval import measure
 from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
+from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
 from turnwise.trainer.loop_lag import LoopLag
+from turnwise.trainer.resuming import open_run
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory, check
 from turnwise.training.optimise import check_parity, optimise
 from turnwise.training.sequences import remember, to_sequences, trainable
 from turnwise.training.shaping import count
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def train(config: Config, console: Console | None = None) -> TrainReport:
@@ -51,63 +47,59 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
     check_trackers(config.tracking.to)
     prepared = prepare(config, "train", limit=training.samples)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
-    return asyncio.run(train_prepared(prepared, heldout, console or Console(stderr=True)))
+    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True)))
 
 
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
     """The run from its first evaluation to its last."""
     config = prepared.config
-    run = TrainRun(config, prepared.samples, console)
-    with run.watched():
-        introduce(prepared, run.dir, console)
-        after = await run_steps(run, prepared, heldout)
-    return TrainReport(run.dir.path, run.reason, run.progress.step, run.seconds(), run.progress.before, after)
+    with open_run(config, lambda text: console.print(text, markup=False, soft_wrap=True)) as (directory, resuming):
+        run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
+        if run.is_over():
+            return run.report(f"already finished: {run.reason}")
+        with run.watched():
+            introduce(prepared, run.dir, console)
+            await run_steps(run, prepared, heldout)
+        return run.report(run.reason)
 
 
-async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> dict[str, float]:
-    """Every step that is left, between two evaluations; returns what the last one found."""
-    config, after = run.config, dict[str, float]()
+async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> None:
+    """Every step that is left, between two evaluations."""
+    config = run.config
     services = prepared.running(run.note), heldout.running(run.note)
     async with services[0], services[1], open_training(config, prepared, run.note) as engines, LoopLag() as lag:
+        run.resume(engines)
+        run.progress.after = None
         with run.catching_signals():
-            run.resume(engines)
-            await engines.publish(run.progress.step)
-            if not run.progress.before:
-                run.progress.before = await evaluate(run, engines, heldout, greedy=True)
-            draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
-            groups = Groups(engines, prepared, draws)
-            async with groups.collector:
-                while config.train and run.goes_on():
-                    run.step_begins()
-                    collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
-                    if collected is None:
-                        continue
-                    await learn(run, engines, collected, lag)
-                    groups.allow(run.progress.rounds)
-                    last = run.progress.step == config.training.steps  # evaluated and saved below
-                    if due(run.progress.step, config.training.eval_every) and not last:
-                        await evaluate(run, engines, heldout, greedy=False)
-                    if due(run.progress.step, config.training.save_every) and not last:
-                        await save(run, engines)
-            if not run.stopping.is_set():
-                after = await evaluate(run, engines, heldout, greedy=True)
-            await save(run, engines)
-    return after
+            async with run.keeping_what_was_done(engines):
+                await play_and_learn(run, engines, prepared, heldout, lag)
 
 
-async def save(run: TrainRun, engines: TrainingStage) -> None:
-    """Write a checkpoint while collection goes on; nobody changes the learner meanwhile."""
-    await run.recorder.do(in_threads(engines, run.save), engines)
-
-
-def in_threads(engines: TrainingStage, work: Callable[P, T]) -> Callable[P, T]:
-    """The work with the engines' number of threads, which belongs to the thread that computes."""
-
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        torch.set_num_threads(engines.threads)
-        return work(*args, **kwargs)
-
-    return wrapped
+async def play_and_learn(
+    run: TrainRun, engines: TrainingStage, prepared: Prepared, heldout: Prepared, lag: LoopLag
+) -> None:
+    """The steps, with what is due before, between and after them."""
+    config = run.config
+    await engines.publish(run.progress.step)
+    if run.progress.before is None:
+        run.progress.before = await evaluate(run, engines, heldout, greedy=True)
+    else:
+        await evaluate_if_due(run, engines, heldout)  # a stop may have come before it
+    draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
+    groups = Groups(engines, prepared, draws)
+    async with groups.collector:
+        while config.train and run.goes_on():
+            run.step_begins()
+            collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
+            if collected is None:
+                continue
+            await learn(run, engines, collected, lag)
+            groups.allow(run.progress.rounds)
+            await evaluate_if_due(run, engines, heldout)
+            if due(run, config.training.save_every):
+                await run.save(engines)
+    run.progress.after = await evaluate(run, engines, heldout, greedy=True)
+    await run.save(engines)
 
 
 async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag: LoopLag) -> None:
@@ -122,9 +114,10 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
-            compare = in_threads(engines, check_parity)
+            compare = engines.in_threads(check_parity)
             run.note(await asyncio.to_thread(compare, engines.mind, sequences, config, exact=engines.invariant))
-        compute, step = in_threads(engines, optimise), run.progress.step
+        compute, step = engines.in_threads(optimise), run.progress.step
+        run.whole = False
         try:
             metrics |= await asyncio.to_thread(compute, engines.mind, sequences, config, step, collected.baselines)
         except NotFinite as error:
@@ -143,13 +136,28 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag
     await run.recorder.do(run.log, metrics | lag.take())
 
 
-async def evaluate(run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool) -> dict[str, float]:
-    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best."""
-    found = await measure(heldout, engines.stage, run.recorder, run.progress.step, greedy=greedy)
-    await run.recorder.do(run.remember, found)
+async def evaluate(
+    run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool
+) -> dict[str, float] | None:
+    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best.
+
+    None when a signal came first: then the run evaluates when it goes on.
+    """
+    work = measure(heldout, engines.stage, run.recorder, run.progress.step, greedy=greedy)
+    found = await run.unless_stopped(work)
+    if found is None:
+        run.goes_on()  # it does not, and says why
+    else:
+        await run.recorder.do(run.remember, found)
     return found
 
 
-def due(step: int, every: int) -> bool:
-    """Whether something done every so many steps is to be done now."""
-    return every > 0 and step % every == 0
+async def evaluate_if_due(run: TrainRun, engines: TrainingStage, heldout: Prepared) -> None:
+    """The evaluation between two steps."""
+    if due(run, run.config.training.eval_every) and run.progress.evaluated != run.progress.step:
+        await evaluate(run, engines, heldout, greedy=False)
+
+
+def due(run: TrainRun, every: int) -> bool:
+    """Whether something done every so many steps is to be done now; after the last step everything is."""
+    return every > 0 and run.progress.step % every == 0 and run.progress.step != run.config.training.steps

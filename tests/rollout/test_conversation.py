@@ -1,6 +1,9 @@
 """What an agent loop may do: alternate, and be told plainly when it does not."""
 
 import asyncio
+import contextlib
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -60,9 +63,69 @@ async def raises(chat):
     raise ZeroDivisionError("a bug of the loop")
 
 
-def test_a_bug_of_the_loop_stops_the_run(theatre):
+async def raises_in_a_group(chat):
+    async def bug():
+        raise ZeroDivisionError("a bug of the loop")
+
+    await chat.generate()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bug())
+
+
+async def exits(chat):
+    await chat.generate()
+    sys.exit("a bug of the loop")
+
+
+async def times_out(chat):
+    await chat.generate()
+    raise TimeoutError("a bug of the loop")
+
+
+@pytest.mark.parametrize("loop", [raises, raises_in_a_group, exits, times_out])
+def test_a_users_loop_that_raises_ends_its_episode_and_not_the_run(theatre, loop):
+    trajectory = theatre.show(["hm"], agent=f"{ME}:{loop.__name__}").play()
+    assert trajectory.stop_reason is StopReason.FAILED and len(trajectory.turns) == 1
+    told = trajectory.failure or ""
+    assert told.startswith(f"agent loop {ME}:{loop.__name__}: ") and told.endswith("a bug of the loop")
+
+
+def test_a_bug_of_a_built_in_loop_stops_the_run(theatre):
+    show = theatre.show(["hm"])
+    broken = replace(show.stage.plan.route(show.samples[0]), loop=raises)
+    show.stage.plan.route = lambda sample: broken
     with pytest.raises(ZeroDivisionError, match="a bug of the loop"):
-        theatre.show(["hm"], agent=f"{ME}:raises").play()
+        show.play()
+
+
+async def ends_in_a_group(chat):
+    async with asyncio.TaskGroup() as group:
+        await group.create_task(chat.generate())
+
+
+def test_an_end_inside_a_group_of_errors_is_an_end(theatre):
+    trajectory = theatre.show(["hm hm hm hm"], agent=f"{ME}:ends_in_a_group", max_tokens=2).play()
+    assert trajectory.stop_reason is StopReason.TURN_TRUNCATED and trajectory.failure is None
+
+
+async def hides_errors(chat):
+    with contextlib.suppress(Exception):
+        await chat.generate()
+
+
+async def dresses_errors_up(chat):
+    try:
+        await chat.generate()
+    except Exception as error:
+        raise ValueError("something") from error
+
+
+@pytest.mark.parametrize("loop", [hides_errors, dresses_errors_up, ends_in_a_group])
+def test_an_engine_that_fails_is_never_a_matter_of_the_loop(theatre, loop):
+    show = theatre.show(["hm"], agent=f"{ME}:{loop.__name__}")
+    show.sampler.error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        show.play()
 
 
 async def no_calls(chat):

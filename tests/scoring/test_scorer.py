@@ -15,6 +15,7 @@ from turnwise.scoring.scorer import (
     Score,
     ScorerSpec,
     apply,
+    apply_all,
     as_scorer,
     cut,
     score_answer,
@@ -116,13 +117,35 @@ def test_a_failed_trajectory_keeps_no_reward() -> None:
     assert asyncio.run(score_answer(never, trajectory, 1)) is None
 
 
-def test_a_scorers_own_error_passes_and_says_where() -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (KeyError("answer"), "KeyError: 'answer'"),
+        (ValueError("first line\nsecond line"), "ValueError: first line"),
+        (ExceptionGroup("two", [ExceptionGroup("one", [ValueError("deep")]), KeyError("b")]), "ValueError: deep"),
+        (SystemExit(3), "SystemExit: 3"),
+        (AssertionError(), "AssertionError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_scorer_that_raises_is_one_line_with_the_cause_and_the_sample(error: BaseException, text: str) -> None:
     async def broken(trajectory: Trajectory) -> float:
-        raise KeyError("answer")
+        raise error
 
-    with pytest.raises(KeyError) as caught:
-        asyncio.run(apply(broken, episode()))
-    assert "broken" in caught.value.__notes__[0] and "'s'" in caught.value.__notes__[0]
+    with pytest.raises(PluginError) as caught:
+        asyncio.run(apply_all(broken, [episode(), episode()]))
+    told = str(caught.value)
+    assert told.endswith(f"broken failed on sample 's', sibling 1: {text}") and "\n" not in told
+    assert caught.value.__cause__ is error, "the log shows where it was raised"
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, "1", [1.0], {}], ids=repr)
+def test_a_wrong_result_among_siblings_is_one_plain_error(value: object) -> None:
+    async def wrong(trajectory: Trajectory) -> object:
+        return value
+
+    with pytest.raises(PluginError, match="wrong returned"):
+        asyncio.run(apply_all(wrong, [episode(), episode()]))  # type: ignore[arg-type]
 
 
 def test_scorers_are_found_by_source_then_default_then_known() -> None:

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from turnwise.errors import StorageError
-from turnwise.storage.index import COLUMNS, abandon_after, entry_of, parse_line, record, shard_of
+from turnwise.storage.index import COLUMNS, entry_of, parse_line, record, shard_of
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories
 from turnwise.types import (
@@ -189,18 +189,3 @@ def test_learned_numbers_come_back_and_must_fit(run):
     with pytest.raises(StorageError, match="1 learned values for 7 tokens"):
         record(run, "eval/step_000004.parquet", [broken])
     assert not (run.path / "eval/step_000004.parquet").exists()
-
-
-def test_what_a_resumed_run_does_again_is_put_aside(run):
-    for name in ("trajectories/step_000003", "trajectories/step_000004", "eval/step_000003", "eval/greedy_step_000004"):
-        record(run, f"{name}.parquet", [trajectory()])
-    with (run.path / "index.jsonl").open("a") as file:
-        file.write("damaged\n")
-    abandon_after(run, 3)
-    kept = [parse_line(line).file for line in (run.path / "index.jsonl").read_text().splitlines()]
-    assert kept == ["trajectories/step_000003.parquet", "eval/step_000003.parquet"]
-    aside = sorted(str(path.relative_to(run.path / "abandoned")) for path in run.path.glob("abandoned/*/*.parquet"))
-    assert aside == ["eval/greedy_step_000004.parquet", "trajectories/step_000004.parquet"]
-    assert len(read_trajectories(run.path / "trajectories/step_000003.parquet")) == 1
-    abandon_after(run, -1)
-    assert (run.path / "index.jsonl").read_text() == "" and not list(run.path.glob("trajectories/*.parquet"))

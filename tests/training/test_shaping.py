@@ -70,11 +70,20 @@ def test_failures_are_booked():
         "groups/total": 5, "groups/all_failed": 1, "groups/single": 1, "groups/flat": 2,
         "trajectories/total": 12, "trajectories/failed": 5,
     }  # fmt: skip
-    book.stop_if_failing(0.2)
-    with pytest.raises(TurnwiseError, match="1 of 5 groups failed altogether and at most 10% may"):
-        book.stop_if_failing(0.1)
+    book.stop_if_failing(5 / 12)
+    with pytest.raises(
+        TurnwiseError, match=r"5 of 12 episodes failed \(rollout.max_failures=0.4\); most often \(5\): the"
+    ):
+        book.stop_if_failing(0.4)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         book.stop_if_failing(1.5)
+
+
+def test_an_episode_that_could_not_be_scored_has_a_limit_of_its_own():
+    made = group(None, None, 1.0)
+    for trajectory in made.trajectories[:2]:
+        trajectory.failure = "scoring: nobody there"
+    count([made]).stop_if_failing(0.0)
 
 
 def test_a_trajectory_without_reward_or_failure_is_an_error():

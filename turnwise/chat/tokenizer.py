@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import TemplateError, in_one_line, unknown
+from turnwise.errors import TemplateError, one_line, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Tokenizer:
         try:
             self._hf: Any = AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # the library raises whatever the first broken file makes it stumble over
-            raise TemplateError(f"{folder}: its tokenizer cannot be read: {in_one_line(error)[:300]}") from error
+            raise TemplateError(f"{folder}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         if not getattr(self._hf, "is_fast", False):
             raise TemplateError(f"{folder} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
@@ -115,4 +115,4 @@ def load_template(name: str) -> str:
             raise TemplateError(unknown("chat template (no such file or built-in)", name, builtin))
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TemplateError(f"chat template {name}: {in_one_line(error)}") from error
+        raise TemplateError(f"chat template {name}: {one_line(error)}") from error

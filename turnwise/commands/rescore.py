@@ -29,13 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """What the run recorded stays as it is; the result goes beside it."""
-    import asyncio
     from dataclasses import replace
 
     from rich.console import Console
 
     from turnwise.compose import compose, to_yaml
     from turnwise.rescoring import FOLDER, rescore_run, with_scorer
+    from turnwise.stopping import run_stoppable
+    from turnwise.storage.lock import holding
     from turnwise.storage.run_dir import RunDir
 
     if args.options and args.scorer is None:
@@ -49,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
         given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
         scoring = replace(scoring, options={args.scorer: given})
     config = replace(asked, scoring=scoring)
-    name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
-    found = asyncio.run(rescore_run(directory, config, name))
-    directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
     out = Console()
+    with holding(directory.path / FOLDER, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
+        name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
+        found = run_stoppable(rescore_run(directory, config, name))
+        directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
     for table in found.tables():
         out.print(table)
     out.print(f"written: {directory.path / FOLDER / name}", soft_wrap=True, highlight=False, markup=False)

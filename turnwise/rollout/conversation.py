@@ -41,6 +41,8 @@ class Conversation:
         self.messages: list[Message] = list(sample.prompt)
         self.turns: list[Turn] = []
         self.ended: StopReason | None = None
+        self.broken: Exception | None = None
+        """What kept the model from speaking; no matter of the agent loop, whatever it makes of it."""
         self._speaker = speaker
         self._tools = tools
         self._user = user
@@ -63,7 +65,12 @@ class Conversation:
             self._speaker.open(self.sample.prompt)
         limit, reason = self._token_limit()
         start = time.perf_counter()
-        spoken = await self._speaker.speak(len(self.turns), limit)
+        try:
+            spoken = await self._speaker.speak(len(self.turns), limit)
+        except Exception as error:
+            self.broken = error
+            raise
+        self.broken = None
         self.turns.append(self._record(spoken, time.perf_counter() - start))
         self.messages.append(spoken.message)
         self._awaits_reply, self._shown, self._said = True, False, len(self.messages)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
@@ -11,7 +10,7 @@ from uuid import uuid4
 from turnwise import waiting
 from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
-from turnwise.errors import EpisodeError
+from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import strangers
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
 from turnwise.rollout.plan import Plan, Route
@@ -22,8 +21,6 @@ from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
 
 LAST_WORD_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
-
-AgentLoop = Callable[[Conversation], Awaitable[None]]
 
 
 class MakeSpeaker(Protocol):
@@ -60,7 +57,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) 
     cast = _cast(sample, sibling, step, route, stage)
     reason, failures = StopReason.FAILED, []
     try:
-        reason = await _play(cast, route.loop, stage.config.rollout.max_seconds)
+        reason = await _play(cast, route, stage.config.rollout.max_seconds)
     except EpisodeError as error:
         failures = [str(error)]
     finally:
@@ -103,16 +100,12 @@ def _cast(sample: Sample, sibling: int, step: int, route: Route, stage: Stage) -
     return _Cast(speaker, tools, user, chat)
 
 
-async def _play(cast: _Cast, loop: AgentLoop, seconds: float | None) -> StopReason:
+async def _play(cast: _Cast, route: Route, seconds: float | None) -> StopReason:
     try:
         async with waiting.budget(seconds) as deadline:
             if cast.user is not None:
                 await cast.user.start()
-            try:
-                await loop(cast.chat)
-                reason = cast.chat.ended or StopReason.ANSWERED
-            except EpisodeEnd as end:
-                reason = end.reason
+            reason = await _loop(cast.chat, route)
             await cast.chat.finish()
             return reason
     except TimeoutError:
@@ -127,6 +120,25 @@ async def _play(cast: _Cast, loop: AgentLoop, seconds: float | None) -> StopReas
         async with asyncio.timeout(LAST_WORD_SECONDS):
             await cast.chat.finish()
     return StopReason.TIME_BUDGET
+
+
+async def _loop(chat: Conversation, route: Route) -> StopReason:
+    """Let the agent loop play. What a user's own loop raises ends this episode; what was raised through it, the run."""
+    try:
+        await strangers.tamed(route.loop(chat))
+    except EpisodeEnd as end:
+        return end.reason
+    except Exception as error:
+        cause = first_cause(error)
+        if isinstance(cause, EpisodeEnd):
+            return cause.reason
+        ours = chat.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
+        if ours is not None or not route.is_own:
+            raise ours or cause  # noqa: B904 (it has its own cause, which a log shows)
+        raise EpisodeError(f"agent loop {route.agent}: {one_line(cause)}") from error
+    if chat.broken is not None:
+        raise chat.broken
+    return chat.ended or StopReason.ANSWERED
 
 
 @dataclass(slots=True)

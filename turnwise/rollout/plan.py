@@ -30,6 +30,11 @@ class Route:
     interaction: str | None
     loop: "Callable[[Conversation], Awaitable[None]]" = field(compare=False)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the loop is a user's code."""
+        return ":" in self.agent
+
 
 class Plan:
     """Routes by sample. Making one resolves every name, so a wrong one is found before a model is loaded."""

@@ -1,6 +1,5 @@
 """What a scorer is, which one a data source gets, and how its result becomes a trajectory's reward."""
 
-import asyncio
 import dataclasses
 import functools
 import inspect
@@ -10,8 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, one_line, unknown
 from turnwise.plugins import load
+from turnwise.together import together
 from turnwise.types import Ledger, Role, StopReason, Trajectory
 
 KNOWN = {
@@ -189,9 +189,7 @@ SCORING = "scoring"
 
 async def apply_all(scorer: Scorer, trajectories: Sequence[Trajectory]) -> None:
     """`apply` to all of them at once, so that a pool, a server or a batch sees them together."""
-    async with asyncio.TaskGroup() as group:
-        for trajectory in trajectories:
-            group.create_task(apply(scorer, trajectory))
+    await together(apply(scorer, trajectory) for trajectory in trajectories)
 
 
 async def score_answer(scorer: Scorer, trajectory: Trajectory, upto: int) -> Score | None:
@@ -248,11 +246,11 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
     name = getattr(scorer, "__qualname__", type(scorer).__name__)
     try:
         result: Any = await scorer(trajectory)
-    except ScoringFailed:
+    except (ScoringFailed, TurnwiseError):
         raise
-    except Exception as error:
-        error.add_note(f"raised by scorer {name} on sample {trajectory.sample.id!r}, sibling {trajectory.sibling}")
-        raise
+    except (Exception, SystemExit) as error:  # a stranger's code: the person who wrote it can mend it
+        where = f"sample {trajectory.sample.id!r}, sibling {trajectory.sibling}"
+        raise PluginError(f"scorer {name} failed on {where}: {one_line(error)}") from error
     if isinstance(result, Score):
         return _checked(result, trajectory, name)
     if not isinstance(result, dict):

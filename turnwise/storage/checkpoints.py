@@ -8,41 +8,57 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from turnwise.errors import StorageError
 from turnwise.storage.run_dir import RunDir
 
 MANIFEST, LATEST = "manifest.json", "latest"
+_BEFORE = ".before"
+"""What is added to the name of a checkpoint while another of the same step takes its place."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Checkpoint(Generic[T]):
+    """A whole one, and what was read of it."""
+
+    folder: Path
+    state: T
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
     """The newest checkpoint that is whole, and what was wrong with newer ones."""
 
-    folder: Path | None
+    checkpoint: Checkpoint[T] | None
     passed_over: list[str]
 
 
 def write_checkpoint(run: RunDir, step: int, fill: Callable[[Path], None], *, keep: int) -> Path:
     """Let `fill` write a checkpoint's files, then give the folder its name; older ones beyond `keep` are removed.
 
-    A process killed at any moment leaves the earlier checkpoints as they were.
+    A process killed at any moment leaves the earlier checkpoints as they were, also one of the same step.
     """
     parent = run.path / "checkpoints"
     final = parent / f"step_{step:06d}"
+    before = parent / f"{final.name}{_BEFORE}"
     temporary = parent / f".{final.name}.{secrets.token_hex(4)}.tmp"
     try:
         for leftover in parent.glob(".*.tmp") if parent.is_dir() else ():
-            shutil.rmtree(leftover, ignore_errors=True)  # of a process that was killed
+            _remove(leftover)  # of a process that was killed
         temporary.mkdir(parents=True)
         fill(temporary)
         written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
         files = {str(path.relative_to(temporary)): _digest(path) for path in written}
         (temporary / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2), encoding="utf-8")
-        for path in temporary.rglob("*"):
+        for path in (*temporary.rglob("*"), temporary):
             _sync(path)
         if final.exists():  # written before a resume from an earlier one
-            shutil.rmtree(final)
+            if before.exists():  # of a process killed between here and its removal: `final` is the newer
+                shutil.rmtree(before)
+            os.replace(final, before)
         os.replace(temporary, final)
         _sync(parent)
     except OSError as error:
@@ -50,25 +66,40 @@ def write_checkpoint(run: RunDir, step: int, fill: Callable[[Path], None], *, ke
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     run.write_text(f"checkpoints/{LATEST}", final.name + "\n")
-    for old in _all(run)[keep:]:
+    shutil.rmtree(before, ignore_errors=True)
+    for old in [folder for folder in _all(run) if folder.name < final.name][keep - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def find_checkpoint(run: RunDir) -> Found:
-    """The newest whole checkpoint of a run; damaged ones are passed over with their reason."""
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def find_checkpoint(run: RunDir, read: Callable[[Path], T]) -> Found[T]:
+    """The newest whole checkpoint of a run; damaged ones are passed over with their reason.
+
+    `read` gives what its user needs of it, and a StorageError for one that cannot be used.
+    """
     passed_over: list[str] = []
     for folder in _all(run):
         problem = _problem(folder)
         if problem is None:
-            return Found(folder, passed_over)
+            try:
+                return Found(Checkpoint(folder, read(folder)), passed_over)
+            except StorageError as error:
+                problem = str(error)
         passed_over.append(f"{folder.name}: {problem}")
     return Found(None, passed_over)
 
 
 def _all(run: RunDir) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    return sorted((run.path / "checkpoints").glob("step_*"), reverse=True)
+    """Checkpoint folders, newest first; one that was being replaced comes after its replacement."""
+    found = (run.path / "checkpoints").glob("step_*")
+    return sorted(found, key=lambda path: (path.name.removesuffix(_BEFORE), path.suffix != _BEFORE), reverse=True)
 
 
 def _problem(folder: Path) -> str | None:

@@ -1,7 +1,6 @@
 """The index of a run: one line of index.jsonl per trajectory file, so that 100,000 trajectories are listed at once."""
 
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -100,25 +99,6 @@ def record(run: RunDir, file: str, trajectories: Sequence[Trajectory], album: Al
     (album or Album(run)).keep(trajectories)
     write_trajectories(run.file(file), trajectories)
     run.append_jsonl(INDEX, asdict(shard_of(file, trajectories)))
-
-
-def abandon_after(run: RunDir, step: int) -> None:
-    """Put the trajectory files of later steps aside, under abandoned/: a resumed run will do those steps again."""
-    for path in [*run.path.glob("trajectories/*.parquet"), *run.path.glob("eval/*.parquet")]:
-        name = _STEP.search(path.name)
-        if name and int(name[1]) > step:
-            os.replace(path, run.file(f"abandoned/{path.relative_to(run.path)}"))
-    if not (run.path / INDEX).is_file():
-        return
-    lines = run.read_text(INDEX).split("\n")
-    run.write_text(INDEX, "".join(f"{line}\n" for line in lines if _is_of_a_file(run, line)))
-
-
-def _is_of_a_file(run: RunDir, line: str) -> bool:
-    try:
-        return (run.path / parse_line(line).file).is_file()
-    except StorageError:  # a damaged line says nothing; readers go by the file itself
-        return False
 
 
 def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:

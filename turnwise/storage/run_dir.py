@@ -9,7 +9,8 @@ runs/<name>/
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids
-  abandoned/                          trajectory files of steps that were done again after a resume
+  abandoned/                          what was recorded of steps that were done again after a resume
+  .lock                               who writes, while somebody does, see storage/lock.py
   log.txt
 """
 
@@ -44,7 +45,7 @@ class RunDir:
         if runs_dir.parts[:1] and runs_dir.parts[0].startswith("~"):
             raise ConfigError(f"runs_dir={str(runs_dir)!r}: write the home folder out in full")
         if name is not None:
-            _check_name(name)
+            check_name(name)
         stem = name or f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         parent = Path.cwd() / runs_dir
         try:
@@ -106,9 +107,13 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a whole file or nothing. What UTF-8 cannot hold is written as an escape."""
+        return self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """Write a whole file or nothing."""
         path = self.file(name)
         with replacing(path) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(content)
         return path
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -139,13 +144,18 @@ class RunDir:
 
     def read_text(self, name: str) -> str:
         """A file's text; StorageError when it is missing or not text."""
+        try:
+            return self.read_bytes(name).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise StorageError(f"cannot read {self.path / name}: it is not text") from error
+
+    def read_bytes(self, name: str) -> bytes:
+        """A file's content; StorageError when it is missing."""
         path = self.path / name
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_bytes()
         except OSError as error:
             raise cannot("read", path, error) from error
-        except UnicodeDecodeError as error:
-            raise StorageError(f"cannot read {path}: it is not text") from error
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
         """The records of a JSONL file."""
@@ -170,7 +180,8 @@ def _append_whole(descriptor: int, line: bytes) -> None:
         raise
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """ConfigError for a name that no run can have."""
     problem = None
     if not name.strip():
         problem = "is empty"

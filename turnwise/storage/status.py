@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
+import traceback
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from turnwise.errors import StorageError
+from turnwise.errors import StorageError, first_cause, one_line
 from turnwise.storage.run_dir import RunDir
 
 STATUS = "status.json"
@@ -79,15 +80,19 @@ class Telling:
         if error is None:
             write_status(self._run, self._status.ended(self.end, self.reason))
             return
+        state, reason = how_it_ended(error)
         with contextlib.suppress(StorageError):  # the error itself is the news, also when the disk is full
-            write_status(self._run, self._status.ended(*how_it_ended(error)))
+            write_status(self._run, self._status.ended(state, reason))
+            self._run.log(f"{state.value}: {reason}")
+            if state is State.FAILED:
+                self._run.log("where it failed:\n" + "".join(traceback.format_exception(error)).rstrip())
 
 
 def how_it_ended(error: BaseException) -> tuple[State, str]:
-    """What an error that ends a run says about it."""
-    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-        return State.STOPPED, "interrupted"
-    return State.FAILED, str(error) or type(error).__name__
+    """What an error that ends a run says about it, on one line."""
+    if isinstance(first_cause(error), KeyboardInterrupt | asyncio.CancelledError):
+        return State.STOPPED, str(error) or "interrupted"
+    return State.FAILED, one_line(error)
 
 
 def write_status(run: RunDir, status: Status) -> None:

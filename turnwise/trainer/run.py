@@ -1,85 +1,71 @@
 """One training run: its directory, how far it has come, when it ends, and how it goes on after a stop."""
 
 import asyncio
-import json
 import math
-import signal
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from turnwise.choices import Decay, Resume
-from turnwise.compose import differences, flat, to_yaml
+from turnwise.compose import flat
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
-from turnwise.errors import ConfigError, StorageError
-from turnwise.storage.checkpoints import find_checkpoint, write_checkpoint
-from turnwise.storage.index import abandon_after
+from turnwise.errors import StorageError
+from turnwise.report import TrainReport
+from turnwise.stopping import first_signal
+from turnwise.storage.abandoned import abandon_after
+from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import State, Telling, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
+from turnwise.trainer.resuming import resume_command, set_anew, write_config
 from turnwise.trainer.stage import TrainingStage
+from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
 from turnwise.web.beside import start_board
 
 T = TypeVar("T")
-MAY_CHANGE = (
-    "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
-    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
-    "training.max_minutes", "training.max_tokens",
-)  # fmt: skip
-"""Keys that a resumed run may set anew; all others would make it another run."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run has come; all of it is in every checkpoint.
-
-    `rounds` is the ledger: groups are consumed in the loader's order, so the samples used are exactly its first
-    `rounds` batches, none skipped and none twice.
-    """
-
-    step: int = 0
-    rounds: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    best_step: int | None = None
-    before: dict[str, Any] = field(default_factory=dict)
 
 
 class TrainRun:
     """Opened once per process; `progress` survives it."""
 
-    def __init__(self, config: Config, samples: list[Sample], console: Console) -> None:
-        self.config, self.console = config, console
+    def __init__(
+        self, config: Config, samples: list[Sample], console: Console, directory: RunDir, *, resuming: bool
+    ) -> None:
+        self.config, self.console, self.dir = config, console, directory
         self.progress = Progress()
         self.loader = Loader(samples, config.training.groups, config.seed, config.training.shuffle)
         self.stopping = asyncio.Event()
         self.reason = ""
         self.first_step = True
+        self.whole = True
+        """Whether the learner's weights are those of `progress`; in the middle of an update they are not."""
+        self._saved_step = 0
         self._started = self._step_began = time.perf_counter()
-        existing = config.run is not None and (Path.cwd() / config.runs_dir / config.run / "config.yaml").is_file()
-        self.resuming = existing and config.resume is Resume.auto
-        if self.resuming:
-            self.dir = RunDir.open(Path.cwd() / config.runs_dir / str(config.run))
-            self._refuse_another_config()  # before anything of the run is touched
-        else:
-            self.dir = RunDir.create(Path(config.runs_dir), config.run, "train")
-            self.dir.write_text("config.yaml", to_yaml(config))
+        self._resuming = resuming
+        self._found: Found[RunState] = self._look_back() if resuming else Found(None, [])
         self.recorder = Recorder(self.dir)
         self.telling = Telling(self.dir, "train", config.training.steps)
         tracking, steps = config.tracking, config.training.steps
         self.trackers = open_trackers(
             tracking.to, project=tracking.project, steps=steps, console=console, say=self.note
         )
+
+    def is_over(self) -> bool:
+        """Whether the run had come to its end and nothing is asked for that it has not done."""
+        return self.config.train and self.progress.after is not None and not self.goes_on()
+
+    def report(self, reason: str) -> TrainReport:
+        """What came of it."""
+        done, before, after = self.progress.step, self.progress.before or {}, self.progress.after or {}
+        return TrainReport(self.dir.path, reason, done, self.seconds(), before, after)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -107,18 +93,20 @@ class TrainRun:
 
     def finish_step(self, rounds: int, trajectories: list[Trajectory]) -> None:
         """Count a step whose groups took this many rounds."""
-        self.first_step = False
+        self.first_step, self.whole = False, True
         self.progress.step += 1
         self.progress.rounds += rounds
         self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.turns)
 
     def remember(self, found: dict[str, float]) -> None:
-        """Log an evaluation; the best accuracy so far is kept."""
-        if self.progress.best is None or found["accuracy"] > self.progress.best:
-            self.progress.best, self.progress.best_step = found["accuracy"], self.progress.step
+        """Log an evaluation; the best accuracy so far is kept. One that scored nothing has no accuracy."""
+        accuracy, best = found.get("accuracy"), self.progress.best
+        if accuracy is not None and (best is None or accuracy > best):
+            self.progress.best, self.progress.best_step = accuracy, self.progress.step
+        self.progress.evaluated = self.progress.step
         self.log({f"val/{name}": value for name, value in found.items()})
         shown = ", ".join(f"{name} {value:.1%}" for name, value in found.items() if "/" not in name)
-        self.note(f"step {self.progress.step}: {shown}")
+        self.note(f"step {self.progress.step}: {shown or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
@@ -150,7 +138,7 @@ class TrainRun:
             self.reason, self.telling.end = "stopped by a signal", State.STOPPED
         elif self.progress.step >= training.steps:
             self.reason = f"all {training.steps} steps done"
-        elif training.target is not None and (self.progress.best or 0.0) >= training.target:
+        elif training.target is not None and self.progress.best is not None and self.progress.best >= training.target:
             self.reason = f"the target of {training.target:.0%} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
             self.reason, self.telling.end = f"training.max_minutes={training.max_minutes:g} are used", State.STOPPED
@@ -163,8 +151,11 @@ class TrainRun:
         """Wall time of the run, earlier processes included."""
         return self.progress.seconds + time.perf_counter() - self._started
 
-    async def unless_stopped(self, work: Awaitable[T]) -> T | None:
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`, or None when a signal came first; what was half done is dropped."""
+        if self.stopping.is_set():
+            work.close()
+            return None
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stopping.wait())
         try:
@@ -178,75 +169,82 @@ class TrainRun:
     @contextmanager
     def catching_signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT end the run after what it is doing; a second one ends it at once."""
-        loop = asyncio.get_running_loop()
 
         def stop() -> None:
             self.note("stopping: the present step ends first (again: at once)")
             self.stopping.set()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
-        try:
+        with first_signal(stop):
             yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    def save(self, engines: TrainingStage) -> Path:
-        """Write a checkpoint of everything."""
-        saved = asdict(self.progress) | {"seconds": self.seconds()}
-        position = self.progress.rounds * self.config.training.groups
-        content = {"run": saved, "loader": asdict(self._loader_at(position))}
-        keep = max(1, self.config.training.keep)
-        folder = write_checkpoint(self.dir, self.progress.step, lambda place: engines.save(place, content), keep=keep)
+    async def save(self, engines: TrainingStage) -> Path:
+        """Write a checkpoint of everything while collection goes on; nobody changes the learner meanwhile."""
+        return await self.recorder.do(engines.in_threads(self._write_checkpoint), engines)
+
+    def _write_checkpoint(self, engines: TrainingStage) -> Path:
+        progress = replace(self.progress, seconds=self.seconds())
+        loader = self._loader_at(self.progress.rounds * self.config.training.groups)
+        folder = write_checkpoint(
+            self.dir,
+            self.progress.step,
+            lambda place: engines.save(place, progress, loader),
+            keep=self.config.training.keep,
+        )
+        self._saved_step = self.progress.step
         self.note(f"checkpoint {folder}")
         return folder
 
+    @asynccontextmanager
+    async def keeping_what_was_done(self, engines: TrainingStage) -> AsyncIterator[None]:
+        """A failure of the block costs no finished step: the last good state is saved before it goes on its way."""
+        try:
+            yield
+        except Exception:
+            if self.whole and self.progress.step > self._saved_step:
+                with suppress(StorageError):  # the failure is the news, also when the disk is full
+                    await self.save(engines)
+                    self.note(f"go on with: {resume_command(self.dir.name, self.config.runs_dir)}")
+            raise
+
+    def _look_back(self) -> Found[RunState]:
+        """Find where to go on. Whatever is wrong comes out here, before anything of the run is touched."""
+        found = find_checkpoint(self.dir, read_state)
+        if found.checkpoint is not None:
+            state = found.checkpoint.state
+            self.loader.restore(state.loader.state())
+            self.progress, self._saved_step = state.progress, state.progress.step
+        elif found.passed_over:
+            problems = "; ".join(found.passed_over)
+            raise StorageError(f"run {self.dir.name!r} cannot go on: all its checkpoints are damaged: {problems}")
+        return found
+
     def resume(self, engines: TrainingStage) -> None:
         """Go on from the newest whole checkpoint; a run without one starts anew in its directory."""
-        if self.resuming:
+        if self._resuming:
             self._go_on(engines)
         self.trackers.start(self.dir, flat(self.config), resumed_at=self.progress.step)
 
     def _go_on(self, engines: TrainingStage) -> None:
-        found = find_checkpoint(self.dir)
-        for problem in found.passed_over:
+        for problem in self._found.passed_over:
             self.note(f"damaged checkpoint passed over: {problem}")
-        if found.folder is None:
-            self.note("no checkpoint to resume from: starting at step 0")
-            self._forget_after(-1)
-            return
-        content = engines.load(found.folder)
-        self.progress = Progress(**content["run"])
-        self.loader.restore(LoaderState(**content["loader"]))
-        self._forget_after(self.progress.step)
+        checkpoint = self._found.checkpoint
+        if checkpoint is not None:
+            engines.load(checkpoint)
+        for key, (then, now) in set_anew(self.dir, self.config).items():
+            self.note(f"set anew: {key} was {then} and is {now}")
+        for told in abandon_after(self.dir, -1 if checkpoint is None else self.progress.step):
+            self.note(told)
+        write_config(self.dir, self.config)
         self.telling.at(self.progress.step)
-        self.note(f"resumed from {found.folder.name}: {self.progress.step} steps done")
+        if checkpoint is None:
+            self.note("no checkpoint to resume from: starting at step 0; what was recorded is under abandoned/")
+        else:
+            self.note(f"resumed from {checkpoint.folder.name}: {self.progress.step} steps done")
 
     def _loader_at(self, position: int) -> LoaderState:
         """The loader's state after the consumed samples; it may itself be ahead of them."""
         now = self.loader.state()
         size = self.loader.size
         return LoaderState(position // size, position % size, now.fingerprint, now.seed, now.batch_size, now.shuffle)
-
-    def _refuse_another_config(self) -> None:
-        found = differences(self.dir.path / "config.yaml", self.config)
-        sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
-        changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
-        if "training.steps" in found and self.config.learner.decay is not Decay.constant:
-            changed["training.steps"] = found["training.steps"]
-        if changed:
-            told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
-            raise ConfigError(f"run {self.dir.name!r} cannot be resumed with another config: {told}")
-
-    def _forget_after(self, step: int) -> None:
-        """What is done again must not be there twice."""
-        abandon_after(self.dir, step)
-        if not (self.dir.path / METRICS).is_file():
-            return
-        lines = [line for line in self.dir.read_jsonl(METRICS) if line["step"] <= step]
-        self.dir.write_text(METRICS, "".join(json.dumps(line) + "\n" for line in lines))

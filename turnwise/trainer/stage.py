@@ -1,18 +1,19 @@
 """The stage with a learner on it: sampler, learner, critic and reference, opened together and kept in step."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from turnwise.assemble import Prepared, make_renderer, model_folder, token_stage
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
+from turnwise.data.loader import LoaderState
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.learner import LearnerSettings, TorchLearner
@@ -20,13 +21,17 @@ from turnwise.engines.lora import LoraDecoder, LoraSettings
 from turnwise.engines.optimizer import OptimizerSettings
 from turnwise.engines.threads import choose_threads
 from turnwise.engines.torch_sampler import TorchSampler
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, StorageError
 from turnwise.files import replacing
 from turnwise.rollout.episode import Stage
+from turnwise.storage.checkpoints import Checkpoint
+from turnwise.trainer.state import FORMAT, KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
 from turnwise.training import kl
 from turnwise.training.optimise import Mind, needs_critic, needs_reference
 
-STATE, TENSORS = "state.json", "learner.safetensors"
+P = ParamSpec("P")
+T = TypeVar("T")
+TENSORS = "learner.safetensors"
 
 
 @dataclass(slots=True)
@@ -44,11 +49,20 @@ class TrainingStage:
         """A stage for these samples, drawn this way."""
         return token_stage(prepared, prepared.renderer or make_renderer(prepared.config), self.sampler, sampling)
 
+    def in_threads(self, work: Callable[P, T]) -> Callable[P, T]:
+        """The work with the engines' number of threads, which belongs to the thread that computes."""
+
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            torch.set_num_threads(self.threads)
+            return work(*args, **kwargs)
+
+        return wrapped
+
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
         await self.sampler.publish(self.mind.learner.published(), version)
 
-    def save(self, folder: Path, progress: dict[str, Any]) -> None:
+    def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, and all that is needed to go on."""
         learner = self.mind.learner
         learner.save_policy(folder / "policy")
@@ -58,17 +72,23 @@ class TrainingStage:
         tensors, info = learner.state()
         with replacing(folder / TENSORS) as file:
             file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
-        state = {"learner": info, "kl": self.mind.controller.state(), "progress": progress}
-        with replacing(folder / STATE) as file:
-            file.write(json.dumps(state, indent=2).encode())
+        state = RunState(
+            format=FORMAT,
+            learner=LearnerState(**info),
+            kl=KLState.model_validate(self.mind.controller.state()),
+            progress=progress,
+            loader=LoaderPosition(**asdict(loader)),
+        )
+        write_state(folder, state)
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; returns its progress."""
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self.mind.learner.load_state(load_file(folder / TENSORS), state["learner"])
-        self.mind.controller.load(state["kl"])
-        progress: dict[str, Any] = state["progress"]
-        return progress
+    def load(self, checkpoint: Checkpoint[RunState]) -> None:
+        """Go on from a checkpoint."""
+        try:
+            tensors = load_file(checkpoint.folder / TENSORS)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"cannot read {checkpoint.folder / TENSORS}: {error}") from error
+        self.mind.learner.load_state(tensors, checkpoint.state.learner.model_dump())
+        self.mind.controller.load(checkpoint.state.kl.model_dump())
 
 
 @asynccontextmanager

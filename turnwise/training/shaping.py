@@ -1,9 +1,11 @@
 """What happens between scoring and baselines: the over-long penalty, dynamic sampling and the count of failures."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError, DataError, TurnwiseError
+from turnwise.scoring.failures import scoring_failed
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 from turnwise.types import Group, Trajectory
 
@@ -68,6 +70,8 @@ class GroupBook:
     """Groups with one usable trajectory: nothing to compare it with."""
     flat: int
     """Groups whose usable trajectories, two or more, all have the same reward."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why episodes failed. One that went well and could not be scored is another matter: `scoring.max_failures`."""
 
     def metrics(self) -> dict[str, float]:
         """Counts of the step."""
@@ -81,13 +85,15 @@ class GroupBook:
         }
 
     def stop_if_failing(self, limit: float) -> None:
-        """Stop the run when more than this share of the groups failed altogether."""
+        """Stop the run when more than this share of the step's episodes failed, and say why they did."""
         if not 0.0 <= limit <= 1.0:
-            raise ConfigError(f"the tolerated share of failed groups must lie between 0 and 1, not {limit}")
-        if self.all_failed > limit * self.groups:
+            raise ConfigError(f"the tolerated share of failed episodes must lie between 0 and 1, not {limit}")
+        failed = sum(self.reasons.values())
+        if failed > limit * self.trajectories:
+            commonest, count = self.reasons.most_common(1)[0]
             raise TurnwiseError(
-                f"{self.all_failed} of {self.groups} groups failed altogether and at most {limit:.0%} may: "
-                "the trajectories' failures say why"
+                f"{failed} of {self.trajectories} episodes failed (rollout.max_failures={limit:g}); "
+                f"most often ({count}): {commonest}"
             )
 
 
@@ -102,6 +108,7 @@ def count(groups: Sequence[Group]) -> GroupBook:
         all_failed=sum(not found for found in rewards),
         single=sum(len(found) == 1 for found in rewards),
         flat=sum(len(found) > 1 and len(set(found)) == 1 for found in rewards),
+        reasons=Counter(t.failure for g in groups for t in g.trajectories if t.failure and not scoring_failed(t)),
     )
 
 

@@ -1,0 +1,116 @@
+"""Signals in one process: the first cancels and lets everything close, a second one ends it at once."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from turnwise.stopping import Stopped, first_signal, run_stoppable, stoppable
+
+
+def send() -> None:
+    """SIGTERM: SIGINT may be ignored here, as in the background of a script."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_cancels_and_what_was_opened_is_closed() -> None:
+    closed = []
+
+    async def work() -> None:
+        try:
+            send()
+            await asyncio.sleep(600)
+        except asyncio.CancelledError as error:
+            closed.append(str(error))
+            raise
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped by SIGTERM") as caught:
+        run_stoppable(work())
+    assert caught.value.exit_code == 143 and closed == ["stopped by SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_wakes_a_loop_that_waits() -> None:
+    async def work() -> None:
+        threading.Timer(0.2, send).start()
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stopped):
+        run_stoppable(work())
+
+
+def test_a_second_signal_ends_what_does_not_want_to_end() -> None:
+    closed = []
+
+    async def work() -> None:
+        send()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            send()
+            closed.append("never said")
+        finally:
+            closed.append("closed")
+
+    with pytest.raises(Stopped):
+        run_stoppable(work())
+    assert closed == ["closed"]
+
+
+def test_work_that_ends_in_spite_of_it_has_its_result() -> None:
+    async def work() -> str:
+        send()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            return "done"
+        return "woken"
+
+    assert run_stoppable(work()) == "done"
+
+
+def test_a_cancellation_without_a_signal_stays_one() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run_stoppable(work())
+
+
+def test_the_first_signal_can_be_a_kind_word_and_the_second_is_not() -> None:
+    said = []
+
+    async def work() -> None:
+        asked = asyncio.Event()
+        with first_signal(asked.set):
+            send()
+            await asked.wait()
+            said.append("asked")
+            send()
+            await asyncio.sleep(600)
+
+    with pytest.raises(Stopped):
+        run_stoppable(work())
+    assert said == ["asked"]
+
+
+def test_outside_a_loop_it_is_raised_where_it_is() -> None:
+    with pytest.raises(Stopped):
+        with stoppable():
+            send()
+            raise AssertionError("it was not raised")
+
+
+def test_in_another_thread_nothing_is_set() -> None:
+    found = []
+
+    async def work() -> str:
+        return "done"
+
+    thread = threading.Thread(target=lambda: found.append(run_stoppable(work())))
+    thread.start()
+    thread.join()
+    assert found == ["done"]

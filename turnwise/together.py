@@ -1,0 +1,22 @@
+"""Work side by side: the first failure ends the rest and is raised itself, not inside a group of errors."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from turnwise.errors import first_cause
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each of them returns, in their order."""
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        failure = first_cause(errors)
+    if failure is not None:  # raised out here, where its own cause stays what a log shows
+        raise failure
+    return [task.result() for task in tasks]

@@ -1,0 +1,102 @@
+"""Going on with a run: whose config it is, what may be set anew, and who else writes there. Imports no torch."""
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from turnwise.choices import Decay, Resume
+from turnwise.compose import Composed, compose, differences, to_yaml
+from turnwise.config import Config
+from turnwise.errors import ConfigError
+from turnwise.storage.lock import LOCK, holding
+from turnwise.storage.run_dir import CONFIG, RunDir, check_name
+
+MAY_CHANGE = (
+    "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
+    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
+    "training.max_minutes", "training.max_tokens",
+)  # fmt: skip
+"""Keys that a resumed run may set anew; all others would make it another run."""
+_WHERE = ("run", "runs_dir", "resume")
+_NOT_TEXT = ("null", "true", "false", "nan", "inf")
+
+
+def compose_training(overrides: Sequence[str], config_file: Path | None) -> Composed:
+    """The config of `turnwise train`. A run that goes on has its own; only what is given anew differs."""
+    given = compose(overrides, config_file)
+    recorded = _folder(given.config) / CONFIG if _asks_to_resume(given.config) else None
+    if recorded is None or not recorded.is_file():
+        return given
+    return compose(overrides, config_file, recorded=recorded)
+
+
+def resume_command(name: str, runs_dir: str) -> str:
+    """What goes on with a run; its config it has itself."""
+    place = [] if runs_dir == Config.runs_dir else [f"runs_dir={_quoted(runs_dir)}"]
+    return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto"])
+
+
+def _quoted(text: str) -> str:
+    """A value as an override takes it: in quotes where it has more than plain letters."""
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and text.lower() not in _NOT_TEXT:
+        return text
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", text)  # backslashes count only before a quote
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+
+
+@contextlib.contextmanager
+def open_run(config: Config, say: Callable[[str], None]) -> Iterator[tuple[RunDir, bool]]:
+    """(the directory to train in, whether a run goes on there), held against other writers until the block ends.
+
+    Nothing of a run that is refused is touched.
+    """
+    folder = _folder(config) if _asks_to_resume(config) else None
+    if folder is None or not folder.exists():
+        directory = RunDir.create(Path(config.runs_dir), config.run, "train")
+    elif {entry.name for entry in folder.iterdir()} <= {LOCK}:  # made by a process that was killed at once
+        directory = RunDir(folder)
+    else:
+        directory = RunDir.open(folder)
+    with holding(directory.path, "train", say):
+        resuming = (directory.path / CONFIG).is_file()
+        if resuming:
+            _refuse_another_config(directory, config)
+        else:
+            write_config(directory, config)
+        yield directory, resuming
+
+
+def write_config(directory: RunDir, config: Config) -> None:
+    """Keep the config that the run is now done with; read back by itself it starts a run and resumes none."""
+    directory.write_text(CONFIG, to_yaml(replace(config, resume=Resume.never)))
+
+
+def set_anew(directory: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
+    """What differs from the recorded config: {key: (then, now)}."""
+    found = differences(directory.path / CONFIG, config)
+    return {key: pair for key, pair in found.items() if key not in _WHERE}
+
+
+def _asks_to_resume(config: Config) -> bool:
+    return config.run is not None and config.resume is Resume.auto
+
+
+def _folder(config: Config) -> Path:
+    name = str(config.run)
+    check_name(name)
+    return Path.cwd() / config.runs_dir / name
+
+
+def _refuse_another_config(directory: RunDir, config: Config) -> None:
+    found = set_anew(directory, config)
+    sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
+    changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
+    if "training.steps" in found and config.learner.decay is not Decay.constant:
+        changed["training.steps"] = found["training.steps"]
+    if changed:
+        told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
+        raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {told}")

@@ -1,0 +1,108 @@
+"""What a checkpoint says besides its tensors: how far the run had come. Read strictly, since a run goes on from it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.data.loader import LoaderState
+from turnwise.errors import StorageError
+from turnwise.files import cannot, replacing
+
+STATE = "state.json"
+FORMAT: Literal[2] = 2
+"""Of state.json: raised whenever its meaning changes, so that an older or newer one is refused by name."""
+
+Count = Annotated[int, Field(ge=0)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come; all of it is in every checkpoint.
+
+    `rounds` is the ledger: groups are consumed in the loader's order, so the samples used are exactly its first
+    `rounds` batches, none skipped and none twice.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    step: Count = 0
+    rounds: Count = 0
+    tokens: Count = 0
+    seconds: Number = 0.0
+    best: Number | None = None
+    best_step: Count | None = None
+    evaluated: Count | None = None
+    """The step of the last evaluation."""
+    before: dict[str, Number] | None = None
+    """What the first evaluation found."""
+    after: dict[str, Number] | None = None
+    """What the last one found, when the run had come to its end."""
+
+
+class LearnerState(BaseModel):
+    """The learner's own; it checks the rest itself."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: Count
+
+
+class KLState(BaseModel):
+    """Of the KL coefficient's controller."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: str
+    value: Number
+
+
+class LoaderPosition(BaseModel):
+    """The loader's, see data/loader.py."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    epoch: Count
+    position: Count
+    fingerprint: str
+    seed: int
+    batch_size: Count
+    shuffle: bool
+
+    def state(self) -> LoaderState:
+        """As the loader takes it."""
+        return LoaderState(**self.model_dump())
+
+
+class RunState(BaseModel):
+    """The whole of state.json."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[2]
+    learner: LearnerState
+    kl: KLState
+    progress: Progress
+    loader: LoaderPosition
+
+
+def write_state(folder: Path, state: RunState) -> None:
+    """Into a checkpoint's folder."""
+    with replacing(folder / STATE) as file:
+        file.write(state.model_dump_json(indent=2).encode())
+
+
+def read_state(folder: Path) -> RunState:
+    """Of a checkpoint's folder; StorageError names the first thing that is wrong with it."""
+    try:
+        content = (folder / STATE).read_bytes()
+    except OSError as error:
+        raise cannot("read", folder / STATE, error) from error
+    try:
+        return RunState.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise StorageError(f"{STATE} cannot be used: {where}: {first['msg']}") from error
