@@ -226,10 +226,13 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     decoder = Decoder.load(model_folder(config.model.path), getattr(torch, config.model.precision.value))
     choice = choose_threads(decoder, config.engine.threads)
     measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
-    bits = "bitwise independent of batching (proven)" if choice.invariant else "equal up to rounding only"
-    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); results are {bits}")
+    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
     return TorchSampler(
-        decoder, decode=renderer.tokenizer.decode, max_batch=config.engine.max_batch, threads=choice.threads
+        decoder,
+        decode=renderer.tokenizer.decode,
+        max_batch=config.engine.max_batch,
+        threads=choice.threads,
+        regime=choice.regime,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.choices import Precision
+from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.forward_pass import ForwardPass, Packed
@@ -61,6 +62,8 @@ class LearnerSettings:
     """Logits are made for this many tokens at once."""
     recompute_layers: bool = False
     """Gradient checkpointing: less memory for a second forward pass."""
+    regime: Regime | None = None
+    """The one the sampler writes in, where it is proven; exact log-probs need it."""
 
 
 class TorchLearner:
@@ -78,7 +81,12 @@ class TorchLearner:
             raise EngineError("a critic and its optimizer settings come together")
         self.device = torch.device(settings.device)
         self.forward = ForwardPass(
-            self.device, temperature, settings.precision, settings.chunk_tokens, settings.recompute_layers
+            self.device,
+            temperature,
+            settings.precision,
+            settings.chunk_tokens,
+            settings.recompute_layers,
+            settings.regime,
         )
         self.decoder = decoder.to(self.device)
         self.critic = None if critic is None else critic.to(self.device)
@@ -130,7 +138,7 @@ class TorchLearner:
         """Log-probs [N] on the CPU, without gradient.
 
         `exact` takes the sampler's own arithmetic over the weights as published, which gives its recorded log-probs
-        bit by bit where `threads.prove_row_invariance` holds.
+        bit by bit where `exactness.find_regime` finds one.
         """
         packed = self.forward.pack(tokens, lengths, index)
         if not exact:

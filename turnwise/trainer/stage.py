@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save
 from turnwise.assemble import Prepared, make_renderer, model_folder, token_stage
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
+from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.learner import LearnerSettings, TorchLearner
@@ -80,9 +81,8 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
     base = Decoder.load(source, torch.float32)
     choice = choose_threads(base, config.engine.threads)
     torch.set_num_threads(choice.threads)
-    parity = "exact" if choice.invariant else "close"
-    say(f"torch engine and learner: {choice.threads} thread(s), parity can be {parity}")
-    learner = make_learner(config, base)
+    say(f"torch engine and learner: {choice.threads} thread(s); {choice.promise()}")
+    learner = make_learner(config, base, choice.proven)
     reference = learner.reference() if needs_reference(config) else None
     algorithm = config.algorithm
     controller = kl.controller(
@@ -94,6 +94,7 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
         decode=renderer.tokenizer.decode,
         max_batch=config.engine.max_batch,
         threads=choice.threads,
+        regime=choice.regime,
     )
     try:
         exact = choice.invariant and learner.device.type == "cpu" and not learner.forward.narrow
@@ -102,8 +103,9 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
         await sampler.close()
 
 
-def make_learner(config: Config, base: Decoder) -> TorchLearner:
-    """The learner of a config: all weights or LoRA, with a critic when the advantage needs one."""
+def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchLearner:
+    """The learner of a config: all weights or LoRA, with a critic when the advantage needs one; `regime` is the
+    sampler's, where it is proven."""
     chosen = config.learner
     updates = config.training.steps * config.training.epochs * config.training.minibatches
     policy = OptimizerSettings(
@@ -129,5 +131,6 @@ def make_learner(config: Config, base: Decoder) -> TorchLearner:
         device=chosen.device,
         precision=chosen.precision,
         recompute_layers=chosen.gradient_checkpointing,
+        regime=regime,
     )
     return TorchLearner(decoder, settings, temperature=config.sampling.temperature, critic=critic)
