@@ -137,7 +137,12 @@ def _from_hub(name: str) -> Path:
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
-    tokenizer = Tokenizer(model_folder(config.model.path), config.chat.template)
+    folder = model_folder(config.model.path)
+    if config.engine.name is EngineName.torch:
+        from turnwise.engines.checkpoint_format import read_config
+
+        read_config(folder)  # first: transformers looks into config.json too, and takes a broken one at its word
+    tokenizer = Tokenizer(folder, config.chat.template)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
