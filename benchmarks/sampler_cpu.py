@@ -128,7 +128,8 @@ async def measure(episodes: int, repeats: int) -> None:
     await sampler.close()
     mine, reference = sorted(our_seconds)[repeats // 2], sorted(their_seconds)[repeats // 2]
     print(f"{what}, {episodes} two-turn episodes, {tokens} tokens written, median of {repeats}")
-    print(f"TorchSampler           {tokens / mine:9.0f} tokens/s  {choice.threads} thread(s), {choice.regime}, {choice.invariant=}")
+    print(f"TorchSampler           {tokens / mine:9.0f} tokens/s  {choice.threads} thread(s), {choice.invariant=}")
+    print(choice.regime)
     print(f"transformers.generate  {tokens / reference:9.0f} tokens/s  {their_threads} thread(s)")
     print(f"ratio                  {reference / mine:9.2f}")
     print(stats)

@@ -16,9 +16,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from turnwise import configure
+from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.report import TrainReport
+from turnwise.sft import run_sft
 from turnwise.storage.index import parse_line
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
@@ -110,13 +112,23 @@ def test_a_run_that_fails_says_why_in_its_directory(tmp_path: Path) -> None:
 
 
 def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from turnwise import evaluate
 
-    policy = run(tmp_path, "training.steps=1").run / "checkpoints" / "step_000001" / "policy"
+    template = tmp_path / "other.jinja"
+    template.write_text("{#- not the source's -#}" + load_template("chatml_hermes"))
+    done = run(tmp_path, "training.steps=1", f"chat.template={template}")
+    policy = done.run / "checkpoints" / "step_000001" / "policy"
     AutoModelForCausalLM.from_pretrained(policy)
-    AutoTokenizer.from_pretrained(policy)
+    assert AutoTokenizer.from_pretrained(policy).chat_template == template.read_text()
+    assert GenerationConfig.from_pretrained(policy).eos_token_id is not None
+    recorded = done.run / "trajectories" / "step_000001.parquet"
+    tuned = run_sft(config(tmp_path, f"sft.out={tmp_path}/sft", f"sft.recorded=[{recorded}]", "sft.steps=1",
+                           f"chat.template={template}"), QUIET)  # fmt: skip
+    assert {path.name: path.read_bytes() for path in tuned.iterdir() if path.name != "model.safetensors"} == {
+        path.name: path.read_bytes() for path in policy.iterdir() if path.name != "model.safetensors"
+    }
     report = evaluate(configure(f"model.path={policy}", "eval.samples=2", f"runs_dir={tmp_path}"), console=QUIET)
     assert report.sources[0].failed == 0
 
@@ -206,6 +218,16 @@ def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
     assert "target" in run(tmp_path, "training.target=0.0").reason
     spent = run(tmp_path, "training.max_tokens=1", "training.steps=9")
     assert spent.steps == 1 and "max_tokens" in spent.reason
+
+
+def test_the_sampler_writes_in_the_models_precision(tmp_path: Path) -> None:
+    narrow = ("model.precision=bfloat16", "training.steps=1", "training.parity=1", "run=narrow")
+    report = run(tmp_path, *narrow)
+    assert {tensor.dtype for tensor in weights(report, 1).values()} == {torch.float32}, "what is trained is wide"
+    said = (report.run / "log.txt").read_text()
+    assert "parity" in said and "differ by at most 0 " not in said, "two formats cannot agree to the last bit"
+    with pytest.raises(ConfigError, match=r"model\.precision"):
+        run_sft(config(tmp_path, "model.precision=bfloat16", f"sft.out={tmp_path}/sft"), QUIET)
 
 
 def test_train_false_only_evaluates(tmp_path: Path) -> None:

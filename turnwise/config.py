@@ -42,6 +42,7 @@ class ModelConfig:
     path: str = field(default="tiny", metadata=only("engine.name", *RENDERING))
     """A Hugging Face folder or hub id, or `tiny` for the embedded model."""
     precision: Precision = field(default=Precision.float32, metadata=only("engine.name", "torch"))
+    """The number format the sampler computes in; what is trained is float32 always."""
 
 
 @dataclass

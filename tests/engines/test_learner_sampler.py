@@ -39,7 +39,9 @@ def regime_of(decoder: Decoder) -> Regime:
 
 def with_sampler(decoder: Decoder, body: Callable[[TorchSampler], Awaitable[Any]], **options: Any) -> Any:
     async def run() -> Any:
-        sampler = TorchSampler(copy_of(decoder), **{"decode": str, "max_batch": 8, "threads": 1, "regime": regime_of(decoder), **options})
+        sampler = TorchSampler(
+            copy_of(decoder), **{"decode": str, "max_batch": 8, "threads": 1, "regime": regime_of(decoder), **options}
+        )
         try:
             return await asyncio.wait_for(body(sampler), 60)
         finally:

@@ -41,7 +41,9 @@ def with_sampler(decoder: Decoder, body: Callable[[TorchSampler], Awaitable[Any]
     """Run an async body with a sampler that is closed on every path; nothing may hang."""
 
     async def run() -> Any:
-        sampler = TorchSampler(decoder, **{"decode": letters, "max_batch": 8, "threads": 1, "regime": regime_of(decoder), **options})
+        sampler = TorchSampler(
+            decoder, **{"decode": letters, "max_batch": 8, "threads": 1, "regime": regime_of(decoder), **options}
+        )
         try:
             return await asyncio.wait_for(body(sampler), 60)
         finally:

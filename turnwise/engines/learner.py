@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -170,10 +169,6 @@ class TorchLearner:
     def published(self) -> dict[str, Tensor]:
         """The policy's weights by our names, LoRA merged; live ones, so a sampler copies them before the next step."""
         return self.decoder.tensors()
-
-    def save_policy(self, folder: Path) -> None:
-        """A plain Hugging Face folder, LoRA merged."""
-        self.decoder.save(folder)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything to go on from here: live tensors by flat names, and what JSON holds.

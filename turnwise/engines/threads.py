@@ -41,8 +41,8 @@ class ThreadChoice:
         if self.invariant:
             return "a conversation's tokens do not depend on what else is computed (proven bit by bit on this machine)"
         return (
-            "this machine's arithmetic rounds otherwise in other batches (no exact way was found), so the same seed can "
-            "write other tokens when episodes run in another order"
+            "this machine's arithmetic rounds otherwise in other batches (no exact way was found), so the same seed "
+            "can write other tokens when episodes run in another order"
         )
 
 
