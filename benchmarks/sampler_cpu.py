@@ -110,13 +110,13 @@ async def measure(episodes: int, repeats: int) -> None:
     choice = choose_threads(decoder, 0)
     model = load_reference(decoder)
     their_threads = best_reference_threads(model, prompts, replies)
-    sampler = TorchSampler(decoder, decode=str, max_batch=episodes, threads=choice.threads)
+    sampler = TorchSampler(decoder, decode=str, max_batch=episodes, threads=choice.threads, regime=choice.regime)
     await ours(sampler, prompts[:2], replies[:2], run=0)
     our_seconds, their_seconds, tokens = [], [], 0
     for run in range(1, repeats + 1):  # in turn, so that a busy moment of the machine hits both sides
         # A new sampler each time: the prefix must not be known from the run before.
         await sampler.close()
-        sampler = TorchSampler(decoder, decode=str, max_batch=episodes, threads=choice.threads)
+        sampler = TorchSampler(decoder, decode=str, max_batch=episodes, threads=choice.threads, regime=choice.regime)
         start = time.perf_counter()
         tokens = await ours(sampler, prompts, replies, run)
         our_seconds.append(time.perf_counter() - start)
@@ -129,6 +129,7 @@ async def measure(episodes: int, repeats: int) -> None:
     mine, reference = sorted(our_seconds)[repeats // 2], sorted(their_seconds)[repeats // 2]
     print(f"{what}, {episodes} two-turn episodes, {tokens} tokens written, median of {repeats}")
     print(f"TorchSampler           {tokens / mine:9.0f} tokens/s  {choice.threads} thread(s), {choice.invariant=}")
+    print(choice.regime)
     print(f"transformers.generate  {tokens / reference:9.0f} tokens/s  {their_threads} thread(s)")
     print(f"ratio                  {reference / mine:9.2f}")
     print(stats)

@@ -74,7 +74,7 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
     assert shown["accuracy"] == report.sources[0].accuracy
 
 
-def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path, exact_engine: None) -> None:
     """The same trajectories, bit by bit, whether episodes run alone or side by side, in a group or not."""
 
     def play(*overrides: str) -> dict[tuple[str, int], tuple[list[int], list[float]]]:

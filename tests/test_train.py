@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from turnwise import configure
+from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
 from turnwise.report import TrainReport
+from turnwise.sft import run_sft
 from turnwise.storage import checkpoints, index
 from turnwise.storage.index import parse_line
 from turnwise.storage.run_dir import RunDir
@@ -55,7 +57,7 @@ def lines(report: TrainReport) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
+def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exact: bool) -> None:
     report = run(tmp_path, "run=a", "algorithm.old_logprobs=learner")
     first, second = weights(report, 1), weights(report, 2)
     assert any(not torch.equal(first[name], second[name]) for name in first)
@@ -82,7 +84,8 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path) -> None:
     for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",
                  "timing_s/gen", "timing_s/update_actor", "timing_s/loop_lag_max", "perf/throughput", "tool_calls/ok", "train/accuracy/arithmetic"):  # fmt: skip
         assert name in steps[0], name
-    assert "parity: sampler and learner log-probs differ by 0 on average" in (report.run / "log.txt").read_text()
+    said = "parity: sampler and learner log-probs differ by " + ("0 on average" if engine_is_exact else "")
+    assert said in (report.run / "log.txt").read_text()
     assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
 
 
@@ -153,19 +156,31 @@ def test_files_are_written_and_checkpoints_saved_off_the_event_loop(
 
 
 def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from turnwise import evaluate
 
-    policy = run(tmp_path, "training.steps=1").run / "checkpoints" / "step_000001" / "policy"
+    template = tmp_path / "other.jinja"
+    template.write_text("{#- not the source's -#}" + load_template("chatml_hermes"))
+    done = run(tmp_path, "training.steps=1", f"chat.template={template}")
+    policy = done.run / "checkpoints" / "step_000001" / "policy"
     AutoModelForCausalLM.from_pretrained(policy)
-    AutoTokenizer.from_pretrained(policy)
+    assert AutoTokenizer.from_pretrained(policy).chat_template == template.read_text()
+    assert GenerationConfig.from_pretrained(policy).eos_token_id is not None
+    recorded = done.run / "trajectories" / "step_000001.parquet"
+    tuned = run_sft(config(tmp_path, f"sft.out={tmp_path}/sft", f"sft.recorded=[{recorded}]", "sft.steps=1",
+                           f"chat.template={template}"), QUIET)  # fmt: skip
+    assert {path.name: path.read_bytes() for path in tuned.iterdir() if path.name != "model.safetensors"} == {
+        path.name: path.read_bytes() for path in policy.iterdir() if path.name != "model.safetensors"
+    }
     report = evaluate(configure(f"model.path={policy}", "eval.samples=2", f"runs_dir={tmp_path}"), console=QUIET)
     assert report.sources[0].failed == 0
 
 
 @pytest.mark.parametrize("extra", [(), ("algorithm.advantage=gae", "algorithm.kl_reward=0.01"), ("training.minibatches=2", "training.epochs=2")], ids=["grpo", "ppo", "epochs"])  # fmt: skip
-def test_four_steps_equal_two_steps_resumed_for_two_more_bit_by_bit(tmp_path: Path, extra: tuple[str, ...]) -> None:
+def test_four_steps_equal_two_steps_resumed_for_two_more_bit_by_bit(
+    tmp_path: Path, extra: tuple[str, ...], exact_engine: None
+) -> None:
     whole = run(tmp_path, "run=whole", "training.steps=4", *extra)
     run(tmp_path, "run=parts", "training.steps=2", *extra)
     parts = run(tmp_path, "run=parts", "training.steps=4", "resume=auto", *extra)
@@ -247,6 +262,16 @@ def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
     assert "target" in run(tmp_path, "training.target=0.0").reason
     spent = run(tmp_path, "training.max_tokens=1", "training.steps=9")
     assert spent.steps == 1 and "max_tokens" in spent.reason
+
+
+def test_the_sampler_writes_in_the_models_precision(tmp_path: Path) -> None:
+    narrow = ("model.precision=bfloat16", "training.steps=1", "training.parity=1", "run=narrow")
+    report = run(tmp_path, *narrow)
+    assert {tensor.dtype for tensor in weights(report, 1).values()} == {torch.float32}, "what is trained is wide"
+    said = (report.run / "log.txt").read_text()
+    assert "parity" in said and "differ by at most 0 " not in said, "two formats cannot agree to the last bit"
+    with pytest.raises(ConfigError, match=r"model\.precision"):
+        run_sft(config(tmp_path, "model.precision=bfloat16", f"sft.out={tmp_path}/sft"), QUIET)
 
 
 def test_train_false_only_evaluates(tmp_path: Path) -> None:

@@ -157,7 +157,12 @@ def _from_hub(name: str) -> Path:
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
-    tokenizer = Tokenizer(model_folder(config.model.path), config.chat.template)
+    folder = model_folder(config.model.path)
+    if config.engine.name is EngineName.torch:
+        from turnwise.engines.checkpoint_format import read_config
+
+        read_config(folder)  # first: transformers looks into config.json too, and takes a broken one at its word
+    tokenizer = Tokenizer(folder, config.chat.template)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
@@ -258,10 +263,13 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     decoder = Decoder.load(model_folder(config.model.path), getattr(torch, config.model.precision.value))
     choice = choose_threads(decoder, config.engine.threads)
     measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
-    bits = "bitwise independent of batching (proven)" if choice.invariant else "equal up to rounding only"
-    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); results are {bits}")
+    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
     return TorchSampler(
-        decoder, decode=renderer.tokenizer.decode, max_batch=config.engine.max_batch, threads=choice.threads
+        decoder,
+        decode=renderer.tokenizer.decode,
+        max_batch=config.engine.max_batch,
+        threads=choice.threads,
+        regime=choice.regime,
     )
 
 

@@ -37,6 +37,7 @@ class ModelConfig:
     path: str = knob("tiny", only("engine.name", *RENDERING))
     """A Hugging Face folder or hub id, or `tiny` for the embedded model."""
     precision: Precision = knob(Precision.float32, only("engine.name", "torch"))
+    """The number format the sampler computes in; what is trained is float32 always."""
 
 
 @dataclass

@@ -1,12 +1,12 @@
 """Supervised fine-tuning from end to end: scripted or recorded trajectories in, a Hugging Face folder out."""
 
-import shutil
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from turnwise.assemble import Prepared, model_folder, open_stage, prepare
+from turnwise.assemble import Prepared, make_renderer, model_folder, open_stage, prepare
+from turnwise.choices import Precision
 from turnwise.compose import check
 from turnwise.config import Config
 from turnwise.engines.scripted import Script
@@ -36,13 +36,21 @@ def _fine_tune(config: Config, console: Console, out: Path) -> None:
     import torch
 
     from turnwise.engines.decoder import Decoder
+    from turnwise.engines.policy_folder import PolicyFolder
     from turnwise.training.sft import train_sft
 
+    if config.model.precision is not Precision.float32:
+        raise ConfigError(
+            f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
+            "fine-tuning has none and trains in float32"
+        )
     torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
     source = model_folder(config.model.path)
+    renderer = make_renderer(config)
+    policy = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
+    decoder = Decoder.load(source, torch.float32)
     with Progress(console=console, transient=False) as progress:
         trajectories = _recorded(config) if config.sft.recorded else run_stoppable(_scripted(config, progress))
-        decoder = Decoder.load(source, torch.float32)
         bar = progress.add_task("training", total=config.sft.steps)
 
         def report(step: int, loss: float) -> None:
@@ -50,10 +58,7 @@ def _fine_tune(config: Config, console: Console, out: Path) -> None:
 
         train_sft(decoder, to_sequences(trajectories), config.sft, config.seed, report)
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"):
-        if (source / name).is_file() and source.resolve() != out.resolve():
-            shutil.copy(source / name, out / name)
-    decoder.save(out)
+    policy.save(out, decoder)
 
 
 def _recorded(config: Config) -> list[Trajectory]:

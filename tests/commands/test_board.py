@@ -15,6 +15,11 @@ from turnwise.storage.run_dir import RunDir
 
 ROOT = Path(__file__).parent.parent.parent
 TOKEN_ENV = "TURNWISE_BOARD_TOKEN"
+# A script that starts a job in the background has SIGINT ignored in it; an interrupted board was started in a terminal.
+IN_A_TERMINAL = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from turnwise.cli import main; raise SystemExit(main())"
+)
 HEAVY = {"torch", "transformers", "pandas", "matplotlib", "plotly"}
 
 
@@ -29,7 +34,7 @@ def board(*arguments, cwd, token=None):
         environment[TOKEN_ENV] = token
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT)])
-    command = [sys.executable, "-m", "turnwise.cli", "board", *map(str, arguments)]
+    command = [sys.executable, "-c", IN_A_TERMINAL, "board", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from turnwise.engines.attention import Regime
 from turnwise.engines.checkpoint_format import DecoderConfig
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.threads import prove_row_invariance
+from turnwise.engines.exactness import find_regime
 
 SHARP = 9.0
 """Scales random weights so that distributions have contrast."""
@@ -30,7 +31,9 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def invariant(decoder: Decoder, one_thread: None) -> None:
-    """Skips a test of bitwise equality where this machine's arithmetic does not allow it."""
-    if not prove_row_invariance(decoder):
-        pytest.skip("rows of a matrix product depend on the batch on this machine")
+def regime(decoder: Decoder, one_thread: None) -> Regime:
+    """The regime proven for `decoder`; skips a test of bitwise equality where this machine has none."""
+    found = find_regime(decoder)
+    if found is None:
+        pytest.skip("no regime on this machine rounds alike in every batch, so there is no bitwise equality to test")
+    return found

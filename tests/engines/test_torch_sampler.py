@@ -1,6 +1,7 @@
 """The torch sampler writes the same tokens whatever else it is doing, and every way a request can end is told."""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 import transformers
 
 from turnwise.engines import attention, batching
+from turnwise.engines.attention import Regime
 from turnwise.engines.decoder import Decoder
+from turnwise.engines.exactness import REGIMES, find_regime
 from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
 from turnwise.engines.sampling import token_logprobs
 from turnwise.engines.steps import pad_rows
@@ -28,11 +31,19 @@ def letters(token_ids: Any) -> str:
     return "".join(chr(32 + i) for i in token_ids)
 
 
+@functools.cache
+def regime_of(decoder: Decoder) -> Regime:
+    """The one proven here, else any: most of what a sampler does needs none."""
+    return find_regime(decoder) or REGIMES[0]
+
+
 def with_sampler(decoder: Decoder, body: Callable[[TorchSampler], Awaitable[Any]], **options: Any) -> Any:
     """Run an async body with a sampler that is closed on every path; nothing may hang."""
 
     async def run() -> Any:
-        sampler = TorchSampler(decoder, **{"decode": letters, "max_batch": 8, "threads": 1, **options})
+        sampler = TorchSampler(
+            decoder, **{"decode": letters, "max_batch": 8, "threads": 1, "regime": regime_of(decoder), **options}
+        )
         try:
             return await asyncio.wait_for(body(sampler), 60)
         finally:
@@ -64,7 +75,7 @@ def alone(decoder: Decoder, noise: NoiseKey, start: list[int], **options: Any) -
     return result
 
 
-def test_company_changes_nothing(decoder: Decoder, invariant: None) -> None:
+def test_company_changes_nothing(decoder: Decoder, regime: Regime) -> None:
     start = prompt(77)
     expected = alone(decoder, key(), start)
     rng = np.random.default_rng(3)
@@ -89,7 +100,7 @@ def test_company_changes_nothing(decoder: Decoder, invariant: None) -> None:
 
 
 @pytest.mark.parametrize("options", [{"prefix_budget": 0}, {"parked_budget": 0}, {"prefix_budget": 20_000}])
-def test_caches_change_nothing(decoder: Decoder, invariant: None, options: dict[str, int]) -> None:
+def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[str, int]) -> None:
     start = prompt(150, seed=4)
     expected = alone(decoder, key(), start)
 
@@ -118,7 +129,7 @@ def test_prefix_is_computed_once_for_siblings(decoder: Decoder) -> None:
 
 
 def test_long_prompts_are_fed_in_pieces_between_decode_steps(
-    decoder: Decoder, invariant: None, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, regime: Regime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = prompt(301, seed=6)
     expected = alone(decoder, key(), start)
@@ -133,13 +144,14 @@ def test_long_prompts_are_fed_in_pieces_between_decode_steps(
     assert with_sampler(decoder, body) == expected
 
 
-def test_logprobs_equal_a_whole_forward(decoder: Decoder, invariant: None) -> None:
+def test_logprobs_equal_a_whole_forward(decoder: Decoder, regime: Regime) -> None:
     start = prompt(60, seed=7)
     first, second = alone(decoder, key(), start)
     sequence = torch.tensor([*start, *first.token_ids, 5, 6, 7, *second.token_ids])
     count = len(sequence)
     with torch.no_grad():
-        hidden = decoder(pad_rows(sequence), pad_rows(torch.arange(count)), attention.exact([count]))
+        padded = [pad_rows(x, regime) for x in (sequence, torch.arange(count))]
+        hidden = decoder(*padded, attention.exact([count], regime))
         logprobs = token_logprobs(decoder.logits(hidden)[: count - 1], sequence[1:], 0.9)
     begin, again = len(start) - 1, len(start) + len(first.token_ids) + 2
     assert logprobs[begin : begin + len(first.logprobs)].tolist() == list(first.logprobs)

@@ -64,6 +64,12 @@ class Tokenizer:
             offsets += [(first + shift, last + shift) for first, last in encoded.offsets[skip:]]
         return Encoding(ids, offsets)
 
+    @property
+    def templates(self) -> dict[str, str]:
+        """The chat templates in use by name; most models have the `default` one only."""
+        found = self._hf.chat_template
+        return {"default": found} if isinstance(found, str) else dict(found)
+
     def as_json(self) -> str:
         """What a tokenizer.json says, for those who only want to show tokens."""
         text: str = self._backend.to_str()

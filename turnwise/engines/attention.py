@@ -2,7 +2,8 @@
 
 Two families. `packed` is the fast one for gradients. `exact` and the sampler's `cached_prefill` and `cached_decode`
 share one kernel, `_mix`, whose bits for a query depend on that query and its keys alone: not on the other sequences,
-not on how many queries are computed together, not on the padding behind the keys.
+not on how many queries are computed together, not on the padding behind the keys. Which shapes of products that takes
+is a `Regime`, and differs from one processor to another.
 """
 
 import math
@@ -22,12 +23,24 @@ PANEL_ALLOWED = 1.5
 """The same for the chunks of prompts that are prefilled together."""
 PANEL_SCORES = 1 << 16
 """Most scores per head of one panel: they are written and read several times and should stay in the L2 cache."""
-ROW_PAD = 16
-"""Matrix products of fewer rows take other paths in the BLAS and round differently."""
 KEY_PAD = 32
 """Keys are padded to whole vectors so that the sum in a softmax never meets a ragged tail."""
-KEY_BLOCK = 256
-"""Values are summed in blocks of this many keys: a BLAS splits longer sums at places that depend on the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """The shapes in which products are taken: `Regime(row_pad=16, query_rows=2, key_block=256)`.
+
+    Within the right one a row's bits do not depend on its company. `exactness.find_regime` proves which one is right.
+    """
+
+    row_pad: int
+    """Rows of a weight product are padded to a multiple: few rows take other paths in a BLAS and round differently."""
+    query_rows: int
+    """The same for the query rows of each attention head; a single row is a matrix-vector product everywhere."""
+    key_block: int
+    """Values are summed in blocks of this many keys, a multiple of KEY_PAD: a BLAS splits longer sums at places that
+    depend on the total."""
 
 
 def positions(lengths: Sequence[int]) -> Tensor:
@@ -103,27 +116,29 @@ def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend
     return attend
 
 
-def _mix(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def _mix(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, regime: Regime) -> Tensor:
     """The exact kernel, for n sequences of R queries each.
 
     q [n, Hkv, G, R, D], keys [n, Hkv, D, S], values [n, Hkv, S, D], additive mask [n or 1, 1, 1, R, S]; returns q's
-    shape. A single query row would be a matrix-vector product with its own rounding, so one row is computed as two.
+    shape.
     """
     count, shared, groups, queries, size = q.shape
     width = keys.shape[-1]
-    rows = (q * (1.0 / math.sqrt(size))).reshape(count * shared, groups * queries, size)
-    if groups * queries == 1:
-        rows = rows.repeat(1, 2, 1)
+    used, block = groups * queries, regime.key_block
+    rows = (q * (1.0 / math.sqrt(size))).reshape(count * shared, used, size)
+    spare = padded(used, regime.query_rows) - used
+    if spare:
+        rows = functional.pad(rows, (0, 0, 0, spare))
     scores = torch.bmm(rows, keys.view(count * shared, size, width))
     # In place is fine for autograd too: a product's gradient needs its factors, not itself.
-    scores.view(count, shared, -1, queries, width).add_(mask)
+    scores[:, :used].view(count, shared, groups, queries, width).add_(mask)
     weights = torch.softmax(scores, dim=-1)
     values = values.view(count * shared, width, size)
-    mixed = torch.bmm(weights[:, :, :KEY_BLOCK], values[:, :KEY_BLOCK])
-    for start in range(KEY_BLOCK, width, KEY_BLOCK):
-        stop = start + KEY_BLOCK
+    mixed = torch.bmm(weights[:, :, :block], values[:, :block])
+    for start in range(block, width, block):
+        stop = start + block
         mixed = mixed + torch.bmm(weights[:, :, start:stop], values[:, start:stop])
-    return mixed[:, : groups * queries].view(q.shape)
+    return mixed[:, :used].view(q.shape)
 
 
 def _mask(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -132,10 +147,10 @@ def _mask(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1).unsqueeze(1)
 
 
-def exact(lengths: Sequence[int]) -> Attend:
+def exact(lengths: Sequence[int], regime: Regime) -> Attend:
     """Whole sequences with the sampler's own kernel, so that a learner can reproduce its logprobs bit by bit.
 
-    Rows beyond the sum of lengths are padding (see `ROW_PAD`) and attend to nothing.
+    Rows beyond the sum of lengths are padding (see `Regime.row_pad`) and attend to nothing.
     """
     widths = [padded(length, KEY_PAD) for length in lengths]
 
@@ -147,7 +162,7 @@ def exact(lengths: Sequence[int]) -> Attend:
             keys = functional.pad(k[start:end].permute(1, 2, 0), (0, spare)).unsqueeze(0)
             values = functional.pad(v[start:end].transpose(0, 1), (0, 0, 0, spare)).unsqueeze(0)
             queries = q[start:end].view(1, length, shared, -1, size).permute(0, 2, 3, 1, 4)
-            out = _mix(queries, keys, values, _mask(torch.arange(length).unsqueeze(0), width, q.dtype))
+            out = _mix(queries, keys, values, _mask(torch.arange(length).unsqueeze(0), width, q.dtype), regime)
             mixed.append(out.permute(0, 3, 1, 2, 4).reshape(length, -1))
             start = end
         mixed.append(q.new_zeros(len(q) - start, q.shape[1] * size))
@@ -220,7 +235,7 @@ def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], 
     return panels, torch.cat(home)
 
 
-def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk]) -> Attend:
+def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime) -> Attend:
     """Append the chunks' keys and values to their rows and let each chunk see all of its sequence so far."""
     panels, home = _panels(chunks, store.keys.dtype)
     total = len(home)
@@ -242,6 +257,7 @@ def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk]) -> Attend:
                 store.keys[layer, sequences, :, :, : panel.width],
                 store.values[layer, sequences, :, : panel.width],
                 panel.mask,
+                regime,
             )
             mixed.append(out.permute(0, 3, 1, 2, 4).reshape(len(panel.rows), -1))
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -250,7 +266,7 @@ def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk]) -> Attend:
     return attend
 
 
-def cached_decode(store: KeyValueStore, places: Tensor) -> Attend:
+def cached_decode(store: KeyValueStore, places: Tensor, regime: Regime) -> Attend:
     """One new token for each of the first n rows, at position `places[n]`; further query rows are padding."""
     count = len(places)
     width = padded(int(places.max()) + 1, KEY_PAD)
@@ -268,6 +284,7 @@ def cached_decode(store: KeyValueStore, places: Tensor) -> Attend:
             store.keys[layer, :count, :, :, :width],
             store.values[layer, :count, :, :width],
             mask,
+            regime,
         )
         return functional.pad(mixed.reshape(count, -1), (0, 0, 0, len(q) - count))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise import waiting
-from turnwise.engines.attention import Chunk
+from turnwise.engines.attention import Chunk, Regime
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.kv_cache import PREFIX_BLOCK, ActiveRows, Parked, ParkedConversations, PrefixBlocks, block_hashes
 from turnwise.engines.sampler import SamplingParams
@@ -89,7 +89,13 @@ class Batcher:
     """Rows 0 to n of the cache decode; a prompt too long for one step's budget is half done in row n."""
 
     def __init__(
-        self, decoder: Decoder, decode_text: DecodeText, max_batch: int, parked_budget: int, prefix_budget: int
+        self,
+        decoder: Decoder,
+        decode_text: DecodeText,
+        regime: Regime,
+        max_batch: int,
+        parked_budget: int,
+        prefix_budget: int,
     ) -> None:
         self.stats = SamplerStats()
         self.parked = ParkedConversations(parked_budget)
@@ -97,6 +103,7 @@ class Batcher:
         self.policy_version = 0
         self._decoder = decoder
         self._decode_text = decode_text
+        self._regime = regime
         self._max_batch = max_batch
         self._sharing = prefix_budget > 0
         self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
@@ -197,7 +204,7 @@ class Batcher:
             tokens = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
             for start in range(0, lane.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, lane.fed))
-                prefill(self._decoder, self._rows, [chunk], [tokens[chunk.start : chunk.end]])
+                prefill(self._decoder, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
                 self.stats.prefilled_tokens += chunk.length
 
     def step(self) -> list[Outcome]:
@@ -267,7 +274,7 @@ class Batcher:
 
     def _prefill(self, work: list[tuple[_Lane, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [lane.request.token_ids[chunk.start : chunk.end] for lane, chunk in work]
-        logits = prefill(self._decoder, self._rows, [chunk for _, chunk in work], tokens)
+        logits = prefill(self._decoder, self._rows, [chunk for _, chunk in work], tokens, self._regime)
         self.stats.prefilled_tokens += sum(map(len, tokens))
         for lane, chunk in work:
             lane.fed = chunk.end
@@ -306,7 +313,7 @@ class Batcher:
             self._rules = Rules.of([lane.request.params for lane in self._lanes])
             self._stale = False
         self._rows.reserve(len(self._lanes), int(self._places.max()) + 1)
-        logits = decode(self._decoder, self._rows, self._tokens, self._places)
+        logits = decode(self._decoder, self._rows, self._tokens, self._places, self._regime)
         self._places = self._places + 1
         ids, logprobs = choose(logits, self._rules, uniforms(self._noise_bits, self._places))
         self._tokens = ids.numpy()

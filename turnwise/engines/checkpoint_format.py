@@ -11,6 +11,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from turnwise.engines.config_fields import (
+    DEFAULT_KV_HEADS,
+    ROPE_TYPES,
+    flag,
+    number,
+    refuse_unsupported,
+    rope_settings,
+    token_id,
+    token_ids,
+    whole,
+)
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 
@@ -20,8 +31,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-ROPE_TYPES = ("default", "linear", "llama3")
-MISTRAL_WINDOW = 4096  # what a Mistral config without the field means
+STORED = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -94,8 +104,10 @@ def read_config(folder: Path) -> DecoderConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EngineError(f"{folder} has no config.json; it is not a Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise EngineError(f"{path} must hold a JSON object, found {type(raw).__name__}")
     try:
         return config_from_hf(raw)
     except EngineError as error:
@@ -105,38 +117,32 @@ def read_config(folder: Path) -> DecoderConfig:
 def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """Our config from a parsed config.json; whatever we do not implement is refused by name."""
     model_type = raw.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise EngineError(f"model type {model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    _refuse_unsupported(model_type, raw)
-
-    def number(key: str) -> int:
-        value = raw.get(key)
-        if not isinstance(value, int) or value <= 0:
-            raise EngineError(f"{key} must be a positive integer, found {value!r}")
-        return value
-
-    hidden, heads = number("hidden_size"), number("num_attention_heads")
-    bias = bool(raw.get("attention_bias", False)) and model_type in ("llama", "qwen3")
-    eos = raw.get("eos_token_id")
+    refuse_unsupported(model_type, raw)
+    hidden, heads = whole(raw, "hidden_size"), whole(raw, "num_attention_heads")
+    shared = {"num_key_value_heads": DEFAULT_KV_HEADS.get(model_type), **raw}
+    bias = flag(raw, "attention_bias") and model_type in ("llama", "qwen3")
     return DecoderConfig(
         model_type=model_type,
-        vocab_size=number("vocab_size"),
+        vocab_size=whole(raw, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=number("intermediate_size"),
-        num_layers=number("num_hidden_layers"),
+        intermediate_size=whole(raw, "intermediate_size"),
+        num_layers=whole(raw, "num_hidden_layers"),
         num_heads=heads,
-        # Folders from before grouped attention and free head sizes leave these two out or null.
-        num_kv_heads=heads if raw.get("num_key_value_heads") is None else number("num_key_value_heads"),
-        head_dim=_default_head_dim(model_type, hidden, heads) if raw.get("head_dim") is None else number("head_dim"),
-        context_length=number("max_position_embeddings"),
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        num_kv_heads=heads if shared["num_key_value_heads"] is None else whole(shared, "num_key_value_heads"),
+        head_dim=_default_head_dim(model_type, hidden, heads)
+        if raw.get("head_dim") is None
+        else whole(raw, "head_dim"),
+        context_length=whole(raw, "max_position_embeddings"),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
         rope=_read_rope(raw),
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=flag(raw, "tie_word_embeddings"),
         qkv_bias=bias or model_type == "qwen2",
         output_bias=bias,
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
-        pad_token_id=raw.get("pad_token_id"),
+        bos_token_id=token_id(raw, "bos_token_id"),
+        eos_token_ids=token_ids(raw, "eos_token_id"),
+        pad_token_id=token_id(raw, "pad_token_id"),
     )
 
 
@@ -149,45 +155,24 @@ def _default_head_dim(model_type: str, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
-    """Raise for features that change the numbers and that this decoder does not compute."""
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise EngineError(f"hidden_act {activation!r} is not supported; supported: silu")
-    window, context = raw.get("sliding_window", MISTRAL_WINDOW), raw.get("max_position_embeddings")
-    if model_type == "mistral" and window is not None and isinstance(context, int) and window < context:
-        raise EngineError(f"sliding_window {window} below the context of {context} is not supported; full attention is")
-    if raw.get("use_sliding_window"):
-        raise EngineError("use_sliding_window is not supported; full attention is")
-    other = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
-    if other:
-        raise EngineError(f"layer_types {other} are not supported; supported: full_attention")
-    for key in ("num_experts", "num_local_experts", "mlp_bias", "quantization_config"):
-        if raw.get(key):
-            raise EngineError(f"{key} is not supported; dense, unquantised feed-forward layers without bias are")
-
-
 def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Rotary settings from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
-    settings: dict[str, Any] = {**(old or {}), **(new or {})}
-    theta = float(settings.get("rope_theta", raw.get("rope_theta", 10000.0)))
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise EngineError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise EngineError("partial_rotary_factor is not supported; rotating the whole head is")
+    kind, settings = rope_settings(raw)
+    lacking = sorted(ROPE_TYPES[kind] - {"original_max_position_embeddings"} - settings.keys())
+    if lacking:
+        raise EngineError(f"rope type {kind!r} needs {', '.join(lacking)}")
+    theta = number(settings, "rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(theta)
-    try:
-        factor = float(settings["factor"])
-        if kind == "linear":
-            return RopeConfig(theta, factor)
-        original = settings.get("original_max_position_embeddings") or raw["max_position_embeddings"]
-        low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
-    except KeyError as error:
-        raise EngineError(f"rope type {kind!r} needs {error}") from None
-    return RopeConfig(theta, factor, Llama3Rope(low, high, int(original)))
+    factor = number(settings, "factor", 1.0)
+    if kind == "linear":
+        return RopeConfig(theta, factor)
+    low, high = number(settings, "low_freq_factor", 1.0), number(settings, "high_freq_factor", 1.0)
+    if high <= low:
+        raise EngineError(f"high_freq_factor {high} must be above low_freq_factor {low}")
+    key = "original_max_position_embeddings"
+    places = (raw, settings, {key: whole(raw, "max_position_embeddings")})
+    original = next(whole(place, key) for place in places if place.get(key) is not None)
+    return RopeConfig(theta, factor, Llama3Rope(low, high, original))
 
 
 def config_to_hf(config: DecoderConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -292,14 +277,24 @@ def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dic
         if missing:
             raise EngineError(f"{folder} lacks the tensors {', '.join(missing)}")
         pieces = [tensors.pop(name) for name, _ in part.sources]
-        rows = tuple(piece.shape[0] for piece in pieces)
-        value = torch.cat(pieces).to(dtype)
-        if value.shape != part.shape or rows != tuple(rows for _, rows in part.sources):
+        for (name, rows), piece in zip(part.sources, pieces, strict=True):
+            expected = (rows, *part.shape[1:])
+            if tuple(piece.shape) != expected:
+                raise EngineError(f"{folder}: {name} is {tuple(piece.shape)}, config.json says {expected}")
+            if piece.dtype not in STORED:
+                raise EngineError(f"{folder}: {name} holds {piece.dtype}; unquantised weights are supported")
+        fused[part.name] = torch.cat(pieces).to(dtype)
+        if not fused[part.name].isfinite().all():
             names = ", ".join(name for name, _ in part.sources)
-            raise EngineError(f"{folder}: {names} stack to {tuple(value.shape)}, config.json says {part.shape}")
-        fused[part.name] = value
-    # Two kinds of tensors are redundant: a tied head, and rotary tables that old folders stored.
-    unused = [n for n in tensors if not (n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight"))]
+            raise EngineError(f"{folder}: {names} {'hold' if len(pieces) > 1 else 'holds'} NaN or infinite weights")
+    # Two kinds of tensors are redundant: a tied head that says the same, and rotary tables that old folders stored.
+    head = tensors.pop("lm_head.weight", None) if config.tied else None
+    if head is not None and not torch.equal(head.to(dtype), fused["embed"]):
+        raise EngineError(
+            f"{folder}: lm_head.weight differs from model.embed_tokens.weight, and config.json ties them: "
+            "set tie_word_embeddings to false to use it"
+        )
+    unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if unused:
         raise EngineError(f"{folder} holds tensors this decoder has no place for: {', '.join(sorted(unused)[:5])}")
     return fused
@@ -322,8 +317,10 @@ def _tensor_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise EngineError(f"{index} is not a safetensors index: {error!r}") from error
+        if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+            raise EngineError(f"{index} names {outside[0]!r}, which is not a file beside it")
         return [folder / name for name in names]
     if single.is_file():
         return [single]

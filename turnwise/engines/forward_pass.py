@@ -16,7 +16,7 @@ from turnwise.engines.token_scores import token_scores
 from turnwise.errors import EngineError
 
 EXACT_CHUNK = 1024
-"""Logits at once in exact mode; a multiple of attention.ROW_PAD."""
+"""Logits at once in exact mode; a multiple of every regime's row_pad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class ForwardPass:
     """Logits are made for this many tokens at once."""
     recompute_layers: bool = False
     """Keep only what enters each layer and compute the rest again in backward."""
+    regime: attention.Regime | None = None
+    """The sampler's, for exact log-probs."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0.0:
@@ -104,8 +106,11 @@ class ForwardPass:
     def exact_logprobs(self, decoder: Decoder, packed: Packed) -> Tensor:
         """Log-probs [N] by the sampler's own arithmetic: the same bits where rows are proven not to depend on others.
 
-        See `threads.prove_row_invariance`; both sides must use the same number of threads.
+        See `exactness.find_regime`; both sides must use the same regime and the same number of threads.
         """
+        regime = self.regime
+        if regime is None:
+            raise EngineError("exact log-probs need the regime that the sampler's arithmetic was proven in")
         if self.device.type != "cpu" or self.narrow:
             raise EngineError("exact log-probs are made on the CPU without autocast, as the sampler makes its own")
         parts: list[Tensor] = []
@@ -113,9 +118,10 @@ class ForwardPass:
         for length in packed.lengths:
             tokens = packed.tokens[start : start + length]
             inside = packed.index[(packed.index >= start) & (packed.index < start + length)] - start
-            hidden = decoder(pad_rows(tokens), pad_rows(torch.arange(length)), attention.exact([length]))
+            places = pad_rows(torch.arange(length), regime)
+            hidden = decoder(pad_rows(tokens, regime), places, attention.exact([length], regime))
             for some in torch.split(inside, EXACT_CHUNK):
-                logits = decoder.logits(pad_rows(hidden.index_select(0, some - 1)))[: len(some)]
+                logits = decoder.logits(pad_rows(hidden.index_select(0, some - 1), regime))[: len(some)]
                 parts.append(token_logprobs(logits, tokens[some], self.temperature))
             start += length
         return torch.cat(parts)

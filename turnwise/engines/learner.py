@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.choices import Precision
+from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.forward_pass import ForwardPass, Packed
@@ -61,6 +61,8 @@ class LearnerSettings:
     """Logits are made for this many tokens at once."""
     recompute_layers: bool = False
     """Gradient checkpointing: less memory for a second forward pass."""
+    regime: Regime | None = None
+    """The one the sampler writes in, where it is proven; exact log-probs need it."""
 
 
 class TorchLearner:
@@ -78,7 +80,12 @@ class TorchLearner:
             raise EngineError("a critic and its optimizer settings come together")
         self.device = torch.device(settings.device)
         self.forward = ForwardPass(
-            self.device, temperature, settings.precision, settings.chunk_tokens, settings.recompute_layers
+            self.device,
+            temperature,
+            settings.precision,
+            settings.chunk_tokens,
+            settings.recompute_layers,
+            settings.regime,
         )
         self.decoder = decoder.to(self.device)
         self.critic = None if critic is None else critic.to(self.device)
@@ -130,7 +137,7 @@ class TorchLearner:
         """Log-probs [N] on the CPU, without gradient.
 
         `exact` takes the sampler's own arithmetic over the weights as published, which gives its recorded log-probs
-        bit by bit where `threads.prove_row_invariance` holds.
+        bit by bit where `exactness.find_regime` finds one.
         """
         packed = self.forward.pack(tokens, lengths, index)
         if not exact:
@@ -162,10 +169,6 @@ class TorchLearner:
     def published(self) -> dict[str, Tensor]:
         """The policy's weights by our names, LoRA merged; live ones, so a sampler copies them before the next step."""
         return self.decoder.tensors()
-
-    def save_policy(self, folder: Path) -> None:
-        """A plain Hugging Face folder, LoRA merged."""
-        self.decoder.save(folder)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything to go on from here: live tensors by flat names, and what JSON holds.

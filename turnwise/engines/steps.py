@@ -8,29 +8,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from turnwise.engines.attention import ROW_PAD, Chunk, KeyValueStore, cached_decode, cached_prefill, padded
+from turnwise.engines.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, padded
 from turnwise.engines.decoder import Decoder
 
 
-def pad_rows(x: Tensor) -> Tensor:
-    """Zeros behind the rows up to a multiple of ROW_PAD, so that every matrix product rounds alike."""
-    spare = padded(len(x), ROW_PAD) - len(x)
+def pad_rows(x: Tensor, regime: Regime) -> Tensor:
+    """Zeros behind the rows up to a whole multiple, so that every matrix product rounds alike."""
+    spare = padded(len(x), regime.row_pad) - len(x)
     return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, spare)) if spare else x
 
 
 def prefill(
-    decoder: Decoder, store: KeyValueStore, chunks: Sequence[Chunk], token_ids: Sequence[NDArray[np.int64]]
+    decoder: Decoder,
+    store: KeyValueStore,
+    chunks: Sequence[Chunk],
+    token_ids: Sequence[NDArray[np.int64]],
+    regime: Regime,
 ) -> Tensor:
     """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one."""
-    ids = pad_rows(torch.from_numpy(np.concatenate(token_ids)))
-    places = pad_rows(torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]))
-    hidden = decoder(ids, places, cached_prefill(store, chunks))
+    ids = pad_rows(torch.from_numpy(np.concatenate(token_ids)), regime)
+    places = pad_rows(torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), regime)
+    hidden = decoder(ids, places, cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
-    return decoder.logits(pad_rows(hidden.index_select(0, last)))[: len(chunks)]
+    return decoder.logits(pad_rows(hidden.index_select(0, last), regime))[: len(chunks)]
 
 
-def decode(decoder: Decoder, store: KeyValueStore, token_ids: NDArray[np.int64], places: NDArray[np.int64]) -> Tensor:
+def decode(
+    decoder: Decoder, store: KeyValueStore, token_ids: NDArray[np.int64], places: NDArray[np.int64], regime: Regime
+) -> Tensor:
     """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]."""
     at = torch.from_numpy(places)
-    hidden = decoder(pad_rows(torch.from_numpy(token_ids)), pad_rows(at), cached_decode(store, at))
+    ids = pad_rows(torch.from_numpy(token_ids), regime)
+    hidden = decoder(ids, pad_rows(at, regime), cached_decode(store, at, regime))
     return decoder.logits(hidden)[: len(token_ids)]

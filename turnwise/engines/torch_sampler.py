@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from turnwise import waiting
+from turnwise.engines.attention import Regime
 from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.sampler import NoiseKey, SamplingParams
@@ -69,17 +70,19 @@ class TorchSampler:
         decode: Callable[[Sequence[int]], str],
         max_batch: int,
         threads: int,
+        regime: Regime,
         policy_version: int = 0,
         parked_budget: int = PARKED_BYTES,
         prefix_budget: int = PREFIX_BYTES,
     ) -> None:
-        """`decode` turns token ids into text, for stop strings; the budgets are bytes of parked and shared caches."""
+        """`decode` turns token ids into text, for stop strings; `threads.choose_threads` knows thread count and regime;
+        the budgets are bytes of parked and shared caches."""
         if max_batch < 1 or threads < 1:
             raise EngineError(f"max_batch and threads must be positive, found {max_batch} and {threads}")
         self.context_length = decoder.config.context_length
         self._vocab_size = decoder.config.vocab_size
         self._threads = threads
-        self._batcher = Batcher(decoder, decode, max_batch, parked_budget, prefix_budget)
+        self._batcher = Batcher(decoder, decode, regime, max_batch, parked_budget, prefix_budget)
         self._batcher.policy_version = policy_version
         self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._lock = threading.Lock()

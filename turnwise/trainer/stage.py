@@ -14,11 +14,13 @@ from turnwise.assemble import Prepared, make_renderer, model_folder, token_stage
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
+from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.learner import LearnerSettings, TorchLearner
 from turnwise.engines.lora import LoraDecoder, LoraSettings
 from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.policy_folder import PolicyFolder
 from turnwise.engines.threads import choose_threads
 from turnwise.engines.torch_sampler import TorchSampler
 from turnwise.errors import ConfigError, StorageError
@@ -43,7 +45,7 @@ class TrainingStage:
     invariant: bool
     """Whether the sampler's arithmetic was proven to be independent of batching, so that parity can be exact."""
     threads: int
-    source: Path
+    policy: PolicyFolder
 
     def stage(self, prepared: Prepared, sampling: SamplingConfig) -> Stage:
         """A stage for these samples, drawn this way."""
@@ -65,10 +67,7 @@ class TrainingStage:
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, and all that is needed to go on."""
         learner = self.mind.learner
-        learner.save_policy(folder / "policy")
-        for path in self.source.iterdir():
-            if path.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges")):
-                (folder / "policy" / path.name).write_bytes(path.read_bytes())
+        self.policy.save(folder / "policy", learner.decoder)
         tensors, info = learner.state()
         with replacing(folder / TENSORS) as file:
             file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
@@ -98,32 +97,37 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
     source = model_folder(config.model.path)
     base = Decoder.load(source, torch.float32)
-    choice = choose_threads(base, config.engine.threads)
+    written_in: torch.dtype = getattr(torch, config.model.precision.value)
+    writer = Decoder(base.config, {name: tensor.to(written_in, copy=True) for name, tensor in base.tensors().items()})
+    choice = choose_threads(writer, config.engine.threads)
     torch.set_num_threads(choice.threads)
-    parity = "exact" if choice.invariant else "close"
-    say(f"torch engine and learner: {choice.threads} thread(s), parity can be {parity}")
-    learner = make_learner(config, base)
+    say(f"torch engine and learner: {choice.threads} thread(s); {choice.promise()}")
+    learner = make_learner(config, base, choice.proven)
     reference = learner.reference() if needs_reference(config) else None
     algorithm = config.algorithm
     controller = kl.controller(
         algorithm.kl_control, algorithm.kl_reward, target=algorithm.kl_target, horizon=algorithm.kl_horizon
     )
     renderer = prepared.renderer or make_renderer(config)
+    policy = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     sampler = TorchSampler(
-        Decoder(base.config, {name: tensor.detach().cpu().clone() for name, tensor in learner.published().items()}),
+        writer,
         decode=renderer.tokenizer.decode,
         max_batch=config.engine.max_batch,
         threads=choice.threads,
+        regime=choice.regime,
     )
     try:
-        exact = choice.invariant and learner.device.type == "cpu" and not learner.forward.narrow
-        yield TrainingStage(Mind(learner, reference, controller), sampler, exact, choice.threads, source)
+        same = learner.device.type == "cpu" and not learner.forward.narrow and writer.dtype == base.dtype
+        exact = choice.invariant and same
+        yield TrainingStage(Mind(learner, reference, controller), sampler, exact, choice.threads, policy)
     finally:
         await sampler.close()
 
 
-def make_learner(config: Config, base: Decoder) -> TorchLearner:
-    """The learner of a config: all weights or LoRA, with a critic when the advantage needs one."""
+def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchLearner:
+    """The learner of a config: all weights or LoRA, with a critic when the advantage needs one; `regime` is the
+    sampler's, where it is proven."""
     chosen = config.learner
     updates = config.training.steps * config.training.epochs * config.training.minibatches
     policy = OptimizerSettings(
@@ -149,5 +153,6 @@ def make_learner(config: Config, base: Decoder) -> TorchLearner:
         device=chosen.device,
         precision=chosen.precision,
         recompute_layers=chosen.gradient_checkpointing,
+        regime=regime,
     )
     return TorchLearner(decoder, settings, temperature=config.sampling.temperature, critic=critic)

@@ -1,0 +1,170 @@
+"""Which shapes of products round the same whatever is computed together: tried out on this machine, cheapest first."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.engines.attention import Chunk, Regime, cached_decode, cached_prefill, exact
+from turnwise.engines.checkpoint_format import DecoderConfig
+from turnwise.engines.decoder import Decoder, Layer
+from turnwise.engines.kv_cache import ActiveRows
+from turnwise.engines.steps import decode, pad_rows, prefill
+
+REGIMES = (
+    Regime(16, 2, 256),
+    Regime(16, 4, 256),
+    Regime(16, 4, 128),
+    Regime(16, 16, 128),
+    Regime(16, 16, 32),
+    Regime(64, 16, 128),
+    Regime(64, 64, 32),
+)
+"""Cheapest first. The last sums values in blocks that are never cut short, so that only counts of rows can matter."""
+
+PIECES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 101)
+"""Lengths in which a prompt is fed: around the widths of vectors and of the tiles of a BLAS."""
+BATCHES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24)
+SEQUENCE, LONG, LONGEST = 660, 1300, 4095
+MULTIPLICATIONS = 2_000_000_000
+"""Most of one trial, so that a large model is tried with fewer rows instead of for minutes."""
+
+
+def find_regime(decoder: Decoder) -> Regime | None:
+    """The cheapest regime that `holds` with the current thread count; None where none does."""
+    return next((regime for regime in REGIMES if holds(decoder, regime)), None)
+
+
+@torch.inference_mode()
+def holds(decoder: Decoder, regime: Regime) -> bool:
+    """Whether, with this decoder's shapes and the current thread count, no row's bits depend on its company.
+
+    A proof for what was tried, at the sizes where arithmetic libraries are known to change their ways; not a theorem.
+    """
+    config = replace(decoder.config, num_layers=1)  # all matrix shapes at a fraction of the work
+    small = type(decoder)(config, {name: parameter.detach() for name, parameter in decoder.named_parameters()})
+    return (
+        _attention_holds(config, decoder.dtype, regime)
+        and _products_hold(small, regime.row_pad)
+        and _decoder_holds(small, regime)
+    )
+
+
+def _noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) -> bool:
+    """One sequence attended as a whole is the reference; pieces of it and single tokens, alone and side by side with
+    others in caches of several capacities, must reproduce it."""
+    length = min(SEQUENCE, config.context_length)
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    q, k, v = (_noise(seed, length, count, config.head_dim, dtype=dtype) for seed, count in enumerate(heads))
+    whole = exact([length], regime)(0, q, k, v)
+    for count, fed, room in ((5, 5, 96), (24, 1, 0)):
+        rows = ActiveRows(config, dtype, count)
+        rows.reserve(count, length + room)
+        for chunks in _feeding(fed, length):
+            places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+            attend = cached_prefill(rows, chunks, regime)
+            if not torch.equal(attend(0, q[places], k[places], v[places]), whole[places]):
+                return False
+        for row in range(fed, count):
+            rows.write(row, 0, rows.read(0, 0, length))
+        drawn = np.random.default_rng(count)
+        for batch in (batch for batch in BATCHES if batch <= count):
+            for _ in range(4):
+                places = torch.from_numpy(drawn.integers(drawn.integers(1, length + 1), size=batch))
+                attend = cached_decode(rows, places, regime)
+                if not torch.equal(attend(0, q[places], k[places], v[places]), whole[places]):
+                    return False
+    return _padding_is_invisible(config, dtype, regime)
+
+
+def _feeding(count: int, length: int) -> Iterator[list[Chunk]]:
+    """Every row gets the whole sequence in pieces of its own; those of a call lie side by side."""
+    fed, turn = [0] * count, 0
+    while min(fed) < length:
+        sizes = [PIECES[(turn + 4 * row) % len(PIECES)] for row in range(count)]
+        chunks = [Chunk(row, fed[row], min(fed[row] + sizes[row], length)) for row in range(count)]
+        yield [chunk for chunk in chunks if chunk.length > 0]
+        fed, turn = [chunk.end for chunk in chunks], turn + 1
+
+
+def _padding_is_invisible(config: DecoderConfig, dtype: torch.dtype, regime: Regime) -> bool:
+    """The next token of a long cache alone, beside longer ones, and as a prefill of one."""
+    last = config.context_length - 1
+    for short, longest in ((min(700, last // 2), min(LONG, last)), (min(LONG, last // 2), min(LONGEST, last))):
+        alone, beside = ActiveRows(config, dtype, 1), ActiveRows(config, dtype, 3)
+        beside.reserve(3, longest + 1)
+        for tensor in (beside.keys, beside.values):
+            tensor.copy_(_noise(1, *tensor.shape, dtype=dtype))
+        alone.reserve(1, short + 1)
+        alone.write(0, 0, beside.read(1, 0, short))
+        q, k, v = (_noise(seed, 3, n, config.head_dim, dtype=dtype) for seed, n in
+                   enumerate((config.num_heads, config.num_kv_heads, config.num_kv_heads)))  # fmt: skip
+        among = cached_decode(beside, torch.tensor([longest, short, longest - 1]), regime)(0, q, k, v)[1:2]
+        mine = (q[1:2], k[1:2], v[1:2])
+        for attend in (cached_decode(alone, torch.tensor([short]), regime),
+                       cached_prefill(alone, [Chunk(0, short, short + 1)], regime)):  # fmt: skip
+            if not torch.equal(attend(0, *mine), among):
+                return False
+    return True
+
+
+def _products_hold(decoder: Decoder, row_pad: int) -> bool:
+    """Every weight, with many counts of rows and the same row at several places."""
+    layer = decoder.layers[0]
+    assert isinstance(layer, Layer)
+    for name in ("qkv", "output", "gate_up", "down", None):
+        weight = decoder.unembed if name is None else getattr(layer, name)
+        most = max(5, min(2048, MULTIPLICATIONS // weight.numel()) // row_pad) * row_pad
+        x = _noise(0, most, weight.shape[1], dtype=decoder.dtype)
+        whole = decoder.logits(x) if name is None else decoder._linear(layer, name, x)
+        for count in (row_pad * times for times in (1, 2, 3, 4, 5, 7, 9, 13, 20, 33, 64) if row_pad * times < most):
+            for start in {0, min(5, most - count), most - count}:
+                some = x[start : start + count].clone()
+                found = decoder.logits(some) if name is None else decoder._linear(layer, name, some)
+                if not torch.equal(found, whole[start : start + count]):
+                    return False
+    return True
+
+
+def _decoder_holds(decoder: Decoder, regime: Regime) -> bool:
+    """All of it together: one whole-sequence pass is the reference; prompts fed in pieces, tokens decoded in batches of
+    several sizes and many prompts at once must reproduce its logits, and the log-probs made of them."""
+    config = decoder.config
+    length = min(150, config.context_length)
+    ids = torch.randint(0, config.vocab_size, (length,), generator=torch.Generator().manual_seed(0))
+    places = torch.arange(length)
+    hidden = decoder(pad_rows(ids, regime), pad_rows(places, regime), exact([length], regime))
+    whole = decoder.logits(hidden)
+    logprobs = torch.log_softmax(whole, dim=-1)
+    tokens: NDArray[np.int64] = ids.numpy()
+
+    def agrees(logits: Tensor, at: list[int]) -> bool:
+        return torch.equal(logits, whole[at]) and torch.equal(torch.log_softmax(logits, dim=-1), logprobs[at])
+
+    for count in (1, 3, 17, 40):
+        rows = ActiveRows(config, decoder.dtype, count)
+        rows.reserve(count, length)
+        ends = [2 + 37 * row % (length - 4) for row in range(count)]
+        for pieces in ([Chunk(row, 0, ends[row] // 2) for row in range(count)],
+                       [Chunk(row, ends[row] // 2, ends[row]) for row in range(count)]):  # fmt: skip
+            parts = [tokens[piece.start : piece.end] for piece in pieces]
+            if not agrees(prefill(decoder, rows, pieces, parts, regime), [piece.end - 1 for piece in pieces]):
+                return False
+        for shift in range(2):
+            at = np.array(ends, dtype=np.int64) + shift
+            if not agrees(decode(decoder, rows, tokens[at], at, regime), at.tolist()):
+                return False
+    weights = sum(parameter.numel() for parameter in decoder.layers.parameters())
+    count = max(2, min(13, 10 * MULTIPLICATIONS // (weights * length)))
+    rows = ActiveRows(config, decoder.dtype, count)
+    rows.reserve(count, length)
+    attend = cached_prefill(rows, [Chunk(row, 0, length) for row in range(count)], regime)
+    many = decoder(pad_rows(ids.repeat(count), regime), pad_rows(places.repeat(count), regime), attend)
+    return all(torch.equal(part, hidden[:length]) for part in many[: count * length].split(length))
