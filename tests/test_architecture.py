@@ -18,7 +18,7 @@ LAYERS = (
     {"tasks", "compat"},
     {"task_metrics"},
     {"assemble", "report"},
-    {"plan_text"},
+    {"plan_text", "checks"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},
     {"commands"},

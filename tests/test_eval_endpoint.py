@@ -1,5 +1,6 @@
 """Evaluation through an OpenAI-compatible chat endpoint: a real HTTP server on localhost that answers like one."""
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import configure, evaluate
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import ConfigError, DataError, EngineError
 from turnwise.types import Role, StopReason
 
 QUIET = Console(quiet=True)
@@ -126,3 +127,45 @@ def test_an_endpoint_that_is_not_there_or_serves_several_models_is_one_clear_err
             evaluate(config(url, tmp_path), console=QUIET)
     with pytest.raises(ConfigError, match=r"engine\.base_url"):
         evaluate(configure("engine=openai", f"runs_dir={tmp_path}"), console=QUIET)
+
+
+def test_images_reach_the_endpoint(tmp_path: Path) -> None:
+    picture = b"\x89PNG\r\n\x1a\n" + bytes(64)
+    (tmp_path / "cat.png").write_bytes(picture)
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": "<image>How many?"}],
+            "images": [{"path": str(tmp_path / name)}],
+            "reward_model": {"ground_truth": "2"},
+        }
+        for name in ("cat.png", "cat.png")
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    files = ("task=null", f"data.eval_files={tmp_path}/rows.jsonl")
+    with endpoint(lambda messages: {"content": "#### 2"}) as (url, received):
+        report = evaluate(config(url, tmp_path / "runs", *files), console=QUIET)
+        assert report.sources[0].accuracy == 1.0 and len(received) == 2
+        image, text = received[0]["messages"][0]["content"]
+        assert text == {"type": "text", "text": "How many?"}
+        assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == picture
+        (tmp_path / "cat.png").write_bytes(b"no picture")
+        with pytest.raises(DataError, match="cat.png is not a PNG"):
+            evaluate(config(url, tmp_path / "more", *files), console=QUIET)
+    assert not (tmp_path / "more").exists()
+
+
+def test_code_that_the_text_spells_is_sent_back_once(tmp_path: Path) -> None:
+    """Calls read from the text are in it already, whatever the format."""
+
+    def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        done = messages[-1]["role"] == "tool"
+        return {"content": f"#### {messages[-1]['content']}" if done else "<code>\nprint(6 * 7)\n</code>"}
+
+    chosen = ("rollout.tools=[python]", "rollout.interaction=null", "chat.tool_format=code")
+    with endpoint(answer) as (url, received):
+        report = evaluate(config(url, tmp_path, *chosen), console=QUIET)
+    assert report.sources[0].calls_by_status == {"ok": 3}
+    sent = max(received, key=lambda request: len(request["messages"]))["messages"]
+    (asked,) = [message for message in sent if message["role"] == "assistant"]
+    assert "print(6 * 7)" in asked["content"] and "tool_calls" not in asked

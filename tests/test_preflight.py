@@ -2,12 +2,15 @@
 
 import json
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from turnwise.checks.conversations import example_arguments
 from turnwise.compose import compose
-from turnwise.preflight import Outcome, Report, example_arguments, preflight
+from turnwise.preflight import Outcome, Report, preflight
 
 REWRITING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -139,8 +142,35 @@ def test_the_check_runs_no_tool(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_is_checked_as_far_as_it_can_be() -> None:
-    report = run("engine=openai", "engine.base_url=http://127.0.0.1:9/v1")
-    assert report.passed and Outcome.WARNING in outcome(report, "chat template")
+    class Serving(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": "served"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Serving) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"engine.base_url=http://127.0.0.1:{server.server_port}/v1"
+        report = run("engine=openai", url)
+        other = run("engine=openai", url, "engine.model=sirved")
+        server.shutdown()
+    assert report.passed and Outcome.WARNING in outcome(report, "chat template"), errors(report)
+    assert outcome(report, "endpoint") == {Outcome.OK}
+    assert outcome(report, "scripted rollout") == outcome(report, "scorer of arithmetic") == {Outcome.OK}
+    assert "did you mean 'served'?" in errors(other)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [(("engine.base_url=http://127.0.0.1:9/v1",), "cannot be used"), ((), "engine=openai needs engine.base_url")],
+)
+def test_an_endpoint_that_is_not_there_is_an_error(overrides: tuple[str, ...], text: str) -> None:
+    assert text in errors(run("engine=openai", *overrides))
 
 
 def test_example_arguments_fit_their_schema() -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from importlib import import_module, resources
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.choices import EngineName
 from turnwise.compose import check
-from turnwise.config import Config, SamplingConfig
+from turnwise.config import Config, EngineConfig, SamplingConfig
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
@@ -25,13 +26,16 @@ from turnwise.errors import ConfigError, DataError, EngineError, PluginError, un
 from turnwise.plugins import builtin, call, load, names_in
 from turnwise.rollout.episode import MakeSpeaker, Stage
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import EndpointSpeaker, TokenSpeaker
+from turnwise.rollout.speakers import Endpoint, EndpointSpeaker, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
 from turnwise.rollout.users import Interactions
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.types import JsonSchema, Sample
+
+if TYPE_CHECKING:
+    from turnwise.engines.endpoint import ChatEndpoint
 
 MODELS_PACKAGE = "turnwise.models"
 
@@ -209,25 +213,10 @@ async def open_stage(
 async def _engine(prepared: Prepared, script: Script | None, say: Callable[[str], None] | None) -> AsyncIterator[Stage]:
     config = prepared.config
     if script is None and config.engine.name is EngineName.openai:
-        from turnwise.engines.endpoint import ChatEndpoint
-
-        if config.engine.base_url is None:
-            raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
-        endpoint = ChatEndpoint(
-            config.engine.base_url,
-            config.engine.model,
-            os.environ.get(config.engine.api_key_env),
-            config.engine.timeout_seconds,
-            config.engine.retries,
-        )
-        call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+        endpoint = open_endpoint(config.engine)
         try:
             await endpoint.check()
-
-            def speak_text(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointSpeaker:
-                return EndpointSpeaker(endpoint, config.sampling, tools, noise, call_format)
-
-            yield _stage(prepared, speak_text)
+            yield endpoint_stage(prepared, lambda tools: endpoint)
         finally:
             await endpoint.close()
         return
@@ -237,6 +226,27 @@ async def _engine(prepared: Prepared, script: Script | None, say: Callable[[str]
         yield token_stage(prepared, renderer, sampler, config.sampling)
     finally:
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
+
+
+def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
+    """A client of the configured endpoint; it must be closed."""
+    from turnwise.engines.endpoint import ChatEndpoint
+
+    if config.base_url is None:
+        raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
+    key = os.environ.get(config.api_key_env)
+    return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
+
+
+def endpoint_stage(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> Stage:
+    """A stage whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
+    config = prepared.config
+    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+
+    def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointSpeaker:
+        return EndpointSpeaker(endpoint_for(tools), config.sampling, tools, noise, call_format)
+
+    return _stage(prepared, speak)
 
 
 def token_stage(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> Stage:

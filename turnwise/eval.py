@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_stage, prepare
+from turnwise.chat.selfcheck import tell
+from turnwise.checks.start import refuse_faults
 from turnwise.compose import check, to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
@@ -57,6 +59,7 @@ def evaluate(
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
     config = prepared.config
+    await refuse_faults(prepared)
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     with holding(run.path, "eval", lambda text: _note(run, console, text)):
         run.write_text(CONFIG, to_yaml(config))
@@ -74,6 +77,8 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, stage, trajectories, seen)
             seconds = time.perf_counter() - start
+            if (told := tell(trajectories)) is not None:
+                _note(run, console, f"warning: {told}")
             judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
@@ -112,6 +117,8 @@ async def measure(
         judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
         _remember_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
+        if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
+            raise TurnwiseError(told)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy}

@@ -1,74 +1,25 @@
 """`turnwise check`: everything that can go wrong before a model is loaded, tried now, with an exit code for CI."""
 
 import asyncio
-import enum
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from turnwise.assemble import Prepared, model_folder, open_stage, prepare
-from turnwise.chat.renderer import History, Renderer
+from turnwise.assemble import Prepared, model_folder, prepare
+from turnwise.chat.renderer import Renderer
+from turnwise.checks.findings import Outcome as Outcome
+from turnwise.checks.findings import Report as Report
+from turnwise.checks.start import examine
+from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import EngineName
-from turnwise.compose import Composed, unread
+from turnwise.compose import DEFAULT, Composed, unread
 from turnwise.config import Config
 from turnwise.data.lint import Severity, lint
-from turnwise.engines.scripted import ScriptRequest
-from turnwise.errors import EpisodeError, TemplateError, TurnwiseError
+from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
-from turnwise.rollout.episode import run_episode
-from turnwise.rollout.plan import Route
 from turnwise.storage.trackers.choose import check_trackers
-from turnwise.types import (
-    Completion,
-    FinishReason,
-    JsonSchema,
-    Message,
-    Origin,
-    Role,
-    Sample,
-    StopReason,
-    ToolCall,
-    Trajectory,
-)
 
 SAMPLES_LOOKED_AT = 256
-
-
-class Outcome(enum.StrEnum):
-    """How one check ended."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    check: str
-    outcome: Outcome
-    text: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What the preflight found. `plan` is empty when an error kept it from being made."""
-
-    findings: list[Finding] = field(default_factory=list)
-    plan: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """No check ended in an error."""
-        return all(finding.outcome is not Outcome.ERROR for finding in self.findings)
-
-    def add(self, check: str, outcome: Outcome, text: str) -> None:
-        """Note one finding."""
-        self.findings.append(Finding(check, outcome, text))
 
 
 def preflight(composed: Composed) -> Report:
@@ -79,37 +30,56 @@ def preflight(composed: Composed) -> Report:
     if not report.findings:
         report.add("unread keys", Outcome.OK, "every key that was set is read")
     _lint(config, report)
-    try:
+    with report.noting("trackers"):
         check_trackers(config.tracking.to)
         report.add("trackers", Outcome.OK, ", ".join(config.tracking.to) or "none but metrics.jsonl")
-    except TurnwiseError as error:
-        report.add("trackers", Outcome.ERROR, str(error))
-    try:
-        prepared = prepare(config, "test", limit=_limit(config))
-    except TurnwiseError as error:
-        report.add("names and plug-ins", Outcome.ERROR, str(error))
+    every = []
+    with report.noting("names and plug-ins"):
+        every.append(prepare(config, "test", limit=_limit(config.data.eval_files, config.eval.samples)))
+    if every and _trains(config):
+        every += _training(composed, every[0], report)
+    if not every:
         return report
-    report.plan = plan_text(prepared)
+    report.plan = plan_text(every[0])
     report.add("names and plug-ins", Outcome.OK, "tools, interactions, loops and scorers were found and fit")
-    for notice in prepared.plan.notices:
+    for notice in (notice for prepared in every for notice in prepared.plan.notices):
         report.add("plan", Outcome.WARNING, notice)
-    if prepared.renderer is None:
+    renderer = every[0].renderer
+    if renderer is None:
         report.add("chat template", Outcome.WARNING, "the endpoint renders messages itself; tokens cannot be checked")
-        return report
-    for check in (_template, _schemas, _rollouts, _forecast):
-        _guarded(check, prepared, report)
+    asyncio.run(examine(every, report))
+    if renderer is not None:
+        with report.noting("forecast"):
+            _forecast(every[0], renderer, report)
     return report
 
 
-def _guarded(check: Callable[[Prepared, Report], None], prepared: Prepared, report: Report) -> None:
+def _trains(config: Config) -> bool:
+    """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
+    files, generated = config.data, config.task not in (None, "gsm8k")
+    return config.engine.name is EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
+
+
+def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:
+    """What `train` asks for. Who set nothing of training only evaluates, and is warned."""
+    config, sections = composed.config, ("training.", "algorithm.", "learner.", "data.train_files")
+    meant = any(key.startswith(sections) and origin != DEFAULT for key, origin in composed.origins.items())
     try:
-        check(prepared, report)
+        check_training(config)
+        limit = _limit(config.data.train_files, config.training.samples, config.training.groups)
+        training = prepare(config, "train", limit=limit, tools=heldout.toolbox.shared())
+        check_enough_samples(training)
     except TurnwiseError as error:
-        report.add(check.__name__.strip("_"), Outcome.ERROR, str(error))
+        report.add("training", Outcome.ERROR if meant else Outcome.WARNING, str(error))
+        return []
+    report.add("training", Outcome.OK, f"algorithm, batch, device and {len(training.samples)} samples fit")
+    return [training]
 
 
-def _limit(config: Config) -> int | None:
-    return min(config.eval.samples or SAMPLES_LOOKED_AT, SAMPLES_LOOKED_AT) if not config.data.eval_files else None
+def _limit(files: list[str], wanted: int | None, needed: int = 0) -> int | None:
+    """Files are read whole; of a generator's samples enough are made."""
+    enough = max(SAMPLES_LOOKED_AT, needed)
+    return None if files else min(wanted or enough, enough)
 
 
 def _lint(config: Config, report: Report) -> None:
@@ -129,151 +99,12 @@ def _lint(config: Config, report: Report) -> None:
     report.add("dataset", Outcome.OK, f"{found.rows} rows read: {sources}")
 
 
-# --- the chat template --------------------------------------------------------------------------------------------
-
-
-def _template(prepared: Prepared, report: Report) -> None:
-    """Does the template only append? Tried on every kind of reply this plan can bring."""
-    renderer = _require(prepared)
-    kwargs = prepared.config.chat.template_kwargs
-    strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
-    ended = () if renderer.end_id is None else (renderer.end_id,)
-    completion = Completion(ended, (0.0,) * len(ended), FinishReason.STOP, 0)
-    rewriting = []
-    for route, sample in _one_of_each(prepared).items():
-        schemas = prepared.toolbox.schemas(route.tools)
-        for name, assistant, replies in _exchanges(renderer, bool(route.tools), route.interaction is not None):
-            try:
-                strict.extend(sample.prompt, assistant, completion, replies, schemas)
-            except (TemplateError, EpisodeError) as error:
-                if renderer.history is History.REFUSE:
-                    raise TemplateError(f"{name}: {error}") from error
-                rewriting.append(name)
-    if rewriting:
-        names = ", ".join(dict.fromkeys(rewriting))
-        report.add("chat template", Outcome.WARNING, f"rewrites history at: {names}; handled as {renderer.history}")
-    else:
-        report.add("chat template", Outcome.OK, "only appends; earlier tokens never change")
-
-
-def _one_of_each(prepared: Prepared) -> dict[Route, Sample]:
-    """The first sample of every route."""
-    return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
-
-
-def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[tuple[str, Message, list[Message]]]:
-    """(name, assistant message, replies) of the exchanges an episode may hold."""
-    opened = "" if renderer.in_reasoning else "<think>\n"  # a header may have opened the block already
-    said = {"plain answer": "It is 42.", "answer with reasoning": f"{opened}six sevens\n</think>\n\nIt is 42."}
-    if renderer.in_reasoning:
-        del said["plain answer"]
-    if user:
-        for name, text in said.items():
-            answer = _read(renderer, text, in_reasoning=renderer.in_reasoning)
-            yield f"{name}, then the user", answer, [Message(Role.USER, "Are you sure?")]
-    if tools:
-        calls = [ToolCall("t000c0000", "probe", {"x": "6*7"}), ToolCall("t000c0001", "probe", {"x": "7*6"})]
-        for count in (1, 2):
-            text = "\n".join(renderer.call_format.render_call(call) for call in calls[:count])
-            replies = [Message(Role.TOOL, "42", tool_call_id=call.id, name="probe") for call in calls[:count]]
-            thought = "six sevens\n</think>\n\n" if renderer.in_reasoning else ""
-            asked = _read(renderer, thought + text, in_reasoning=renderer.in_reasoning)
-            yield f"{count} tool call(s), then the tool", asked, replies
-
-
-def _read(renderer: Renderer, text: str, *, in_reasoning: bool = False) -> Message:
-    message: Message = renderer.call_format.parse(text, turn=0, in_reasoning=in_reasoning)
-    return message
-
-
-def _schemas(prepared: Prepared, report: Report) -> None:
-    """Does the model see every tool, and can a call be read back as it was written?"""
-    renderer = _require(prepared)
-    for route in prepared.plan.routes:
-        schemas = prepared.toolbox.schemas(route.tools)
-        text = renderer.render([Message(Role.USER, "hello")], schemas, reply=True)
-        for schema in schemas:
-            function = schema["function"]
-            missing = [word for word in _words(function) if word not in text]
-            if missing:
-                report.add(
-                    "tool schemas",
-                    Outcome.ERROR,
-                    f"the chat template does not show {missing[0]!r} of tool {function['name']!r}: the model would not "
-                    "know the tool; try chat.template=chatml_hermes",
-                )
-                return
-            call = ToolCall("t000c0000", function["name"], example_arguments(function.get("parameters") or {}))
-            (back,) = _read(renderer, renderer.call_format.render_call(call)).tool_calls
-            if (back.name, back.arguments, back.problem) != (call.name, call.arguments, None):
-                report.add("tool schemas", Outcome.ERROR, f"a call of {call.name!r} is read back as {back}")
-                return
-    names = sorted({name for route in prepared.plan.routes for name in route.tools})
-    shown = f"shown to the model and read back: {', '.join(names)}" if names else "no tools"
-    report.add("tool schemas", Outcome.OK, shown)
-
-
-def _words(function: JsonSchema) -> list[str]:
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    return [function["name"], *properties]
-
-
-def example_arguments(schema: JsonSchema) -> dict[str, Any]:
-    """Arguments that fit a schema's required properties, for trying a call out on paper."""
-    values: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-    properties = schema.get("properties") or {}
-    wanted = schema.get("required") or list(properties)
-    return {
-        name: entry["enum"][0] if entry.get("enum") else values.get(str(entry.get("type")), "x")
-        for name, entry in properties.items()
-        if name in wanted
-    }
-
-
-# --- a scripted rollout per data source ---------------------------------------------------------------------------
-
-
-def _rollouts(prepared: Prepared, report: Report) -> None:
-    """One scripted episode per route. Tools are refused a malformed call, not run: a check must have no effects."""
-    chosen = _one_of_each(prepared)
-    started: list[str] = []
-
-    async def play() -> list[Trajectory]:
-        async with open_stage(prepared, _dry_script, say=started.append) as stage:
-            return [await run_episode(sample, sibling=0, step=0, stage=stage) for sample in chosen.values()]
-
-    trajectories = asyncio.run(play())
-    for text in started:
-        report.add("started", Outcome.OK, text)
-    for trajectory in trajectories:
-        name = f"scripted rollout of {trajectory.sample.data_source}"
-        problem = _trajectory_problem(trajectory)
-        turns = f"{len(trajectory.turns)} turns, {trajectory.stop_reason}"
-        report.add(name, Outcome.ERROR if problem else Outcome.OK, problem or turns)
-
-
-def _dry_script(request: ScriptRequest) -> str:
-    return "<tool_call>\n{}\n</tool_call>" if request.turn == 0 and "<tool_call>" in request.text else "#### 0"
-
-
-def _trajectory_problem(trajectory: Trajectory) -> str | None:
-    if trajectory.stop_reason is StopReason.FAILED:
-        return trajectory.failure
-    policy = sum(origin is Origin.POLICY for ledger in trajectory.segments for origin in ledger.origins)
-    if policy != sum(turn.completion_tokens for turn in trajectory.turns):
-        return f"the ledger holds {policy} policy tokens, the turns another number"
-    check = trajectory.render_check
-    if check is not None and not check.same_text and len(trajectory.segments) == 1:
-        return f"the recorded tokens differ from a full render at token {check.position}"
-    return None
-
-
 # --- the forecast -------------------------------------------------------------------------------------------------
 
 
-def _forecast(prepared: Prepared, report: Report) -> None:
+def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     """Memory and tokens, from the model's files and the prompts; an upper bound where a budget is the only limit."""
-    config, renderer = prepared.config, _require(prepared)
+    config = prepared.config
     prompts = [
         len(renderer.open(sample.prompt, prepared.toolbox.schemas(prepared.plan.route(sample).tools)))
         for sample in itertools.islice(prepared.samples, SAMPLES_LOOKED_AT)
@@ -304,9 +135,3 @@ def _memory(config: Config, prompt: int) -> str:
         f"weights {weights / 1e6:.1f} MB on disk, KV cache {per_token / 1e3:.1f} kB a token, "
         f"about {cache / 1e6:.0f} MB for {config.engine.max_batch} sequences of {length} tokens"
     )
-
-
-def _require(prepared: Prepared) -> Renderer:
-    if prepared.renderer is None:
-        raise ValueError("this check needs a renderer")
-    return prepared.renderer

@@ -6,9 +6,12 @@ import time
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
+from turnwise.chat.selfcheck import tell
+from turnwise.checks.start import refuse_faults
+from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
 from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
@@ -21,7 +24,7 @@ from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.resuming import open_run
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
-from turnwise.training.advantages import by_trajectory, check
+from turnwise.training.advantages import by_trajectory
 from turnwise.training.optimise import check_parity, optimise
 from turnwise.training.sequences import remember, to_sequences, trainable
 from turnwise.training.shaping import count
@@ -29,23 +32,10 @@ from turnwise.training.shaping import count
 
 def train(config: Config, console: Console | None = None) -> TrainReport:
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
-    algorithm, training = config.algorithm, config.training
-    check(
-        algorithm.advantage,
-        group_size=training.group_size,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        credit=algorithm.credit,
-        turn_gamma=algorithm.turn_gamma,
-    )
-    if algorithm.overlong_tokens and config.rollout.max_tokens is None:
-        raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
-    if training.minibatches > training.groups * training.group_size:
-        raise ConfigError(
-            f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
-        )
+    check_training(config)
     check_trackers(config.tracking.to)
-    prepared = prepare(config, "train", limit=training.samples)
+    prepared = prepare(config, "train", limit=config.training.samples)
+    check_enough_samples(prepared)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
     return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True)))
 
@@ -53,6 +43,7 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
     """The run from its first evaluation to its last."""
     config = prepared.config
+    await refuse_faults(prepared, heldout)
     with open_run(config, lambda text: console.print(text, markup=False, soft_wrap=True)) as (directory, resuming):
         run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
         if run.is_over():
@@ -109,8 +100,11 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag
     check_scoring(trajectories, config.scoring.max_failures)
     book = count(groups)
     book.stop_if_failing(config.rollout.max_failures)
-    sequences = to_sequences(groups)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
+    if (told := tell(trajectories)) is not None:
+        await run.recorder.record(file, trajectories)
+        raise TurnwiseError(f"{told}; the episodes of the step are in {run.dir.path / file}")
+    sequences = to_sequences(groups)
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:

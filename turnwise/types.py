@@ -310,11 +310,13 @@ class RenderCheck:
 
     `exact` means equal token by token; otherwise `position` is the first difference and `same_text` says whether
     only the tokenisation differs (a sampler may write a word in other pieces than the tokenizer would).
+    `problem` tells of a difference that neither the policy's own words nor `chat.history` explain.
     """
 
     exact: bool
     same_text: bool
     position: int | None = None
+    problem: str | None = None
 
 
 @dataclass(slots=True)

@@ -179,6 +179,11 @@ def test_check_says_where_tokens_differ_and_whether_the_text_does(talk):
     assert spelled != whole
     start = len(ids) - len(whole)
     ids[start:] = spelled
+    ledger = conversation.ledger
+    more = len(spelled) - len(whole)
+    ledger.origins += [Origin.POLICY] * more
+    ledger.turns += [0] * more
+    ledger.logprobs += [-0.5] * more
     check = conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools)
     assert (check.exact, check.same_text, check.position) == (False, True, start)
     messages = [*conversation.messages[:-1], replace(conversation.messages[-1], content="tool kit")]

@@ -80,11 +80,43 @@ def test_reasoning_that_the_header_opened_is_put_as_the_template_wants_it(talk, 
     for _ in range(2):
         conversation.call_and_hear_tools("hm\n</think>\n\n", ["42"])
         conversation.answer_and_hear_user("so\n</think>\n\nIt is 42.", "Sure?")
-    if name == "both_tags":
-        conversation.answer_and_hear_user("<think>again</think>Yes.", "Sure?")
     conversation.say("yes\n</think>\n\nYes.", conversation.end_before(None))
     assert conversation.messages[-1].reasoning == "yes"
     assert conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools).exact
+
+
+@pytest.mark.parametrize("name", ["both_tags", "no_tags"])
+def test_a_thought_that_the_policy_opens_again_is_shown_once_and_recorded_as_it_was_sampled(talk, name):
+    conversation = talk(name)
+    conversation.answer_and_hear_user("<think>again</think>\n\nYes.", "Sure?")
+    assert (conversation.messages[-2].reasoning, conversation.messages[-2].answer) == ("again", "Yes.")
+    shown = conversation.renderer.render(conversation.messages, (), reply=False)
+    assert shown.count("<think>") == shown.count("</think>") == 1
+    assert conversation.text_of(Origin.POLICY).startswith("<think>again</think>\n\nYes.")
+    conversation.call_and_hear_tools("\n<think>hm</think>\n\n", ["42"])
+    conversation.say("yes\n</think>\n\nYes.", conversation.end_before(None))
+    written = conversation.renderer.tokenizer.decode(conversation.ledger.token_ids)
+    assert written.count("<think>") == 5, "three headers, and two that were sampled"
+    check = conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools)
+    assert not check.exact and check.problem is None, "the difference is the policy's own"
+
+
+def test_a_thought_that_the_policy_opens_where_the_header_did_not_is_not_opened_twice(folder, tmp_path):
+    """Some templates open a thought after a user and none after a tool."""
+    path = tmp_path / "after_users.jinja"
+    path.write_text(
+        (TEMPLATES / "both_tags.jinja")
+        .read_text()
+        .removesuffix("\n")
+        .replace("assistant\\n<think>\\n", 'assistant\\n" + ("<think>\\n" if messages[-1].role != "tool" else "") + "')
+    )
+    tested = Renderer(Tokenizer(folder("both_tags"), str(path)), hermes)
+    conversation = Talk(tested, [HELLO])
+    conversation.call_and_hear_tools("hm\n</think>\n\n", ["42"])
+    assert not tested.tokenizer.decode(conversation.ledger.token_ids).endswith("<think>\n")
+    conversation.answer_and_hear_user("<think>\nso\n</think>\n\nIt is 42.", "Sure?")
+    conversation.say("yes\n</think>\n\nYes.", conversation.end_before(None))
+    assert tested.check(conversation.ledger, conversation.messages, conversation.tools).exact
 
 
 def test_structured_calls_stand_where_the_policys_words_stood(talk):

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.chat.replies import Disguise, fresh_mark, place, shared
+from turnwise.chat.selfcheck import Stretch, Walk, stretches
 from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.tokenizer import Tokenizer
@@ -139,8 +140,11 @@ class Renderer:
         words = messages[-1].text + self.template.closing if spoken else ""
         try:
             expected = self._encode_all(messages[:-1] if spoken else messages, tools, words)
-        except TemplateError:
-            return RenderCheck(exact=False, same_text=False)
+        except TemplateError as error:
+            problem = (
+                None if self.history is History.VERBATIM else f"the whole conversation cannot be rendered: {error}"
+            )
+            return RenderCheck(exact=False, same_text=False, problem=problem)
         recorded = ledger.token_ids
         common = shared(expected, recorded)
         closing = self._closing
@@ -152,7 +156,54 @@ class Renderer:
         closed = rendered.startswith(written) and closing.endswith(rendered[len(written) :])
         same_text = closed or rendered == unended
         exact = same_text and common >= min(len(expected), len(recorded))
-        return RenderCheck(exact, same_text, None if exact else common)
+        declared = same_text or self.history is History.VERBATIM
+        problem = None if declared else self._problem(ledger, rendered, messages, tools)
+        return RenderCheck(exact, same_text, None if exact else common, problem)
+
+    def _problem(
+        self, ledger: Ledger, rendered: str, messages: Sequence[Message], tools: Sequence[JsonSchema]
+    ) -> str | None:
+        """The first difference that is not of the policy's making: its own words, their edges and its end tokens."""
+        walk, decode = Walk(rendered), self.tokenizer.decode
+        spoken = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
+        for stretch in stretches(ledger):
+            if stretch.policy:
+                ended = stretch.ids[-1] in self.stop_ids
+                words = stretch.ids[:-1] if ended else stretch.ids
+                found = self._follow(walk, words, messages[: spoken[stretch.turn] + 1], tools)
+                walk.ended(decode(stretch.ids[-1:]) if ended else "")
+            else:
+                found = walk.told(decode(stretch.ids))
+            if found is not None and not stretch.start and self._has_a_clock(stretch, messages, spoken, ledger, tools):
+                return None
+            if found is not None:
+                return f"at token {stretch.start} (turn {stretch.turn}): {found}"
+        return None
+
+    def _follow(
+        self, walk: Walk, words: list[int], messages: Sequence[Message], tools: Sequence[JsonSchema]
+    ) -> str | None:
+        """Go past the last of these messages, which the policy wrote."""
+        decode, encode = self.tokenizer.decode, self.tokenizer.encode
+        if not self.template.is_structured(messages[-1]):
+            # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
+            return walk.said(decode(encode(decode(words), after="").ids), self.template.thought.strip())
+        disguise = self._disguise(messages)
+        text = self.render([disguise.put(message) for message in messages], tools, reply=False)
+        text, cuts = disguise.lift(text[: self.template.closing_start(text, structured=True)])
+        return walk.jump(decode(encode(text, cuts=cuts).ids))
+
+    def _has_a_clock(
+        self,
+        first: Stretch,
+        messages: Sequence[Message],
+        spoken: Sequence[int],
+        ledger: Ledger,
+        tools: Sequence[JsonSchema],
+    ) -> bool:
+        """Whether the same prompt is rendered otherwise by now: nothing later can be compared with it."""
+        turns = [turn for origin, turn, _ in ledger.spans() if origin is Origin.POLICY]
+        return bool(turns) and self._encode_all(messages[: spoken[turns[0]]], tools) != first.ids
 
     @functools.cached_property
     def _closing(self) -> str:

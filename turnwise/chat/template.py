@@ -57,6 +57,8 @@ class ChatTemplate:
         self.call_form = self._choose_call_form()
         self.closing = self._following([], reply=False)
         """What closes an assistant message that nothing follows."""
+        self.call_closing = self._closing_of_calls()
+        """What closes a message whose calls the template writes; empty when it leaves such a message open."""
         self.follow = self._followers()
         """What stands after an assistant message when a user or a tool replies, by role."""
         self._thought_form = self._choose_thought_form()
@@ -92,15 +94,21 @@ class ChatTemplate:
         """
         after = self.render([*context, assistant, *replies], tools, reply=True)
         header, said = self.render(context, tools, reply=True), assistant.text
-        if not self._is_structured(assistant) and after.startswith(header + said):
+        structured = self.is_structured(assistant)
+        if not structured and after.startswith(header + said):
             start = len(header) + len(said)
         else:
             before, opened = self.render([*context, assistant], tools, reply=False), header.rstrip()
-            start = self._closing_start(before)
-            kept = self._is_structured(assistant) or _squash(before[len(opened) : start]) == _squash(said)
-            if not (kept and before.startswith(opened) and after.startswith(before[:start])):
+            end_of_words = self.closing_start(before, structured=structured)
+            if end_of_words is None or end_of_words < len(opened) or not before.startswith(opened):
                 return after, None
-        closings = (self.closing, self.follow.get(replies[0].role, "") if replies else "")
+            start = end_of_words
+            kept = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, said))
+            if not (kept and after.startswith(before[:start])):
+                return after, None
+        if structured:
+            self._demand_every_call(context, assistant, tools)
+        closings = (self.closing, self.follow.get(replies[0].role, "") if replies else "", self.call_closing)
         expected = end and any(closing.lstrip().startswith(end) for closing in closings)
         return after, None if expected and not after[start:].lstrip().startswith(end) else start
 
@@ -118,11 +126,11 @@ class ChatTemplate:
         text = self.render([*context, marked, *replies], tools, reply=True)
         head, found, tail = text.rpartition(mark)
         start = len(head) + len(mark)
-        if not found or (mark in head and not self._is_structured(marked)):
+        if not found or (mark in head and not self.is_structured(marked)):
             raise TemplateError("the chat template drops or repeats an assistant message that a reply follows")
-        if self._is_structured(marked):  # the mark stands inside the last call, whose brackets close after it
+        if self.is_structured(marked):  # the mark stands inside the last call, whose brackets close after it
             rest = self.render([*context, marked], tools, reply=False).rpartition(mark)[2]
-            brackets = rest[: self._closing_start(rest)]
+            brackets = rest[: self.closing_start(rest, structured=True)]
             if not tail.startswith(brackets):
                 raise TemplateError("the chat template writes a tool call otherwise once a reply follows")
             start += len(brackets)
@@ -146,7 +154,7 @@ class ChatTemplate:
     @property
     def stop_texts(self) -> list[str]:
         """The added tokens that close an assistant message: when it is the last, before a user, before a tool."""
-        closings = [text.lstrip() for text in (self.closing, *self.follow.values())]
+        closings = [text.lstrip() for text in (self.closing, self.call_closing, *self.follow.values())]
         return [text for text in self._tokenizer.added_ids if any(closing.startswith(text) for closing in closings)]
 
     def _entry(self, message: Message) -> dict[str, Any]:
@@ -172,20 +180,56 @@ class ChatTemplate:
             if self._thought_form is ThoughtForm.APART:
                 entry |= {"reasoning_content": message.reasoning, "content": text.rpartition(UNTHINK)[2]}
             elif self._thought_form is ThoughtForm.OPENED:
-                entry["content"] = self.thought + text
+                again = text.lstrip().startswith(THINK)  # the policy wrote the tag itself: once is enough
+                entry["content"] = text.lstrip() if again else self.thought + text
         named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
         return entry | {key: value for key, value in named.items() if value is not None}
 
     # --- trying the template out ------------------------------------------------------------------------------
 
-    def _is_structured(self, message: Message) -> bool:
+    def is_structured(self, message: Message) -> bool:
+        """Whether the template itself writes this message's calls."""
         return bool(message.tool_calls) and self.call_form is CallForm.STRUCTURED
 
-    def _closing_start(self, before: str) -> int:
-        """Where the last assistant message of a text is closed."""
-        if before.endswith(self.closing):
+    def closing_start(self, before: str, *, structured: bool) -> int | None:
+        """Where the last assistant message of a text is closed; None when that cannot be told.
+
+        A template may close a message with calls otherwise than another, or not at all: a result follows in it.
+        """
+        if before.endswith(self.closing) and (self.closing or not structured):
             return len(before) - len(self.closing)
+        if structured:
+            return len(before) - len(self.call_closing) if before.endswith(self.call_closing) else None
         return max((before.rfind(stop) for stop in self.stop_texts if stop in before), default=len(before))
+
+    def _closing_of_calls(self) -> str:
+        """The control token that ends a message with a call, and white space after it."""
+        if self.call_form is not CallForm.STRUCTURED:
+            return ""
+        text = self.render([_HELLO, self._said(self._call_format.render_call(_CALL))], (), reply=False)
+        if self.closing and text.endswith(self.closing):
+            return self.closing
+        bare, special = text.rstrip(), self._tokenizer.special_texts
+        ends = [token for token in self._tokenizer.added_ids if bare.endswith(token)]
+        # An ordinary token like </tool_call> closes a bracket of the call, not the message.
+        ends = [token for token in ends if token in special or not token.startswith("</")]
+        return text[len(bare) - len(max(ends, key=len)) :] if ends else ""
+
+    def _demand_every_call(self, context: Sequence[Message], assistant: Message, tools: Sequence[JsonSchema]) -> None:
+        """A call that the template drops would be answered without having been asked."""
+        mark = fresh_mark(message.text for message in (*context, assistant))
+        marks = [f"{mark}{number}X" for number in range(len(assistant.tool_calls))]
+        calls = tuple(
+            replace(call, arguments={"x": mark}) for call, mark in zip(assistant.tool_calls, marks, strict=True)
+        )
+        text = self.render([*context, replace(assistant, tool_calls=calls)], tools, reply=False)
+        if [text.count(mark) for mark in marks] != [1] * len(marks) or sorted(marks, key=text.index) != marks:
+            raise TemplateError("the chat template does not show every tool call of a message once and in order")
+
+    def _once(self, header: str, said: str) -> str:
+        """Words without the <think> that the header had opened already."""
+        doubled = self.thought and header.endswith(self.thought) and said.lstrip().startswith(THINK)
+        return said.lstrip().removeprefix(THINK) if doubled else said
 
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows a tool's reply."""

@@ -152,6 +152,12 @@ def _lint_row(
         yield Finding(kind, row.name, row.number, name, text)
 
 
+def faults(sample: Sample, prompt_key: str) -> list[str]:
+    """What makes a sample useless though its row could be read."""
+    found = _lint_sample(sample, prompt_key)
+    return [f"{name}: {text}" for kind, name, text in found if kind.severity is Severity.ERROR]
+
+
 def _lint_sample(sample: Sample, prompt_key: str) -> Iterator[tuple[Kind, str, str]]:
     """What can be said of one sample alone."""
     empty = [f"{prompt_key}[{index}]" for index, message in enumerate(sample.prompt) if _is_empty(message)]

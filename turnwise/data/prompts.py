@@ -133,8 +133,13 @@ def read_image(value: Any, field: str) -> Image:
             raise FieldError(field, f"expected a path, bytes or an object with one of them, got {describe(value)}")
 
 
+def image_kind(data: bytes) -> str | None:
+    """The media type of an image that begins like this; None for anything that is none."""
+    return next((kind for kind, magic in _MAGIC.items() if re.match(magic, data, re.DOTALL)), None)
+
+
 def _data_url(data: bytes, field: str) -> str:
-    for kind, magic in _MAGIC.items():
-        if re.match(magic, data, re.DOTALL):
-            return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
-    raise FieldError(field, "these bytes are not a PNG, JPEG, GIF, WebP or BMP image")
+    kind = image_kind(data)
+    if kind is None:
+        raise FieldError(field, "these bytes are not a PNG, JPEG, GIF, WebP or BMP image")
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -79,7 +79,9 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) 
     if cast.user is not None and cast.user.notes:
         trajectory.artifacts["interaction_notes"] = cast.user.notes
     if cast.chat.turns:
-        trajectory.render_check = cast.speaker.check(cast.chat.messages)
+        check = trajectory.render_check = cast.speaker.check(cast.chat.messages)
+        if check is not None and check.problem is not None:
+            trajectory.artifacts["render_problem"] = check.problem
     return trajectory
 
 

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.chat.renderer import HistoryRewritten, Renderer
 from turnwise.config import SamplingConfig
 from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
+from turnwise.errors import DataError, EpisodeError
+from turnwise.rollout.openai_messages import as_openai, spoken
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -23,7 +25,7 @@ from turnwise.types import (
 )
 
 if TYPE_CHECKING:
-    from turnwise.engines.endpoint import ChatEndpoint, EndpointReply
+    from turnwise.engines.endpoint import EndpointReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +201,40 @@ class TokenSpeaker:
         return f"{self.conversation}/{len(self.segments) - 1}"
 
 
+class Endpoint(Protocol):
+    """What an EndpointSpeaker needs of a ChatEndpoint."""
+
+    async def complete(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        stop: list[str] | None = None,
+        seed: int | None = None,
+    ) -> "EndpointReply":
+        """One assistant message."""
+        ...
+
+
 @dataclass(slots=True)
 class EndpointSpeaker:
     """Messages in, messages out. No token ids come back, so there is no ledger: for evaluation only."""
 
-    endpoint: "ChatEndpoint"
+    endpoint: Endpoint
     sampling: SamplingConfig
     tools: Sequence[JsonSchema]
     noise: NoiseKey
     call_format: ModuleType
     segments: list[Ledger] = field(default_factory=list)
-    _messages: list[Message] = field(default_factory=list)
+    _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
 
     def open(self, prompt: Sequence[Message]) -> None:
-        self._messages = list(prompt)
+        self._entries = self._sent(prompt)
 
     def used(self) -> int:
         return self._used
@@ -224,7 +244,7 @@ class EndpointSpeaker:
 
     async def speak(self, turn: int, max_tokens: int) -> Spoken:
         reply = await self.endpoint.complete(
-            [_as_openai(message) for message in self._messages],
+            list(self._entries),
             list(self.tools),
             max_tokens=max_tokens,
             temperature=self.sampling.temperature,
@@ -233,7 +253,8 @@ class EndpointSpeaker:
             seed=(self.noise.bits() + turn) % 2**31,  # another each turn: a server starts its noise anew
         )
         message = self._read(reply, turn)
-        self._messages.append(message)
+        # Calls that were read from the text are spelled by it.
+        self._entries.append(spoken(reply.text, message.tool_calls if reply.tool_calls else ()))
         if not turn:
             self._first_prompt = reply.prompt_tokens
         # What tools and users said is known from the next prompt; a server that counts nothing reports 0.
@@ -243,7 +264,7 @@ class EndpointSpeaker:
     def hear(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
-        self._messages.extend(replies)
+        self._entries += self._sent(replies)
         return None
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
@@ -251,6 +272,12 @@ class EndpointSpeaker:
 
     async def close(self) -> None:
         return None
+
+    def _sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        try:
+            return as_openai(messages)
+        except DataError as error:  # a file that was there when the run began, or what a loop of its own added
+            raise EpisodeError(str(error)) from error
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:
         """The server's own tool calls and reasoning, or those it left in the text."""
@@ -270,19 +297,3 @@ def _read_call(call_id: str, name: str, arguments: str) -> ToolCall:
     if not isinstance(value, dict):
         return ToolCall(call_id, name, {}, '"arguments" must be an object')
     return ToolCall(call_id, name, value)
-
-
-def _as_openai(message: Message) -> dict[str, object]:
-    entry: dict[str, object] = {"role": message.role.value, "content": message.text}
-    if message.tool_calls and "<tool_call>" not in message.text:  # else the text itself already spells the calls
-        entry["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name or "unreadable", "arguments": json.dumps(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.role is Role.TOOL:
-        entry["tool_call_id"] = message.tool_call_id
-    return entry

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from turnwise.assemble import Prepared, make_renderer, model_folder, token_stage
-from turnwise.choices import EngineName
+from turnwise.checks.training import check_device, check_training
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
 from turnwise.engines.attention import Regime
@@ -23,7 +23,7 @@ from turnwise.engines.optimizer import OptimizerSettings
 from turnwise.engines.policy_folder import PolicyFolder
 from turnwise.engines.threads import choose_threads
 from turnwise.engines.torch_sampler import TorchSampler
-from turnwise.errors import ConfigError, StorageError
+from turnwise.errors import StorageError
 from turnwise.files import replacing
 from turnwise.rollout.episode import Stage
 from turnwise.storage.checkpoints import Checkpoint
@@ -93,8 +93,7 @@ class TrainingStage:
 @asynccontextmanager
 async def open_training(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[TrainingStage]:
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
-    if config.engine.name is not EngineName.torch:
-        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
+    check_training(config)
     source = model_folder(config.model.path)
     base = Decoder.load(source, torch.float32)
     written_in: torch.dtype = getattr(torch, config.model.precision.value)
@@ -145,8 +144,7 @@ def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchL
     if needs_critic(config):
         critic = Critic.sharing(decoder) if chosen.shared_critic else Critic.copying(decoder)
         critic_settings = replace(policy, lr=chosen.critic_lr)
-    if chosen.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"learner.device={chosen.device}: PyTorch finds no CUDA device on this machine")
+    check_device(chosen.device)
     settings = LearnerSettings(
         policy,
         critic_settings,

@@ -1,0 +1,194 @@
+"""What `check` calls an error, `eval` and `train` refuse before they write anything, in the same words."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from turnwise import Message, Role, Sample, Trajectory, configure, evaluate
+from turnwise.compose import compose
+from turnwise.errors import DataError, PluginError, TemplateError, TurnwiseError
+from turnwise.preflight import Outcome, Report, preflight
+from turnwise.train import train
+
+QUIET = Console(quiet=True)
+TOOLLESS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SMALL = ("eval.samples=2", "training.samples=32", "training.steps=1")
+
+
+def errors(report: Report) -> str:
+    return " | ".join(f"{found.check}: {found.text}" for found in report.errors)
+
+
+def runs(folder: Path) -> list[Path]:
+    return list((folder / "runs").glob("*"))
+
+
+def three_ways(folder: Path, *overrides: str) -> tuple[str, str, str]:
+    """(what check says, what eval says, what train says)."""
+    chosen = (*SMALL, f"runs_dir={folder}/runs", *overrides)
+    told = errors(preflight(compose(chosen)))
+    raised = []
+    for command in (evaluate, train):
+        with pytest.raises(TurnwiseError) as error:
+            command(configure(*chosen), console=QUIET)
+        raised.append(str(error.value))
+    assert runs(folder) == [], "nothing is written for a run that cannot be"
+    return told, raised[0], raised[1]
+
+
+def test_tools_that_the_template_hides_are_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "toolless.jinja").write_text(TOOLLESS)
+    for words in three_ways(tmp_path, f"chat.template={tmp_path}/toolless.jinja"):
+        assert "does not show 'calculate' of tool 'calculate'" in words and "chat.template=chatml_hermes" in words
+
+
+def test_a_template_that_rewrites_history_is_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "forgetful.jinja").write_text(
+        TOOLLESS.replace("{{ m.content }}", "{{ m.content if loop.last else '' }}")
+    )
+    template = f"chat.template={tmp_path}/forgetful.jinja"
+    for words in three_ways(tmp_path, template, "rollout.tools=[]"):
+        assert "chat template" in words
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("raise ValueError('no such answer')", "raised ValueError: no such answer"),
+        ("return None", "returned NoneType as a score"),
+        ("return float('nan')", "returned nan as a score"),
+        ("return float('inf')", "returned inf as a score"),
+        ("return '1'", "returned str as a score"),
+        ("return [1.0]", "returned list as a score"),
+        ("return {}", "returned an empty dict"),
+        ("return {'score': None}", "returned NoneType as part 'score'"),
+    ],
+)
+def test_a_scorer_that_cannot_score_is_refused_everywhere(tmp_path: Path, body: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(f"async def reward(trajectory):\n    {body}\n")
+    for words in three_ways(tmp_path, f"scoring.scorers={{arithmetic: '{tmp_path}/mine.py:reward'}}"):
+        assert problem in words and "\n" not in words
+
+
+def test_the_scorer_is_given_a_finished_trajectory(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "async def reward(trajectory):\n"
+        "    assert trajectory.turns and trajectory.answers[-1].visible == '#### 0' and trajectory.segments\n"
+        "    return 0.25\n"
+    )
+    report = preflight(compose([*SMALL, f"scoring.scorers={{arithmetic: '{tmp_path}/mine.py:reward'}}"]))
+    assert report.passed, errors(report)
+    assert ["gave 0.25" in found.text for found in report.findings if found.check == "scorer of arithmetic"] == [True]
+
+
+def test_samples_and_scorers_of_python_callers_are_looked_at_too(tmp_path: Path) -> None:
+    config = configure("task=null", "engine=scripted", f"runs_dir={tmp_path}/runs")
+    config.engine.script = ["42"]
+
+    async def broken(trajectory: Trajectory) -> str:
+        return "good"
+
+    sample = Sample("q", (Message(Role.USER, "6*7?"),), "mine", ground_truth="42")
+    with pytest.raises(PluginError, match="returned str as a score"):
+        evaluate(config, samples=[sample], scorer=broken, console=QUIET)  # type: ignore[arg-type]
+
+    async def fine(trajectory: Trajectory) -> float:
+        return 1.0
+
+    blank = Sample("blank", (Message(Role.USER, "  "),), "mine")
+    with pytest.raises(DataError, match="sample blank: prompt: no message has text"):
+        evaluate(config, samples=[sample, blank], scorer=fine, console=QUIET)
+    assert runs(tmp_path) == []
+    assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources[0].accuracy == 1.0
+
+
+def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "toolless.jinja").write_text(TOOLLESS)
+    for verb in ("eval", "train"):
+        command = [sys.executable, "-m", "turnwise.cli", verb, *SMALL, f"chat.template={tmp_path}/toolless.jinja"]
+        done = subprocess.run([*command, f"runs_dir={tmp_path}/runs"], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1 and "chatml_hermes" in done.stderr
+    assert runs(tmp_path) == []
+
+
+def test_failures_that_a_run_counts_are_told_by_check_and_do_not_keep_it_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "moody.py").write_text(
+        "from turnwise import BaseInteraction\n"
+        "class Moody(BaseInteraction):\n"
+        "    async def generate_response(self, instance_id, messages, **kwargs):\n"
+        "        raise RuntimeError('asleep')\n"
+    )
+    chosen = ("eval.samples=2", f"runs_dir={tmp_path}/runs", f"rollout.interaction={tmp_path}/moody.py:Moody")
+    assert "asleep" in errors(preflight(compose(chosen)))
+    config = configure(*chosen, "rollout.max_failures=1", "sampling.max_tokens=8")
+    assert evaluate(config, console=QUIET).sources[0].episodes == 2
+
+
+# --- what only training asks for ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("training.group_size=1", "a group of 1 has none"),
+        ("algorithm.overlong_tokens=5", "rollout.max_tokens, which is not set"),
+        ("training.minibatches=100000", "a step has 192 episodes"),
+        ("training.groups=33", "33 samples cannot be made from 32"),
+        ("learner.device=abacus", "learner.device=abacus"),
+        ("learner.device=cuda:77", "learner.device=cuda:77"),
+        ("data.train_files=nowhere.parquet", "nowhere.parquet"),
+    ],
+)
+def test_check_finds_what_training_would_refuse(tmp_path: Path, override: str, problem: str) -> None:
+    chosen = (*SMALL, f"runs_dir={tmp_path}/runs", override)
+    assert problem in errors(preflight(compose(chosen)))
+    with pytest.raises(TurnwiseError) as error:
+        train(configure(*chosen), console=QUIET)
+    assert problem in str(error.value) and runs(tmp_path) == []
+
+
+def test_training_rows_are_rolled_out_too(tmp_path: Path) -> None:
+    row = {
+        "data_source": "mine",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"ground_truth": "2"},
+    }
+    odd = {**row, "data_source": "odd"}
+    for name, rows in (("test", [row]), ("train", [odd, row] * 8)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.py").write_text(
+        "async def reward(trajectory):\n    return None if trajectory.sample.data_source == 'odd' else 1.0\n"
+    )
+    files = [f"data.eval_files={tmp_path}/test.jsonl", f"data.train_files={tmp_path}/train.jsonl", "training.groups=4"]
+    report = preflight(compose(["task=null", *files, f"scoring.scorers={{default: '{tmp_path}/mine.py:reward'}}"]))
+    assert "scorer of odd" in errors(report) and "scorer of mine" not in errors(report)
+
+
+def test_who_set_nothing_of_training_is_only_warned(tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text(
+        "def rows(split, seed):\n"
+        "    for n in range(3):\n"
+        "        yield {'data_source': 'arithmetic', 'prompt': [{'role': 'user', 'content': f'{n}+1?'}],\n"
+        "               'reward_model': {'ground_truth': str(n + 1)}}\n"
+    )
+    report = preflight(compose([f"task={tmp_path}/few.py:rows"]))
+    assert report.passed, errors(report)
+    told = [found for found in report.findings if found.check == "training"]
+    assert [found.outcome for found in told] == [Outcome.WARNING] and "cannot be made from 3" in told[0].text
+    assert not preflight(compose([f"task={tmp_path}/few.py:rows", "training.steps=3"])).passed
+
+
+def test_a_template_error_keeps_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "toolless.jinja").write_text(TOOLLESS)
+    with pytest.raises(TemplateError, match="tool schemas"):
+        evaluate(
+            configure(*SMALL, f"chat.template={tmp_path}/toolless.jinja", f"runs_dir={tmp_path}/runs"), console=QUIET
+        )

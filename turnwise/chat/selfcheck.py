@@ -1,0 +1,107 @@
+"""Recorded tokens walked along one full render: what the policy's own words do not explain is a fault of the record."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from turnwise.chat.replies import shared
+from turnwise.types import Ledger, Origin, StopReason, Trajectory
+
+SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of a ledger that the policy wrote in one turn, or that stand between two such turns."""
+
+    start: int
+    ids: list[int]
+    turn: int
+    policy: bool
+
+
+def stretches(ledger: Ledger) -> Iterator[Stretch]:
+    """The ledger as policy, not policy, policy, ..."""
+    start, told = 0, Stretch(0, [], 0, policy=False)
+    for origin, turn, ids in ledger.spans():
+        if origin is Origin.POLICY:
+            if told.ids:
+                yield told
+            yield Stretch(start, ids, turn, policy=True)
+            told = Stretch(start + len(ids), [], turn, policy=False)
+        else:
+            told.ids.extend(ids)
+        start += len(ids)
+    if told.ids:
+        yield told
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where a full render has been followed to. White space beside the policy's words is not held against it: many
+    templates trim them."""
+
+    rendered: str
+    place: int = 0
+
+    def told(self, text: str) -> str | None:
+        """Go past what the template, a tool or a user wrote; where it is not what was rendered, say so."""
+        self._skip_space()
+        words = text.strip()
+        if self.rendered.startswith(words, self.place):
+            self.place += len(words)
+            return None
+        here = self.rendered[self.place : self.place + len(words) + SHOWN]
+        at = max(shared(words, here) - SHOWN // 3, 0)
+        return f"recorded is {words[at : at + SHOWN]!r}, a full render has {here[at : at + SHOWN]!r}"
+
+    def said(self, words: str, opened: str) -> str | None:
+        """Go past what the policy wrote. `opened` is a tag that it wrote though the header had written it."""
+        wanted = "".join(words.split())
+        here, place = 0, self.place
+        if opened and wanted.startswith(opened) and not self.rendered[place:].lstrip().startswith(opened):
+            here = len(opened)
+        while here < len(wanted) and place < len(self.rendered):
+            if self.rendered[place].isspace():
+                place += 1
+            elif self.rendered[place] == wanted[here]:
+                place, here = place + 1, here + 1
+            else:
+                break
+        if here < len(wanted):
+            rest = self.rendered[place : place + SHOWN]
+            return f"the policy wrote {wanted[here : here + SHOWN]!r} (white space aside), a full render has {rest!r}"
+        self.place = place
+        return None
+
+    def ended(self, end: str) -> None:
+        """Go past the end token that the policy wrote, if the template has it too."""
+        self._skip_space()
+        if end and self.rendered.startswith(end, self.place):
+            self.place += len(end)
+
+    def jump(self, prefix: str) -> str | None:
+        """Go past words that the template writes in its own way, up to the end of this text."""
+        if not self.rendered.startswith(prefix) or len(prefix) < self.place:
+            at = shared(prefix, self.rendered)
+            return f"the message was {prefix[at : at + SHOWN]!r}, a full render has {self.rendered[at : at + SHOWN]!r}"
+        self.place = len(prefix)
+        return None
+
+    def _skip_space(self) -> None:
+        while self.place < len(self.rendered) and self.rendered[self.place].isspace():
+            self.place += 1
+
+
+def tell(trajectories: Iterable[Trajectory]) -> str | None:
+    """What to tell a person of episodes whose record is at fault; None when there are none."""
+    played = [trajectory for trajectory in trajectories if trajectory.stop_reason is not StopReason.FAILED]
+    found = [t for t in played if t.render_check is not None and t.render_check.problem is not None]
+    if not found:
+        return None
+    first, check = found[0], found[0].render_check
+    return (
+        f"{len(found)} of {len(played)} episodes hold other tokens than one full render of their messages, and neither "
+        f"the policy's words nor chat.history explains it; first: sample {first.sample.id!r}, sibling {first.sibling}, "
+        f"{check.problem if check else ''}. The chat template rewrites what came before; use one that only appends "
+        "(chat.template=chatml_hermes), or choose chat.history=verbatim or chat.history=segment"
+    )

@@ -1,0 +1,126 @@
+"""The chat template tried with the tools and users of a plan: does it only append, show tools, read calls back?"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from turnwise.assemble import Prepared
+from turnwise.chat.renderer import History, Renderer
+from turnwise.checks.findings import Outcome, Report
+from turnwise.errors import EpisodeError, TemplateError
+from turnwise.rollout.plan import Route
+from turnwise.types import Completion, FinishReason, JsonSchema, Ledger, Message, Origin, Role, Sample, ToolCall
+
+Exchange = tuple[str, str, list[Message]]
+"""(its name, what the assistant says, what it is answered)."""
+
+
+def one_of_each(prepared: Prepared) -> dict[Route, Sample]:
+    """The first sample of every route."""
+    return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
+
+
+def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> None:
+    """Does the template only append? Tried on every kind of reply this plan can bring, alone and one after another."""
+    kwargs = prepared.config.chat.template_kwargs
+    strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
+    rewriting = []
+    for route, sample in one_of_each(prepared).items():
+        schemas = prepared.toolbox.schemas(route.tools)
+        exchanges = list(_exchanges(renderer, bool(route.tools), route.interaction is not None))
+        longer = [("several of these", [exchange for _ in range(2) for exchange in exchanges])] if exchanges else []
+        for name, some in [*((exchange[0], [exchange]) for exchange in exchanges), *longer]:
+            try:
+                _play(strict, sample, schemas, some)
+            except (TemplateError, EpisodeError) as error:
+                if renderer.history is History.REFUSE:
+                    raise TemplateError(f"{name}: {error}") from error
+                rewriting.append(name)
+    if rewriting:
+        names = ", ".join(dict.fromkeys(rewriting))
+        report.add("chat template", Outcome.WARNING, f"rewrites history at: {names}; handled as {renderer.history}")
+    else:
+        report.add("chat template", Outcome.OK, "only appends; earlier tokens never change")
+
+
+def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exchanges: Sequence[Exchange]) -> None:
+    """The exchanges as an episode records them, then a last answer and the comparison with one full render."""
+    ledger, messages = Ledger(), list(sample.prompt)
+    ledger.append(renderer.open(messages, schemas), Origin.PROMPT, 0)
+    thought = renderer.template.thought
+    for turn, (_, text, replies) in enumerate([*exchanges, ("", "It is 42.", [])]):
+        opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
+        said = f"six sevens\n</think>\n\n{text}" if opened else text
+        ended = () if renderer.end_id is None else (renderer.end_id,)
+        ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
+        completion = Completion(ids, (0.0,) * len(ids), FinishReason.STOP, 0)
+        message = renderer.read(completion, turn, ledger.token_ids)
+        ledger.append(ids, Origin.POLICY, turn, completion.logprobs)
+        if replies:
+            for span in renderer.extend(messages, message, completion, replies, schemas):
+                ledger.append(span.ids, span.origin, turn)
+        messages += [message, *replies]
+    problem = renderer.check(ledger, messages, schemas).problem
+    if problem is not None:
+        raise TemplateError(f"the recorded tokens differ from a full render {problem}")
+
+
+def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[Exchange]:
+    """The exchanges an episode may hold."""
+    if tools:
+        calls = [ToolCall("t000c0000", "probe", {"x": "6*7"}), ToolCall("t000c0001", "probe", {"x": "7*6"})]
+        for count in (1, 2):
+            text = "\n".join(renderer.call_format.render_call(call) for call in calls[:count])
+            read: Message = renderer.call_format.parse(text, turn=0, in_reasoning=False)
+            replies = [Message(Role.TOOL, "42", tool_call_id=call.id, name="probe") for call in read.tool_calls]
+            yield f"{count} tool call(s), then the tool", text, replies
+    if user:
+        sure = [Message(Role.USER, "Are you sure?")]
+        yield "plain answer, then the user", "It is 42.", sure
+        if not renderer.in_reasoning:  # else every answer is given some
+            yield "answer with reasoning, then the user", "<think>\nsix sevens\n</think>\n\nIt is 42.", sure
+
+
+def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> None:
+    """Does the model see every tool, and can a call be read back as it was written?"""
+    parse = renderer.call_format.parse
+    for route, sample in one_of_each(prepared).items():
+        schemas = prepared.toolbox.schemas(route.tools)
+        if not schemas:
+            continue
+        system = [message for message in sample.prompt if message.role is Role.SYSTEM]
+        text = renderer.render([*system, Message(Role.USER, "hello")], schemas, reply=True)
+        for function in (schema["function"] for schema in schemas):
+            missing = [word for word in _words(function) if word not in text]
+            if missing:
+                raise TemplateError(
+                    f"the chat template does not show {missing[0]!r} of tool {function['name']!r}: the model would not "
+                    "know the tool; try chat.template=chatml_hermes"
+                )
+            call = ToolCall("t000c0000", function["name"], example_arguments(function.get("parameters") or {}))
+            written = renderer.call_format.render_call(call)
+            back = [(c.name, c.arguments, c.problem) for c in parse(written, turn=0, in_reasoning=False).tool_calls]
+            if back != [(call.name, call.arguments, None)]:
+                raise TemplateError(
+                    f"chat.tool_format={prepared.config.chat.tool_format}: a call of {call.name!r} is read back as "
+                    f"{back or 'no call'}"
+                )
+    names = sorted({name for route in prepared.plan.routes for name in route.tools})
+    shown = f"shown to the model and read back: {', '.join(names)}" if names else "no tools"
+    report.add("tool schemas", Outcome.OK, shown)
+
+
+def _words(function: JsonSchema) -> list[str]:
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    return [function["name"], *properties]
+
+
+def example_arguments(schema: JsonSchema) -> dict[str, Any]:
+    """Arguments that fit a schema's required properties, for trying a call out on paper."""
+    values: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+    properties = schema.get("properties") or {}
+    wanted = schema.get("required") or list(properties)
+    return {
+        name: entry["enum"][0] if entry.get("enum") else values.get(str(entry.get("type")), "x")
+        for name, entry in properties.items()
+        if name in wanted
+    }

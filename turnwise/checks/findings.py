@@ -1,0 +1,74 @@
+"""What the checks find: lines of a report, and the error that an eval or a training makes of them."""
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from turnwise.errors import TurnwiseError
+
+
+class Outcome(enum.StrEnum):
+    """How one check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    outcome: Outcome
+    text: str
+    kind: type[TurnwiseError] = TurnwiseError
+    """What is raised when it is an error that nobody reads in a report."""
+    may_pass: bool = False
+    """A run goes on with it and counts such failures: rollout.max_failures and scoring.max_failures say how many."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found. `plan` is empty when an error kept it from being made."""
+
+    findings: list[Finding] = field(default_factory=list)
+    plan: str = ""
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What must be mended."""
+        return [finding for finding in self.findings if finding.outcome is Outcome.ERROR]
+
+    @property
+    def passed(self) -> bool:
+        """No check ended in an error."""
+        return not self.errors
+
+    def add(self, check: str, outcome: Outcome, text: str, *, may_pass: bool = False) -> None:
+        """Note one finding; one that is there already is not noted again."""
+        finding = Finding(check, outcome, text, may_pass=may_pass)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def refuse(self, check: str, error: TurnwiseError) -> None:
+        """Note an error that was raised."""
+        self.findings.append(Finding(check, Outcome.ERROR, str(error), type(error)))
+
+    @contextlib.contextmanager
+    def noting(self, check: str) -> Iterator[None]:
+        """An error inside is a finding; what comes after is still tried."""
+        try:
+            yield
+        except TurnwiseError as error:
+            self.refuse(check, error)
+
+    def raise_errors(self) -> None:
+        """Stop a run that has no report to show: the first error, and how many more there are."""
+        errors = [finding for finding in self.errors if not finding.may_pass]
+        if not errors:
+            return
+        first, more = errors[0], len(errors) - 1
+        rest = f" (and {more} more: `turnwise check` lists them)" if more else ""
+        raise first.kind(f"{first.check}: {first.text}{rest}")

@@ -1,0 +1,131 @@
+"""One scripted episode for every kind of sample, scored as a real one would be: no model, and no tool is run."""
+
+import asyncio
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from turnwise.assemble import Prepared, endpoint_stage, token_stage
+from turnwise.checks.conversations import one_of_each
+from turnwise.checks.findings import Outcome, Report
+from turnwise.engines.endpoint import EndpointReply
+from turnwise.engines.scripted import Script, ScriptedSampler, ScriptRequest
+from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
+from turnwise.plugins import builtin
+from turnwise.rollout.episode import Stage, run_episode
+from turnwise.scoring.scorer import evaluate
+from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
+
+SECONDS = 60.0
+"""For all of it; a judge may be slow, but a person waits for the start."""
+ANSWER = "#### 0"
+
+
+async def check_rollouts(prepared: Prepared, report: Report) -> None:
+    """Play and score one episode per route. What tools and scorers need must be running."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            for trajectory in await _play(prepared, report):
+                await _score(prepared, trajectory, report)
+    except TimeoutError:
+        report.add("scripted rollout", Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
+    prepared.scoring.metrics()  # what was spent on trying is not the run's
+
+
+async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
+    stage, played = _stage(prepared), []
+    for sample in one_of_each(prepared).values():
+        name = f"scripted rollout of {sample.data_source}"
+        try:
+            trajectory = await run_episode(sample, sibling=0, step=0, stage=stage)
+        except TurnwiseError as error:
+            report.refuse(name, error)
+            continue
+        except Exception as error:  # an agent loop is a stranger's code
+            report.add(name, Outcome.ERROR, f"{type(error).__name__}: {error}")
+            continue
+        if trajectory.stop_reason is StopReason.FAILED:
+            report.add(name, Outcome.ERROR, trajectory.failure or "it failed", may_pass=True)
+            continue
+        problem = _problem(trajectory)
+        turns = f"{len(trajectory.turns)} turns, {trajectory.stop_reason}"
+        report.add(name, Outcome.ERROR if problem else Outcome.OK, problem or turns)
+        played.append(trajectory)
+    return played
+
+
+async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> None:
+    source = trajectory.sample.data_source
+    scorer = prepared.scoring.scorers[source]
+    name, spec = f"scorer of {source}", getattr(scorer, "__qualname__", type(scorer).__name__)
+    try:
+        score = await evaluate(scorer, trajectory)
+    except TurnwiseError as error:
+        report.refuse(name, error)
+    except ScoringFailed as error:
+        report.add(name, Outcome.ERROR, f"{spec} cannot score: {error}", may_pass=True)
+    except Exception as error:  # a scorer is a stranger's code
+        text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
+        report.add(name, Outcome.ERROR, text)
+    else:
+        report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {ANSWER!r}")
+
+
+def _problem(trajectory: Trajectory) -> str | None:
+    policy = sum(origin is Origin.POLICY for ledger in trajectory.segments for origin in ledger.origins)
+    if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.turns):
+        return f"the ledger holds {policy} policy tokens, the turns another number"
+    check = trajectory.render_check
+    if check is not None and check.problem is not None:
+        return f"the recorded tokens differ from a full render {check.problem}"
+    return None
+
+
+# --- who speaks ---------------------------------------------------------------------------------------------------
+
+
+def _stage(prepared: Prepared) -> Stage:
+    config, renderer = prepared.config, prepared.renderer
+    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call = harmless_call(call_format, list(prepared.toolbox.tools))
+    if renderer is None:
+        return endpoint_stage(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
+    if renderer.end_id is None:
+        raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
+    sampler = ScriptedSampler(renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id)
+    return token_stage(prepared, renderer, sampler, config.sampling)
+
+
+def _script(prepared: Prepared, call: str) -> Script:
+    thought = prepared.renderer.template.thought if prepared.renderer else ""
+    calling = {sample.id for route, sample in one_of_each(prepared).items() if route.tools}
+
+    def say(request: ScriptRequest) -> str:
+        opened = bool(thought) and request.tokenizer.decode(request.token_ids[-8:]).endswith(thought)
+        said = call if request.turn == 0 and request.noise.sample in calling else ANSWER
+        return f"hm\n</think>\n\n{said}" if opened else said
+
+    return say
+
+
+def harmless_call(call_format: ModuleType, tools: Sequence[str]) -> str:
+    """A call that no tool will run, of a tool that is not there or cut short: a check must have no effects."""
+    arguments = {"code": "pass"}
+    whole: str = call_format.render_call(ToolCall("t000c0000", "turnwise_check", arguments))
+    for end in range(len(whole), 0, -1):
+        calls = call_format.parse(whole[:end], turn=0, in_reasoning=False).tool_calls
+        if calls and all(call.problem is not None or call.name not in tools for call in calls):
+            return whole[:end]
+    return ANSWER  # the format has no call that could be refused
+
+
+class _ScriptedEndpoint:
+    """Says these lines, then the answer."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._left = list(lines)
+
+    async def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **_: Any) -> EndpointReply:
+        """The next line."""
+        said = self._left.pop(0) if self._left else ANSWER
+        return EndpointReply(said, [], FinishReason.STOP, 1, 1, "scripted")

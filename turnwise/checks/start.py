@@ -1,0 +1,71 @@
+"""The one function behind `check`, `eval` and `train`: what is wrong with data, template, tools, scorers or engine."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from turnwise.assemble import Prepared, open_endpoint
+from turnwise.checks.conversations import check_schemas, check_template
+from turnwise.checks.findings import Outcome, Report
+from turnwise.checks.rollouts import check_rollouts
+from turnwise.data.lint import faults
+from turnwise.errors import DataError
+from turnwise.rollout.openai_messages import check_image
+
+ENDPOINT_SECONDS = 5.0
+
+
+async def refuse_faults(*prepared: Prepared) -> None:
+    """Stop a run before anything is written, with the words `turnwise check` would have used."""
+    report = Report()
+    await examine(prepared, report)
+    report.raise_errors()
+
+
+async def examine(every: Sequence[Prepared], report: Report) -> None:
+    """Try everything out; a check that needs the result of a failed one is left out."""
+    known = len(report.errors)
+    for prepared in every:
+        with report.noting("dataset"):
+            _check_samples(prepared)
+        if prepared.renderer is None:
+            with report.noting("endpoint"):
+                await _check_endpoint(prepared, report)
+            continue
+        with report.noting("chat template"):
+            check_template(prepared, prepared.renderer, report)
+        with report.noting("tool schemas"):
+            check_schemas(prepared, prepared.renderer, report)
+    if len(report.errors) > known:
+        return
+    with report.noting("started"):
+        async with AsyncExitStack() as services:
+            for prepared in every:
+                running = prepared.running(lambda text: report.add("started", Outcome.OK, text))
+                await services.enter_async_context(running)
+            for prepared in every:
+                await check_rollouts(prepared, report)
+
+
+def _check_samples(prepared: Prepared) -> None:
+    """Rows that can be read and yet make no sense."""
+    found = [
+        (sample, fault) for sample in prepared.samples for fault in faults(sample, prepared.config.data.prompt_key)
+    ]
+    if found:
+        sample, fault = found[0]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise DataError(f"sample {sample.id}: {fault}{more}")
+
+
+async def _check_endpoint(prepared: Prepared, report: Report) -> None:
+    """Is it there, does it serve the model, and can every image be sent?"""
+    engine = dataclasses.replace(prepared.config.engine, timeout_seconds=ENDPOINT_SECONDS, retries=0)
+    endpoint = open_endpoint(engine)
+    try:
+        report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {await endpoint.check()}")
+    finally:
+        await endpoint.close()
+    for sample in prepared.samples:
+        for image in sample.images:
+            check_image(image)

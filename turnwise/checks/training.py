@@ -1,0 +1,53 @@
+"""What training asks of a config and its samples, before anything is rolled out."""
+
+from turnwise.assemble import Prepared
+from turnwise.choices import EngineName
+from turnwise.config import Config
+from turnwise.errors import ConfigError, DataError
+from turnwise.training.advantages import check
+
+
+def check_training(config: Config) -> None:
+    """Refuse a config that cannot be trained with."""
+    algorithm, training = config.algorithm, config.training
+    if config.engine.name is not EngineName.torch:
+        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
+    check(
+        algorithm.advantage,
+        group_size=training.group_size,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        credit=algorithm.credit,
+        turn_gamma=algorithm.turn_gamma,
+    )
+    if algorithm.overlong_tokens and config.rollout.max_tokens is None:
+        raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
+    if training.minibatches > training.groups * training.group_size:
+        raise ConfigError(
+            f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
+        )
+    if config.learner.device != "cpu":
+        check_device(config.learner.device)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that PyTorch does not have here."""
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"learner.device={device}: cpu or cuda, or one GPU such as cuda:0") from error
+    if wanted.type not in ("cpu", "cuda"):
+        raise ConfigError(f"learner.device={device}: gradients are computed on cpu or cuda")
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"learner.device={device}: PyTorch finds no CUDA device on this machine")
+    if wanted.type == "cuda" and wanted.index is not None and wanted.index >= torch.cuda.device_count():
+        raise ConfigError(f"learner.device={device}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+
+
+def check_enough_samples(prepared: Prepared) -> None:
+    """A step's samples are all different."""
+    groups = prepared.config.training.groups
+    if prepared.config.train and groups > len(prepared.samples):
+        raise DataError(f"training.groups: a step of {groups} samples cannot be made from {len(prepared.samples)}")

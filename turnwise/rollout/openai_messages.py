@@ -1,0 +1,126 @@
+"""Messages as a chat endpoint takes them: text, tool calls, and images as data URLs."""
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.data.prompts import image_kind
+from turnwise.errors import DataError
+from turnwise.types import Image, Message, Role, Text, ToolCall
+
+MAX_IMAGE_BYTES = 20 * 2**20
+"""Servers refuse larger ones, and each turn sends all of them again."""
+_HEAD = 64
+
+
+def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages in order. What tools drew follows their results as a user's message: results are text there."""
+    entries: list[dict[str, Any]] = []
+    drawn: list[dict[str, Any]] = []
+    for message in messages:
+        if drawn and message.role is not Role.TOOL:
+            entries.append({"role": Role.USER.value, "content": drawn})
+            drawn = []
+        if message.role is Role.TOOL:
+            drawn += [part for part in _parts(message) if part["type"] == "image_url"]
+        entries.append(_entry(message))
+    return [*entries, {"role": Role.USER.value, "content": drawn}] if drawn else entries
+
+
+def spoken(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """An assistant's message with calls that its text does not spell."""
+    entry: dict[str, Any] = {"role": Role.ASSISTANT.value, "content": text}
+    if calls:
+        entry["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name or "unreadable", "arguments": json.dumps(call.arguments)},
+            }
+            for call in calls
+        ]
+    return entry
+
+
+def check_image(image: Image) -> None:
+    """DataError for an image that could not be sent; of a file no more than its beginning is read."""
+    if image.source.startswith(("http://", "https://")):
+        return
+    if image.source.startswith("data:"):
+        data_url(image)
+        return
+    path = _path(image)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
+    _check(head, size, str(path))
+
+
+def data_url(image: Image) -> str:
+    """The image as an address that an endpoint understands: a data URL, or the web address that it is."""
+    source = image.source
+    if source.startswith(("http://", "https://")):
+        return source
+    if source.startswith("data:"):
+        head, _, data = source.partition(",")
+        try:
+            content = base64.b64decode(data, validate=True) if head.endswith(";base64") else b""
+        except (binascii.Error, ValueError) as error:
+            raise DataError(f"the image {source[:_HEAD]}... is not a readable data URL: {error}") from error
+        _check(content, len(content), f"{source[:_HEAD]}...")
+        return source
+    path = _path(image)
+    check_image(image)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
+    return f"data:{_check(content, len(content), str(path))};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _path(image: Image) -> Path:
+    return Path(image.source.removeprefix("file://"))
+
+
+def _check(content: bytes, size: int, name: str) -> str:
+    """The kind of an image of this size with this beginning."""
+    if size > MAX_IMAGE_BYTES:
+        raise DataError(f"the image {name} has {size / 2**20:.1f} MiB; at most {MAX_IMAGE_BYTES // 2**20} MiB are sent")
+    kind = image_kind(content)
+    if kind is None:
+        raise DataError(f"the image {name} is not a PNG, JPEG, GIF, WebP or BMP image")
+    return kind
+
+
+def _entry(message: Message) -> dict[str, Any]:
+    if message.role is Role.ASSISTANT:
+        spelled = "<tool_call>" in message.text
+        entry = spoken(message.text, () if spelled else message.tool_calls)
+    else:
+        entry = {"role": message.role.value, "content": message.text}
+    parts = _parts(message)
+    if message.role is Role.TOOL:
+        entry["tool_call_id"] = message.tool_call_id
+    elif parts and message.role is not Role.USER:
+        raise DataError(f"a {message.role} message holds an image; endpoints take images of users and tools only")
+    elif parts:
+        entry["content"] = parts
+    return entry
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    """The parts of a message with images; none for one that is all text."""
+    if isinstance(message.content, str) or not any(isinstance(part, Image) for part in message.content):
+        return []
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, Text)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in message.content
+    ]
