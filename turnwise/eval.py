@@ -16,11 +16,12 @@ from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import introduce
-from turnwise.report import EvalReport, Judged, SourceReport, judge, summarise
+from turnwise.report import EvalReport, Judged, SourceReport, judge_all, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
+from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import METRICS, RunDir
@@ -67,7 +68,8 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, stage, trajectories, seen)
             seconds = time.perf_counter() - start
-            judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
+            check_scoring(trajectories, config.scoring.max_failures)
+            judged = await judge_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
@@ -97,7 +99,7 @@ async def measure(
         trajectories: list[Trajectory] = []
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
-        judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
+        judged = await judge_all(trajectories, prepared.scoring.scorers)
         _remember_first_answers(judged)
         record(run, f"eval/{name}step_{step:06d}.parquet", trajectories)
         for source in _sources(judged, declared_by(prepared.config.task)):

@@ -8,6 +8,7 @@ import pytest
 from turnwise.compose import compose
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError
+from turnwise.scoring.scorer import evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.types import Sample, StopReason, Trajectory
 
@@ -19,7 +20,7 @@ def test_options_find_their_scorer_by_function_file_or_path(tmp_path: Path, key:
     config = ScoringConfig({"default": name}, {key.format(folder=tmp_path): {"share": 0.25}})
     scoring = Scoring.of(config, ["x"])
     trajectory = Trajectory(Sample("s", (), "x"), 0, 0, [], [], [], StopReason.ANSWERED, 0.0)
-    assert asyncio.run(scoring.scorers["x"](trajectory)) == 0.25
+    assert asyncio.run(evaluate(scoring.scorers["x"], trajectory)).reward == 0.25
 
 
 def test_options_of_a_scorer_that_nobody_has_are_refused() -> None:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.failures import Tally
+from turnwise.scoring.failures import Tally, counted
 from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.judge import take_metrics
-from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, spec_for
+from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
 from turnwise.types import Trajectory
 
 
@@ -43,7 +43,7 @@ class Scoring:
         """What the config asks for; `own` replaces every scorer and runs as it is."""
         runner = make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, weighted(own, config.weights)))
+            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.tally), config.weights)))
         named = {source: spec_for(source, config.scorers) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
@@ -93,7 +93,7 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
     """The scorer with its parts weighed; a weight for a part that it does not have is an error."""
     if not weights:
         return scorer
-    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+    name = name_of(scorer)
 
     async def weigh(trajectory: Trajectory) -> Score:
         found = await evaluate(scorer, trajectory)
@@ -101,7 +101,7 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
             if part not in found.parts:
                 raise ConfigError(f"scoring.weights, scorer {name}: {unknown('part', part, found.parts)}")
         reward = sum(weights.get(part, 1.0) * value for part, value in found.parts.items())
-        return Score(reward, found.parts, found.turns)
+        return Score(reward, found.parts, found.turns, found.remarks)
 
     weigh.__qualname__ = name
     return weigh
