@@ -14,6 +14,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
 from turnwise.scoring.together import each
+from turnwise.storage.images import recalled
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.training.advantages import GROUP_BASELINES, against_group
@@ -242,7 +243,8 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     pairs: dict[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]] = {}
     async with scoring.running():
         for file, before in stored.items():
-            pairs[file] = before, await rescore(before, scoring)
+            with recalled(run, before):
+                pairs[file] = before, await rescore(before, scoring)
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
     found = compare(pairs, ", ".join(scorers), config.algorithm.advantage)
     for file, (_, after) in pairs.items():

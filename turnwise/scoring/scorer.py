@@ -182,7 +182,7 @@ def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
 
 
 async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
-    """Fill `reward`, `parts`, `remarks` and the turns' `scores`; a failed episode has none: it is no fault of the policy.
+    """Fill `reward`, `parts`, `remarks` and the turns' `scores`; a failed episode gets none.
 
     When the machinery of scoring fails, the trajectory is failed too: left out of baselines, never given a zero.
     """
