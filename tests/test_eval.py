@@ -302,3 +302,11 @@ def test_a_scorer_that_raises_stops_an_evaluation_with_its_cause_on_one_line(tmp
 def test_a_scorer_that_returns_no_score_is_named_alone(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"scorer wordless returned None \(NoneType\) as a score"):
         evaluate(script_config(tmp_path, "42"), samples=samples(), scorer=wordless, console=QUIET)
+
+
+def test_a_sample_without_a_ground_truth_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    given = [*samples(), Sample("q9", (Message(Role.USER, "?"),), "doubles")]
+    config = script_config(tmp_path, "42", overrides=("scoring.scorers.doubles=gsm8k",))
+    with pytest.raises(DataError, match="scorer gsm8k: sample 'q9': the ground truth of 'doubles' must be a number"):
+        evaluate(config, samples=given, console=QUIET)
+    assert list(tmp_path.iterdir()) == []

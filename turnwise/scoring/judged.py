@@ -90,13 +90,14 @@ def _inquiry(
             raise ConfigError(
                 "scoring.options, scorer judge: a grid is for a rubric; without one the verdict is 0 or 1"
             )
-        return equivalence(question, _reference(sample), answer, images)
-    reference = None if sample.ground_truth is None else _reference(sample)
+        return equivalence(question, reference_of(sample), answer, images)
+    reference = None if sample.ground_truth is None else reference_of(sample)
     values = QUARTERS if grid is None else Grid(tuple(float(value) for value in grid))
     return graded(question, answer, rubric, reference=reference, images=images, grid=values)
 
 
-def _reference(sample: Sample) -> str:
+def reference_of(sample: Sample) -> str:
+    """The ground truth, a text or a number."""
     truth = sample.ground_truth
     is_number = isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth)
     if not (is_number or isinstance(truth, str)) or not str(truth).strip():

@@ -48,7 +48,7 @@ async def math_boxed(
     """
     if several not in ("last", "refuse"):
         raise ConfigError(f"scoring.options, scorer math: several must be 'last' or 'refuse', not {several!r}")
-    golds = _golds(trajectory.sample)
+    golds = golds_of(trajectory.sample)
     answer = find_answer(trajectory.turns[-1].message.visible if trajectory.turns else "", tag, several)
     if answer is None:
         return Score(no_answer, {"acc": 0.0, "format": 0.0})
@@ -95,7 +95,7 @@ def _plain(token: re.Match[str]) -> str:
     return "\\\\ " if token.group().startswith("\\\\") else _MEANT.get(token.group(), token.group())
 
 
-def _golds(sample: Sample) -> tuple[str, ...]:
+def golds_of(sample: Sample) -> tuple[str, ...]:
     """The ground truth as LaTeX: a text (with or without a box), a number, or a list of these."""
     truth: Any = sample.ground_truth
     golds = []

@@ -11,7 +11,8 @@ from turnwise.scoring.failures import Tally, counted
 from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
-from turnwise.types import Trajectory
+from turnwise.scoring.truths import check_truths
+from turnwise.types import Sample, Trajectory
 
 
 class Runner(Protocol):
@@ -54,6 +55,14 @@ class Scoring:
             raise ConfigError(f"scoring.options: no data source has the {hint}")
         made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
+
+    @staticmethod
+    def check(config: ScoringConfig, samples: Sequence[Sample]) -> None:
+        """DataError for a sample without the ground truth that its scorer needs."""
+        for source in sorted({sample.data_source for sample in samples}):
+            name = spec_for(source, config.scorers)
+            spec = ScorerSpec(name, _options(config, name))
+            check_truths(spec, (sample for sample in samples if sample.data_source == source))
 
     def metrics(self) -> dict[str, float]:
         """What scoring went through since this was last asked, the judges' requests included."""
