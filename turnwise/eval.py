@@ -68,7 +68,6 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, stage, trajectories, seen)
             seconds = time.perf_counter() - start
-            check_scoring(trajectories, config.scoring.max_failures)
             judged = await judge_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
@@ -140,6 +139,7 @@ async def play_all(
         while groups := await collector.next_groups(1):
             trajectories.extend(groups[0].trajectories)
             check_failures(trajectories, config.rollout.max_failures)
+    check_scoring(trajectories, config.scoring.max_failures)
 
 
 def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
