@@ -136,10 +136,12 @@ class Untold(Exception):
         (ValueError("two\nlines"), "raised ValueError: two lines"),
         (ValueError("x" * 5000), "raised ValueError: " + "x" * 300 + " ("),
         (AssertionError(), "raised AssertionError ("),
+        (SystemExit(3), "raised SystemExit: 3"),
+        (asyncio.CancelledError(), "raised CancelledError"),
         (Untold(), "raised Untold: (its text cannot be had: RuntimeError)"),
     ],
 )
-def test_what_a_scorer_raises_is_a_failure_on_one_line_and_never_a_reward(error: Exception, said: str) -> None:
+def test_what_a_scorer_raises_is_a_failure_on_one_line_and_never_a_reward(error: BaseException, said: str) -> None:
     async def broken(trajectory: Trajectory) -> float:
         raise error
 
@@ -336,3 +338,20 @@ def test_exact_match_is_exact() -> None:
     assert asyncio.run(exact_match(trajectory)) == 0.0
     with pytest.raises(DataError):
         asyncio.run(exact_match(Trajectory(Sample("s", (), "x"), 0, 0, [], [], [], StopReason.ANSWERED, 0.0)))
+
+
+def test_a_scorer_that_waits_can_still_be_cancelled() -> None:
+    async def main() -> Trajectory:
+        async def forever(trajectory: Trajectory) -> float:
+            await asyncio.sleep(3600)
+            return 1.0
+
+        trajectory = episode()
+        task = asyncio.ensure_future(apply(forever, trajectory))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return trajectory
+
+    assert asyncio.run(main()).failure is None

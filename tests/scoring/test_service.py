@@ -60,3 +60,9 @@ def test_scorers_that_compare_with_nothing_need_no_ground_truth(tmp_path: Path) 
     Scoring.check(ScoringConfig(scorers={"default": "tapo"}, options={"tapo": {"accuracy": own}}), none)
     with pytest.raises(DataError, match="scorer gsm8k: sample 's'"):
         Scoring.check(ScoringConfig(scorers={"default": "tapo"}, options={"tapo": {"accuracy": "gsm8k"}}), none)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_found_at_once(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"scoring.weights.acc must be a finite number, not (nan|inf)"):
+        Scoring.of(ScoringConfig(scorers={"default": "gsm8k"}, weights={"acc": weight}), ["x"])

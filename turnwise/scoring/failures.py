@@ -96,7 +96,7 @@ async def retrying(
             # Jitter, so that calls that were cut off together do not come back together.
             pause = min(first_wait * 2**number, LONGEST_WAIT) * random.uniform(0.5, 1.5)
             await asyncio.sleep(max(pause, lost.wait))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             tally.failures += count
             raise raised_by(scorer, error) from error
     raise ValueError(f"retries must not be negative: {retries}")

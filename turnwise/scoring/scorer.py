@@ -1,5 +1,6 @@
 """What a scorer is, which one a data source gets, and how its result becomes a trajectory's reward."""
 
+import asyncio
 import dataclasses
 import functools
 import inspect
@@ -268,8 +269,13 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
         result: Any = await scorer(trajectory)
     except (ScoringFailed, TurnwiseError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise raised_by(name, error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise raised_by(name, error) from error  # nobody cancelled us: the scorer itself raised it
     if isinstance(result, Score):
         return _checked(result, trajectory, name)
     return _sum(result, name) if isinstance(result, dict) else Score(_number(result, name, "a score"))
@@ -280,7 +286,7 @@ def name_of(scorer: Scorer) -> str:
     return str(getattr(scorer, "__qualname__", type(scorer).__name__))
 
 
-def raised_by(name: str, error: Exception) -> ScoringFailed:
+def raised_by(name: str, error: BaseException) -> ScoringFailed:
     """The failure of a scorer that raised, on one line, with the place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

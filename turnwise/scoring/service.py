@@ -1,6 +1,7 @@
 """A run's scorers: which one each data source gets, with its options and weights, and the runner that runs them."""
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -102,6 +103,9 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
     """The scorer with its parts weighed; a weight for a part that it does not have is an error."""
     if not weights:
         return scorer
+    for part, weight in weights.items():
+        if not math.isfinite(weight):
+            raise ConfigError(f"scoring.weights.{part} must be a finite number, not {weight}")
     name = name_of(scorer)
 
     async def weigh(trajectory: Trajectory) -> Score:

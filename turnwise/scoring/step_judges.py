@@ -3,9 +3,10 @@
 import enum
 import inspect
 import json
+import numbers
 import reprlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
@@ -193,12 +194,12 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
 
 
 def _graded(found: object) -> Verdict:
-    verdict = found if isinstance(found, Verdict) else Verdict(found)  # type: ignore[arg-type]
-    if isinstance(verdict.value, bool) or not isinstance(verdict.value, int | float):
+    value = found.value if isinstance(found, Verdict) else found
+    if not isinstance(value, numbers.Real):
         raise PluginError(f"the judge returned {reprlib.repr(found)}, which is no grade from 0 to 1")
-    if not 0.0 <= verdict.value <= 1.0:  # nan too
-        raise ScoringFailed(f"the judge gave {verdict.value!r}, which is not a grade from 0 to 1")
-    return verdict
+    if not 0.0 <= value <= 1.0:  # nan too
+        raise ScoringFailed(f"the judge gave {value!r}, which is not a grade from 0 to 1")
+    return replace(found, value=float(value)) if isinstance(found, Verdict) else Verdict(float(value))
 
 
 # --- judges by name -----------------------------------------------------------------------------------------------

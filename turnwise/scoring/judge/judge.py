@@ -1,6 +1,7 @@
 """A judge: asks its endpoints for votes, keeps replies, and gives verdicts on the allowed grid."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ class Judge:
         self.stats = JudgeStats()
         self.client = JudgeClient(settings, self.stats)
         self._cache: ReplyCache | None = None
+        # Images are encoded before a request has its turn, so that only so many are in memory.
+        self._showing = asyncio.Semaphore(settings.concurrency)
         self._under_way: dict[str, asyncio.Task[tuple[float, str]]] = {}
 
     @classmethod
@@ -35,21 +38,10 @@ class Judge:
     async def decide(self, inquiry: Inquiry) -> Verdict:
         """The verdict of all votes; ScoringFailed when one cannot be had."""
         self.stats.verdicts += 1
+        has_images = inquiry.images or inquiry.output_images
         try:
-            question, output, left_out = inquiry.shown(self.settings.max_images)
-            messages = inquiry.messages(
-                await self._urls(question), await self._urls(output), left_out=left_out, explain=self.settings.explain
-            )
-            model = await self.client.model()
-            found = await asyncio.gather(
-                *(self._vote(model, messages, inquiry.grid, vote) for vote in range(self.settings.votes)),
-                return_exceptions=True,
-            )
-            votes = []
-            for one in found:
-                if isinstance(one, BaseException):
-                    raise one
-                votes.append(one)
+            async with self._showing if has_images else contextlib.nullcontext():
+                votes = await self._votes(inquiry)
         except ScoringFailed:
             self.stats.failed_verdicts += 1
             raise
@@ -58,6 +50,23 @@ class Judge:
         if len(votes) > 1:
             self.stats.agreements.append(verdict.agreement)
         return verdict
+
+    async def _votes(self, inquiry: Inquiry) -> list[tuple[float, str]]:
+        question, output, left_out = inquiry.shown(self.settings.max_images)
+        messages = inquiry.messages(
+            await self._urls(question), await self._urls(output), left_out=left_out, explain=self.settings.explain
+        )
+        model = await self.client.model()
+        found = await asyncio.gather(
+            *(self._vote(model, messages, inquiry.grid, vote) for vote in range(self.settings.votes)),
+            return_exceptions=True,
+        )
+        votes = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            votes.append(one)
+        return votes
 
     async def verdict(
         self,
