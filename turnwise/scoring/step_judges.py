@@ -197,9 +197,10 @@ def _graded(found: object) -> Verdict:
     value = found.value if isinstance(found, Verdict) else found
     if not isinstance(value, numbers.Real):
         raise PluginError(f"the judge returned {reprlib.repr(found)}, which is no grade from 0 to 1")
-    if not 0.0 <= value <= 1.0:  # nan too
-        raise ScoringFailed(f"the judge gave {value!r}, which is not a grade from 0 to 1")
-    return replace(found, value=float(value)) if isinstance(found, Verdict) else Verdict(float(value))
+    grade = float(value)
+    if not 0.0 <= grade <= 1.0:  # nan too
+        raise ScoringFailed(f"the judge gave {grade!r}, which is not a grade from 0 to 1")
+    return replace(found, value=grade) if isinstance(found, Verdict) else Verdict(grade)
 
 
 # --- judges by name -----------------------------------------------------------------------------------------------
