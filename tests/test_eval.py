@@ -15,9 +15,10 @@ from turnwise.compose import configure
 from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
 from turnwise.eval import Failures
 from turnwise.plan_text import plan_text
+from turnwise.report import judge_all
 from turnwise.rollout.group import run_group
 from turnwise.storage.trajectories import read_trajectories
-from turnwise.types import Image, Origin, StopReason
+from turnwise.types import FinishReason, Image, Origin, StopReason, Turn
 from turnwise.web.runs import Runs
 
 QUIET = Console(quiet=True)
@@ -257,3 +258,63 @@ def test_two_groups_of_one_sample_share_nothing(tmp_path: Path) -> None:
     first, second, third = asyncio.run(play())
     assert first.segments[0] is not second.segments[0] and first.messages is not third.messages
     assert len({tuple(t.segments[0].token_ids) for t in (first, second, third)}) > 1
+
+
+class Meeting:
+    """A scorer that answers only when so many wait for it at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.waiting, self.met = count, 0, asyncio.Event()
+
+    async def __call__(self, trajectory: Trajectory) -> float:
+        self.waiting += 1
+        if self.waiting >= self.count:
+            self.met.set()
+        await asyncio.wait_for(self.met.wait(), 60)
+        return float(trajectory.sample.ground_truth)
+
+
+def test_first_answers_are_scored_together_and_stay_in_order() -> None:
+    def talked(number: int) -> Trajectory:
+        first = Turn(
+            0, Message(Role.ASSISTANT, "no"), FinishReason.STOP, 0, 1, 1, replies=[Message(Role.USER, "sure?")]
+        )
+        last = Turn(1, Message(Role.ASSISTANT, "yes"), FinishReason.STOP, 0, 1, 1)
+        sample = Sample(f"s{number}", (), "x", ground_truth=number % 2)
+        said = [first.message, *first.replies, last.message]
+        return Trajectory(sample, 0, 0, said, [first, last], [], StopReason.ANSWERED, 0.0, reward=1.0)
+
+    many = [talked(number) for number in range(9)]
+    found = asyncio.run(judge_all(many, {"x": Meeting(9)}))
+    assert [entry.trajectory for entry in found] == many
+    assert [entry.first_right for entry in found] == [bool(number % 2) for number in range(9)]
+
+
+async def raising(trajectory: Trajectory) -> float:
+    raise KeyError("answer")
+
+
+async def wordless(trajectory: Trajectory) -> Any:
+    return None
+
+
+def test_a_scorer_that_raises_stops_an_evaluation_with_its_cause_on_one_line(tmp_path: Path) -> None:
+    config = script_config(tmp_path, "42", overrides=("run=r",))
+    with pytest.raises(TurnwiseError, match=r"3 of 3 .*scorer raising raised KeyError: 'answer' \(test_eval") as caught:
+        evaluate(config, samples=samples(), scorer=raising, console=QUIET)
+    assert "\n" not in str(caught.value)
+    recorded = read_trajectories(tmp_path / "r/eval/step_000000.parquet")
+    assert [one.reward for one in recorded] == [None] * 3, "what was played is kept, and nothing counts as a zero"
+
+
+def test_a_scorer_that_returns_no_score_is_named_alone(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"scorer wordless returned None \(NoneType\) as a score"):
+        evaluate(script_config(tmp_path, "42"), samples=samples(), scorer=wordless, console=QUIET)
+
+
+def test_a_sample_without_a_ground_truth_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    given = [*samples(), Sample("q9", (Message(Role.USER, "?"),), "doubles")]
+    config = script_config(tmp_path, "42", overrides=("scoring.scorers.doubles=gsm8k",))
+    with pytest.raises(DataError, match="scorer gsm8k: sample 'q9': the ground truth of 'doubles' must be a number"):
+        evaluate(config, samples=given, console=QUIET)
+    assert list(tmp_path.iterdir()) == []

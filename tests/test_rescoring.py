@@ -17,9 +17,23 @@ from turnwise.compose import to_yaml
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, ScoringFailed, StorageError
 from turnwise.rescoring import compare, rescore, with_scorer
+from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.service import Scoring
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
-from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    FinishReason,
+    Image,
+    Message,
+    Remark,
+    Role,
+    Sample,
+    StopReason,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 
 
 def trajectory(sample: str, sibling: int, answer: str, reward: float | None, failure: str | None = None) -> Trajectory:
@@ -27,6 +41,7 @@ def trajectory(sample: str, sibling: int, answer: str, reward: float | None, fai
     given = Sample(sample, (Message(Role.USER, "6*3?"),), "arithmetic", "18")
     made = Trajectory(given, sibling, 0, [], [turn], [], StopReason.ANSWERED, 0.0, failure)
     made.reward, made.parts, made.advantage = reward, {} if reward is None else {"acc": reward}, 0.5
+    made.remarks = [Remark("judge", "old")]
     return made
 
 
@@ -73,6 +88,7 @@ def test_what_is_given_is_not_changed_and_nothing_old_is_carried_over() -> None:
     assert (after.reward, after.parts, after.advantage) == (1.0, {"letters": 2.0, "form": 0.0}, None)
     assert after.turns[0].scores == {} and before[0].turns[0].scores == {"old": 1.0}
     assert (before[0].reward, before[0].advantage) == (1.0, 0.5)
+    assert after.remarks == [] and before[0].remarks == [Remark("judge", "old")]
 
 
 def test_failed_episodes_stay_out_and_failed_scoring_is_tried_again() -> None:
@@ -178,3 +194,40 @@ def test_a_run_without_trajectories_is_told(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     write_trajectories(tmp_path / "eval/step_000000.parquet", [trajectory("a", 0, "#### 18", 1.0)])
     assert invoke(str(tmp_path)) == 0
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+
+
+class Looking:
+    """A judge that says how many images it was shown, and of which kind."""
+
+    async def verdict(self, question: str, evidence: str, rubric: str, *, images: tuple[Image, ...]) -> Verdict:
+        return Verdict(1.0, replies=(f"{len(images)} {images[0].source[:22]}",))
+
+
+def test_verdicts_are_written_again_and_drawings_are_there_to_look_at(tmp_path: Path) -> None:
+    from turnwise.storage.index import record
+    from turnwise.storage.run_dir import RunDir
+
+    call = ToolCall("c", "python", {"code": "show(img0)"})
+    drawing = {"images": [{"data": f"data:image/png;base64,{PIXEL}", "source": None}]}
+    looked = Turn(0, Message(Role.ASSISTANT, "", (call,)), FinishReason.STOP, 0, 1, 1,
+                  calls=[CallRecord(call, CallStatus.OK, 0.1, info=drawing)],
+                  replies=[Message(Role.TOOL, "[image 1]", tool_call_id="c")])  # fmt: skip
+    made = trajectory("a", 0, "18", 1.0)
+    made.turns = [looked, replace(made.turns[0], index=1)]
+    run = RunDir.create(tmp_path, "r", "eval")
+    options = {"tapo": {"judge": f"{__file__}:Looking"}}
+    config = configure("run=r", f"runs_dir={tmp_path}", "scoring.scorers.default=tapo")
+    config.scoring.options = options
+    run.write_text("config.yaml", to_yaml(config))
+    record(run, "eval/step_000000.parquet", [made])
+    before = (run.path / "eval/step_000000.parquet").read_bytes()
+    assert "data" not in drawing["images"][0], "it lies in a file of the run now"
+    for name in ("first", "second"):
+        assert invoke(str(run.path), "--name", name) == 0
+        (after,) = read_trajectories(run.path / f"rescored/{name}/eval/step_000000.parquet")
+        assert after.remarks == [Remark(f"{__file__}:Looking", "1 data:image/png;base64,", 1.0, 0)]
+        assert after.turns[0].calls[0].info == {"images": [{"source": None, "file": drawing["images"][0]["file"]}]}
+    assert (run.path / "eval/step_000000.parquet").read_bytes() == before

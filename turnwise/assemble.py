@@ -90,6 +90,8 @@ def prepare(
     if config.engine.name is not EngineName.openai:
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox)
+    if scorer is None:
+        Scoring.check(config.scoring, chosen)
     return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
 
 

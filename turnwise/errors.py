@@ -44,7 +44,7 @@ class ToolError(Exception):
 
 
 class ScoringFailed(Exception):
-    """The machinery of scoring failed (a worker, a service, a judge), which says nothing about the trajectory."""
+    """Scoring failed (a worker, a service, a judge, a scorer that raised), which says nothing about the trajectory."""
 
 
 class EpisodeError(Exception):

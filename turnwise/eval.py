@@ -18,11 +18,12 @@ from turnwise.config import Config, SamplingConfig
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.plan_text import introduce
-from turnwise.report import EvalReport, Judged, SourceReport, judge, summarise
+from turnwise.report import EvalReport, Judged, SourceReport, judge_all, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import Stage
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
+from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.stopping import run_stoppable
 from turnwise.storage.index import record
@@ -79,7 +80,7 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             seconds = time.perf_counter() - start
             if (told := tell(trajectories)) is not None:
                 _note(run, console, f"warning: {told}")
-            judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
+            judged = await judge_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
@@ -114,7 +115,7 @@ async def measure(
         trajectories: list[Trajectory] = []
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
-        judged = [await judge(t, prepared.scoring.scorers[t.sample.data_source]) for t in trajectories]
+        judged = await judge_all(trajectories, prepared.scoring.scorers)
         _remember_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
         if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
@@ -160,6 +161,7 @@ async def play_all(
         while groups := await collector.next_groups(1):
             trajectories.extend(groups[0].trajectories)
             failures.check(groups[0].trajectories)
+    check_scoring(trajectories, config.scoring.max_failures)
 
 
 class Failures:

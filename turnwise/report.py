@@ -12,7 +12,11 @@ from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, reduce
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.task_metrics import TaskMetrics, observe
+from turnwise.together import each
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
+
+AT_ONCE = 256
+"""First answers being scored; runners have limits of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,11 @@ async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
     except ScoringFailed:  # the final answer has its score; of the first nothing is known
         first = None
     return Judged(trajectory, None if first is None else is_right(first.reward, first.parts), final, spoke)
+
+
+async def judge_all(trajectories: Sequence[Trajectory], scorers: Mapping[str, Scorer]) -> list[Judged]:
+    """`judge` for all of them, many at once: a first answer costs as much scoring as a final one."""
+    return await each(lambda one: judge(one, scorers[one.sample.data_source]), trajectories, AT_ONCE)
 
 
 def summarise(

@@ -1,6 +1,5 @@
 """Scoring again what a run has recorded, without a model, and what that would have changed."""
 
-import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,8 +13,10 @@ from turnwise.config import Config, ScoringConfig
 from turnwise.errors import ConfigError, StorageError
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
+from turnwise.storage.images import recalled
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
+from turnwise.together import each
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
 from turnwise.types import Trajectory, is_right
@@ -152,25 +153,13 @@ def _number(value: float | None) -> str:
 
 
 async def rescore(trajectories: Sequence[Trajectory], scoring: Scoring) -> list[Trajectory]:
-    """Copies with new rewards, parts and turn scores; episodes that failed stay without.
+    """Copies with new rewards, parts, remarks and turn scores; episodes that failed stay without.
 
     One whose scoring had failed is tried again. What is given is not changed; advantages are left out, since they
     belong to the old rewards.
     """
     made = [_unscored(trajectory) for trajectory in trajectories]
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(trajectory: Trajectory) -> None:
-        async with slots:
-            await apply(scoring.scorers[trajectory.sample.data_source], trajectory)
-
-    tasks = [asyncio.ensure_future(one(trajectory)) for trajectory in made]
-    try:
-        await asyncio.gather(*tasks)
-    finally:  # a mistake in one ends all
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await each(lambda one: apply(scoring.scorers[one.sample.data_source], one), made, AT_ONCE)
     return made
 
 
@@ -180,7 +169,7 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
         turn.scores = {}
     had_failed = trajectory.failure is not None and trajectory.failure.startswith(f"{SCORING}:")
     failure = None if had_failed else trajectory.failure
-    return replace(trajectory, turns=turns, reward=None, parts={}, advantage=None, failure=failure)
+    return replace(trajectory, turns=turns, reward=None, parts={}, remarks=[], advantage=None, failure=failure)
 
 
 def compare(
@@ -255,7 +244,8 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     pairs: dict[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]] = {}
     async with scoring.running():
         for file, before in stored.items():
-            pairs[file] = before, await rescore(before, scoring)
+            with recalled(run, before):
+                pairs[file] = before, await rescore(before, scoring)
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
     found = compare(pairs, ", ".join(scorers), config.algorithm.advantage)
     for file, (_, after) in pairs.items():

@@ -1,11 +1,12 @@
 """Work side by side: the first failure ends the rest and is raised itself, not inside a group of errors."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turnwise.errors import first_cause
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 
@@ -20,3 +21,14 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     if failure is not None:  # raised out here, where its own cause stays what a log shows
         raise failure
     return [task.result() for task in tasks]
+
+
+async def each(work: Callable[[Item], Awaitable[T]], items: Iterable[Item], at_once: int) -> list[T]:
+    """The same work for every item, with so many under way; results in the order of the items."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: Item) -> T:
+        async with slots:
+            return await work(item)
+
+    return await together(one(item) for item in items)

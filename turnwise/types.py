@@ -319,10 +319,20 @@ class RenderCheck:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a judge or a rule said with a score: `Remark("llm", "0.75", 0.75, turn=1)`; no turn means the whole."""
+
+    by: str
+    text: str
+    value: float | None = None
+    turn: int | None = None
+
+
 @dataclass(slots=True)
 class Trajectory:
-    """One finished episode. `reward` and `parts` are written by scoring, `advantage` by training, `first_right` (was
-    the answer right before the user's first word) by evaluation; None before.
+    """One finished episode. `reward`, `parts` and `remarks` are written by scoring, `advantage` by training,
+    `first_right` (was the answer right before the user's first word) by evaluation; None before.
 
     `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened.
     An endpoint that speaks text only leaves it empty.
@@ -343,6 +353,7 @@ class Trajectory:
     parts: dict[str, float] = field(default_factory=dict)
     advantage: float | None = None
     first_right: bool | None = None
+    remarks: list[Remark] = field(default_factory=list)
 
     @property
     def right(self) -> bool | None:

@@ -13,9 +13,10 @@ from turnwise.choices import SandboxLevel
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.toolbox import Toolbox, load_tool
-from turnwise.rollout.tools.python import PythonTool, code_in, read_image
+from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
+from turnwise.storage.conduct import program
 from turnwise.types import Image, Sample
 
 
@@ -107,7 +108,7 @@ def test_episodes_do_not_see_each_other_and_have_seeds_of_their_own() -> None:
     ],
 )
 def test_code_is_taken_out_of_fences_and_tags(text: str, code: str) -> None:
-    assert code_in(text) == code
+    assert program(text) == code
 
 
 def test_images_come_in_by_name_and_their_provenance_is_recorded(tmp_path: Path) -> None:

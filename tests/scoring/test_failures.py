@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from turnwise.errors import ScoringFailed, TurnwiseError
+from turnwise.errors import DataError, ScoringFailed, TurnwiseError
 from turnwise.scoring.failures import Lost, Tally, check_scoring, counted, retrying
 from turnwise.scoring.scorer import apply
 from turnwise.types import Message, Role, Sample, StopReason, Trajectory
@@ -25,7 +25,7 @@ def run(outcomes, retries, tally):
             raise outcome
         return outcome
 
-    return asyncio.run(retrying(attempt, retries, tally)), left
+    return asyncio.run(retrying(attempt, retries, tally, scorer="mine")), left
 
 
 def test_lost_attempts_are_tried_again_and_counted():
@@ -36,12 +36,14 @@ def test_lost_attempts_are_tried_again_and_counted():
     assert (tally.calls, tally.attempts, tally.retries, tally.failures) == (2, 5, 3, 1)
 
 
-def test_other_exceptions_pass_at_once():
+def test_what_a_scorer_raises_is_counted_and_not_tried_again():
     tally = Tally()
-    for error in (ValueError("a bug"), ScoringFailed("a judge")):
-        with pytest.raises(type(error), match=str(error)):
+    for error, said in ((ValueError("a bug"), "scorer mine raised ValueError: a bug"), (ScoringFailed("down"), "down")):
+        with pytest.raises(ScoringFailed, match=said):
             run([error, 1.0], 3, tally)
-    assert (tally.attempts, tally.retries, tally.failures) == (2, 0, 1)
+    with pytest.raises(DataError, match="row 3"):
+        run([DataError("row 3"), 1.0], 3, tally)
+    assert (tally.attempts, tally.retries, tally.failures) == (3, 0, 2)
 
 
 def test_a_server_that_asks_for_a_long_wait_is_not_waited_for():

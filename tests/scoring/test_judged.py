@@ -19,7 +19,7 @@ from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.judged import answer_of
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
-from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import FinishReason, Message, Remark, Role, Sample, StopReason, Trajectory, Turn
 
 
 def episode(*answers: str, truth: Any = "Paris", question: str = "Capital of France?", number: int = 0) -> Trajectory:
@@ -48,10 +48,13 @@ def test_the_rule_is_asked_first_and_the_judge_on_a_miss() -> None:
     async def main() -> None:
         async with unreliable() as server, closing():
             judge = scorer(server.url)
-            assert await evaluate(judge, episode("Paris")) == Score(1.0, {"acc": 1.0})
+            known = Remark("rule exact_match", "right; the judge was not asked", 1.0)
+            assert await evaluate(judge, episode("Paris")) == Score(1.0, {"acc": 1.0}, remarks=(known,))
             assert server.requests == [] and server.lists == 0
-            assert await evaluate(judge, episode("The answer is Paris!")) == Score(1.0, {"acc": 1.0})
-            assert await evaluate(judge, episode("Paris", "Lyon")) == Score(0.0, {"acc": 0.0})
+            right, wrong = Remark("judge", "TRUE", 1.0), Remark("judge", "FALSE", 0.0)
+            found = await evaluate(judge, episode("The answer is Paris!"))
+            assert found == Score(1.0, {"acc": 1.0}, remarks=(right,))
+            assert await evaluate(judge, episode("Paris", "Lyon")) == Score(0.0, {"acc": 0.0}, remarks=(wrong,))
             assert len(server.requests) == 2
             metrics = take_metrics()
             assert metrics["judge/rule_hits"] == 1 and metrics["judge/verdicts"] == 2

@@ -58,6 +58,74 @@ def test_a_truth_that_is_no_latex_is_an_error(truth: Any) -> None:
         asyncio.run(math_boxed(trajectory("\\boxed{18}", truth)))
 
 
+ROWS = r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"
+COLUMN = r"\begin{pmatrix}1\\2\end{pmatrix}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", ROWS, True),
+        ("\\begin{pmatrix}\n1 & 2 \\\\\n3 & 4 \\\\\n\\end{pmatrix}", ROWS, True),
+        ("\\begin{bmatrix} 1 & 2 \\\\\t3 & 4 \\end{bmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \\[2pt] 3 & 4 \end{pmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \\* [ 0.3em ] 3 & 4 \end{pmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \\ \, 3 & 4 \end{pmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \\\ 3 & 4 \end{pmatrix}", ROWS, True),
+        (r"\left(\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right)", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", ROWS, False),
+        (r"\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}", ROWS, False),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", COLUMN, True),
+        (r"\begin{pmatrix} 12 \end{pmatrix}", COLUMN, False),
+        (r"\begin{pmatrix} 1 2 \end{pmatrix}", COLUMN, False),
+        (r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", COLUMN, False),
+        (r"\begin{cases} x=1 \\ y=2 \end{cases}", r"\begin{cases}x=1\\y=2\end{cases}", True),
+        (r"\begin{cases} x=1 \\ y=3 \end{cases}", r"\begin{cases}x=1\\y=2\end{cases}", False),
+    ],
+)
+def test_rows_are_broken_whatever_follows_the_break(answer: str, gold: str, same: bool) -> None:
+    assert asyncio.run(is_same((gold,), answer, 20.0)) is same
+    assert asyncio.run(is_same((answer,), gold, 20.0)) is same
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        (r"1\,000\,000", "1000000", True),
+        (r"10,\!000", "10000", True),
+        (r"1~000", "1,000", True),
+        (r"1{,}000.5", "1000.5", True),
+        (r"0.123\,456", "0.123456", True),
+        (r"(1,\,200)", "(1,200)", True),
+        (r"1\,00", "100", False),
+        (r"\$1{,}000.50", "1000.5", True),
+        (r"2\ \frac{1}{2}", "2.5", True),
+        (r"-2\,\frac12", r"-\frac{5}{2}", True),
+        (r"2\sqrt{3}\,\text{m}", r"2\sqrt3", True),
+        (r"5\,\text{cm}^2", "5", True),
+        (r"90\degree", "90", True),
+        ("90\u00b0", r"90^{\circ}", True),
+        (r"50\%", "50", True),
+        (r"\left( -\infty,\, 3 \right]", r"(-\infty,3]", True),
+        (r"(1, 2]", "(1,2)", False),
+        (r"\left\{1,\;2\right\}", r"\{2,1\}", True),
+        (r"\varnothing", r"\emptyset", True),
+        ("\u22125", "-5", True),
+        ("-5", "5", False),
+        (r"\dfrac{-1}{2}", r"-\tfrac12", True),
+    ],
+)
+def test_what_is_tidied_away_means_nothing(answer: str, gold: str, same: bool) -> None:
+    assert asyncio.run(is_same((gold,), answer, 20.0)) is same
+    assert asyncio.run(is_same((answer,), gold, 20.0)) is same
+
+
+def test_tidy_keeps_what_it_does_not_know() -> None:
+    for text in (r"\{1, 2\}", r"\frac{1}{2}", r"a \\ b", r"\text{a b}", r"\degreesymbol x"):
+        assert tidy(text) == text
+    assert tidy(r"a\\b") == tidy("a \\\\\n b".replace(" ", "")) == r"a\\ b"
+
+
 def test_many_threads_with_event_loops_of_their_own() -> None:
     """math-verify's alarms would raise in every thread but the main one."""
     found: dict[int, bool] = {}

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.red_lines import Penalties, RedLine, crossed, is_print_only
+from turnwise.scoring.red_lines import Penalties, RedLine, crossed
+from turnwise.storage.conduct import conduct_of
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -158,23 +159,31 @@ def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    "codes",
     [
-        ("print('7')", True),
-        ("```python\nprint('7')\n```", True),
-        ("<code>print('7')</code>", True),
-        ("import PIL\nanswer = 3 + 4\nprint(f'{answer}')", True),
-        ("def f(x):\n    return x\nprint(f('7'))", True),
-        ("", True),
-        ("print(img0.size)", False),
-        ("print(result)", False),
-        ("from PIL import Image\nImage.open('a.png').show()", False),
-        ("print('7'", False),
-        (None, False),
+        ["print('7')", "print('7')", "x = 7\nprint(x)", "print(6 * 7)", ""],
+        ["```python\nprint('7')\n```", "<code>print('7')</code>", "print('7') \n\n", "import PIL"],
+        ["print(img0.size)", "print(img0.size)\n", "print('7'", "def f(x):\n    return x\nprint(f('7'))"],
+        ["(" * 500, "print(" + "1" * 30_000 + ")"],
     ],
 )
-def test_code_that_looks_at_nothing(code: object, expected: bool) -> None:
-    assert is_print_only(code) is expected
+@pytest.mark.parametrize("status", list(CallStatus))
+def test_the_board_and_the_reward_give_one_answer(codes: list[str], status: CallStatus) -> None:
+    trace = episode(*(call(code, status=status) for code in codes))
+    lines = crossed(trace, search=True)
+    board = conduct_of(trace)
+    for line, count in ((RedLine.PRINT_ONLY, board.print_only), (RedLine.DUPLICATE_CALL, board.duplicate_calls)):
+        assert sum(line in found for found in lines.values()) == count
+
+
+def test_arguments_nested_too_deeply_to_compare_are_survived() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    made = episode(call("x"), call("x"))
+    for turn in made.turns[:2]:
+        turn.calls[0].call.arguments["code"] = deep
+    assert crossed(made, search=True) == {}
 
 
 def test_penalties_are_bounded_and_named() -> None:

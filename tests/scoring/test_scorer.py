@@ -1,6 +1,7 @@
 """Choosing a scorer, reading its result, scoring earlier answers."""
 
 import asyncio
+import dataclasses
 import importlib
 import math
 import sys
@@ -30,6 +31,7 @@ from turnwise.types import (
     Ledger,
     Message,
     Origin,
+    Remark,
     Role,
     Sample,
     StopReason,
@@ -88,22 +90,27 @@ def test_numpy_numbers_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("result", "complaint"),
     [
-        (None, "NoneType"),
-        ("1.0", "str"),
-        (math.nan, "nan"),
-        (math.inf, "inf"),
-        (10**400, "inf"),
-        ({}, "empty dict"),
-        ({"a": "x"}, "part 'a'"),
-        ({"a": math.nan}, "part 'a'"),
+        (None, "returned None (NoneType) as a score"),
+        ("1.0", "returned '1.0' (str) as a score"),
+        (math.nan, "returned nan (float) as a score"),
+        (math.inf, "returned inf (float) as a score"),
+        (10**400, "(int) as a score"),
+        ({}, "returned an empty dict, {}"),
+        ({"a": "x"}, "returned 'x' (str) as part 'a'"),
+        ({"a": math.nan}, "returned nan (float) as part 'a'"),
         ({"a": 1e308, "b": 1e308}, "the sum of its parts"),
-        ([1.0], "list"),
+        ([1.0], "returned [1.0] (list) as a score"),
+        (Score(1.0, None), "a Score whose parts are None"),  # type: ignore[arg-type]
+        (Score(1.0, {}, [0.5]), "a Score whose turns are [0.5]"),  # type: ignore[arg-type]
+        (Score(1.0, remarks=("well done",)), "the remark 'well done'"),  # type: ignore[arg-type]
+        (Score(1.0, remarks=(Remark("me", "well done", turn=9),)), "the remark Remark("),
+        (Score(1.0, remarks=(Remark("me", "well done", math.inf),)), "returned inf (float) as the value of a remark"),
     ],
 )
 def test_results_that_are_no_score_name_the_scorer(result: Any, complaint: str) -> None:
     with pytest.raises(PluginError, match="mine") as caught:
         reward_of(result)
-    assert complaint in str(caught.value)
+    assert complaint in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_a_failed_trajectory_keeps_no_reward() -> None:
@@ -117,26 +124,63 @@ def test_a_failed_trajectory_keeps_no_reward() -> None:
     assert asyncio.run(score_answer(never, trajectory, 1)) is None
 
 
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 @pytest.mark.parametrize(
-    ("error", "text"),
+    ("error", "said"),
     [
-        (KeyError("answer"), "KeyError: 'answer'"),
-        (ValueError("first line\nsecond line"), "ValueError: first line"),
-        (ExceptionGroup("two", [ExceptionGroup("one", [ValueError("deep")]), KeyError("b")]), "ValueError: deep"),
-        (SystemExit(3), "SystemExit: 3"),
-        (AssertionError(), "AssertionError"),
+        (KeyError("answer"), "raised KeyError: 'answer'"),
+        (ValueError("two\nlines"), "raised ValueError: two lines"),
+        (ValueError("x" * 5000), "raised ValueError: " + "x" * 300 + " ("),
+        (AssertionError(), "raised AssertionError ("),
+        (SystemExit(3), "raised SystemExit: 3"),
+        (asyncio.CancelledError(), "raised CancelledError"),
+        (Untold(), "raised Untold: (its text cannot be had: RuntimeError)"),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_a_scorer_that_raises_is_one_line_with_the_cause_and_the_sample(error: BaseException, text: str) -> None:
+def test_what_a_scorer_raises_is_a_failure_on_one_line_and_never_a_reward(error: BaseException, said: str) -> None:
     async def broken(trajectory: Trajectory) -> float:
         raise error
 
-    with pytest.raises(PluginError) as caught:
-        asyncio.run(apply_all(broken, [episode(), episode()]))
-    told = str(caught.value)
-    assert told.endswith(f"broken failed on sample 's', sibling 1: {text}") and "\n" not in told
-    assert caught.value.__cause__ is error, "the log shows where it was raised"
+    trajectory = episode()
+    asyncio.run(apply(broken, trajectory))
+    assert trajectory.reward is None and trajectory.failure is not None
+    assert trajectory.failure.startswith("scoring: scorer ") and "broken " + said in trajectory.failure
+    assert "(test_scorer.py, line " in trajectory.failure and "\n" not in trajectory.failure
+
+
+def test_one_of_many_that_raises_what_stops_a_run_is_raised_alone() -> None:
+    async def picky(trajectory: Trajectory) -> float:
+        if trajectory.sibling == 2:
+            raise DataError("sample 's': no truth")
+        await asyncio.sleep(60)
+        return 1.0
+
+    many = [dataclasses.replace(episode(), sibling=number) for number in range(4)]
+    with pytest.raises(DataError, match="no truth"):
+        asyncio.run(apply_all(picky, many))
+    assert all(one.reward is None for one in many)
+
+
+def test_words_beside_a_verl_score_are_remarks() -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str) -> dict[str, Any]:
+        return {"score": 0.5, "acc": 1, "critique": "too long", "empty": "", "list": [1]}
+
+    trajectory = episode()
+    asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), trajectory))
+    assert (trajectory.reward, trajectory.parts) == (0.5, {"acc": 1.0})
+    assert trajectory.remarks == [Remark("critique", "too long")]
+
+
+def test_remarks_come_with_the_reward_and_do_not_stay_with_an_earlier_answer() -> None:
+    said = (Remark("me", "wordy", 0.5), Remark("me", "y" * 20_000, turn=1))
+    trajectory = reward_of(Score(0.5, remarks=said))
+    assert trajectory.remarks[0] == said[0]
+    assert len(trajectory.remarks[1].text) < 10_100 and trajectory.remarks[1].text.endswith("(20000 characters)")
+    assert cut(trajectory, 1).remarks == []
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, "1", [1.0], {}], ids=repr)
@@ -303,3 +347,20 @@ def test_exact_match_is_exact() -> None:
     assert asyncio.run(exact_match(trajectory)) == 0.0
     with pytest.raises(DataError):
         asyncio.run(exact_match(Trajectory(Sample("s", (), "x"), 0, 0, [], [], [], StopReason.ANSWERED, 0.0)))
+
+
+def test_a_scorer_that_waits_can_still_be_cancelled() -> None:
+    async def main() -> Trajectory:
+        async def forever(trajectory: Trajectory) -> float:
+            await asyncio.sleep(3600)
+            return 1.0
+
+        trajectory = episode()
+        task = asyncio.ensure_future(apply(forever, trajectory))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return trajectory
+
+    assert asyncio.run(main()).failure is None

@@ -1,7 +1,9 @@
 """TAPO: golden rewards, who is shown what, which tasks need tools, and what each turn is worth."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.plugins import load
 from turnwise.scoring.held import close_held
+from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.scorer import Score, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.scoring.tapo import is_well_formed
@@ -23,7 +27,9 @@ from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
+    Image,
     Message,
+    Remark,
     Role,
     Sample,
     StopReason,
@@ -348,3 +354,147 @@ def test_what_goes_over_the_wire_to_a_language_model(view: str, requests: int) -
     sent = "".join(bodies)
     assert "first output" in sent and "Which digit is it?" in sent
     assert (SECRET_THOUGHT in sent) is ("zoom" in sent) is (view == "full_trace")
+
+
+def picture(colour: str, size: tuple[int, int] = (8, 6)) -> str:
+    buffer = io.BytesIO()
+    Pillow.new("RGB", size, colour).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def drew(*colours: str) -> dict[str, Any]:
+    return {"images": [{"data": picture(colour), "size": [8, 6], "source": None} for colour in colours]}
+
+
+def asking_about(colour: str, *steps: Turn, size: tuple[int, int] = (8, 6)) -> Trajectory:
+    made = episode(*steps)
+    return replace(made, sample=replace(made.sample, images=(Image(picture(colour, size)),)))
+
+
+def seen_in(body: str) -> list[str]:
+    """What a request shows, in order: the colour and size of an image, or the first line of a text."""
+    content = json.loads(body)["messages"][1]["content"]
+    if isinstance(content, str):
+        return ["text only"]
+    found = []
+    for part in content:
+        if part["type"] == "text":
+            found.append(part["text"].splitlines()[0])
+            continue
+        data = base64.b64decode(part["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
+        with Pillow.open(io.BytesIO(data)) as shown:
+            red, green, blue = shown.getpixel((0, 0))  # type: ignore[misc]
+            name = "red" if red > 128 else "green" if green > 100 else "blue" if blue > 128 else "black"
+            found.append(f"{name} {shown.width}x{shown.height}")
+    return found
+
+
+QUESTION, OUTPUT = "Images of the question:", "Images in what is judged; whatever is written in them is material too,"
+
+
+def shown_to_the_judge(trajectory: Trajectory, judge_options: dict[str, Any] | None = None, **options: Any) -> list[list[str]]:  # fmt: skip
+    with chat_server("0.75") as (url, bodies):
+        found = score(trajectory, judge="llm", judge_options={"base_urls": [url], **(judge_options or {})}, **options)
+    assert all(scores == {"tool": 0.75} for scores in found.turns.values())
+    bodies.sort(key=lambda body: "second" in body)
+    return [seen_in(body) for body in bodies]
+
+
+def test_the_judge_sees_the_images_of_the_question_and_those_of_the_turn_it_judges() -> None:
+    trajectory = asking_about("red", step(0, "first", info=drew("lime")), step(1, "second", info=drew("blue", "black")))
+    first, second = shown_to_the_judge(trajectory)
+    assert first[1:3] == [QUESTION, "red 8x6"] and first[3].startswith(OUTPUT) and first[4:-1] == ["green 8x6"]
+    assert second[1:3] == [QUESTION, "red 8x6"] and second[4:-1] == ["blue 8x6", "black 8x6"]
+    (whole,) = shown_to_the_judge(trajectory, view="full_trace")
+    assert whole[2] == "red 8x6" and whole[4:-1] == ["green 8x6", "blue 8x6", "black 8x6"]
+    without = shown_to_the_judge(trajectory, show_images=False)
+    assert without == [["text only"]] * 2
+
+
+def test_images_in_a_tools_reply_are_shown_too() -> None:
+    made = step(0, "first")
+    made.replies = [replace(made.replies[0], content=(Image(picture("blue")),))]
+    (seen,) = shown_to_the_judge(episode(made))
+    assert seen[1].startswith(OUTPUT) and seen[2:-1] == ["blue 8x6"]
+
+
+def test_images_are_scaled_and_few_and_the_judge_is_told_how_many_are_not_there() -> None:
+    trajectory = asking_about("red", step(0, "first", info=drew("lime", "blue", "black")), size=(400, 300))
+    (seen,) = shown_to_the_judge(trajectory, {"max_pixels": 12, "max_images": 4})
+    assert seen[2] == "red 4x3" and len(seen) == 8
+    (seen,) = shown_to_the_judge(trajectory, {"max_images": 2})
+    assert [one for one in seen if "x" in one and one[0] in "rgb"] == ["green 8x6", "blue 8x6"]
+    assert seen[-1] == "(2 more images are not shown.)"
+
+
+def test_without_an_image_the_request_is_what_it_was() -> None:
+    assert shown_to_the_judge(episode(step(0, "first"))) == [["text only"]]
+
+
+def test_an_image_that_lies_with_its_run_only_is_a_failure_and_not_left_out() -> None:
+    moved = episode(step(0, "first", info={"images": [{"file": "images/00.png", "source": None}]}))
+    with chat_server("0.75") as (url, _), pytest.raises(ScoringFailed, match="images/00.png of turn 0"):
+        score(moved, judge="llm", judge_options={"base_urls": [url]})
+
+
+class Looking:
+    """A judge of one's own that is shown images: the grade is how many there are."""
+
+    async def verdict(self, question: str, evidence: str, rubric: str, *, images: tuple[Image, ...]) -> Verdict:
+        return Verdict(len(images) / 4, replies=(f"I see {len(images)}",))
+
+
+def test_a_judge_of_ones_own_may_take_images_and_give_reasons() -> None:
+    looking = f"{__file__}:Looking"
+    found = score(asking_about("red", step(0, "a", info=drew("blue", "lime")), step(1, "b")), judge=looking)
+    assert found.turns == {0: {"tool": 0.5}, 1: {"tool": 0.0}}
+    assert found.remarks == (Remark(looking, "I see 2", 0.5, 0), Remark(looking, "I see 0", 0.0, 1))
+
+
+class Meeting:
+    """A judge that answers only when three turns wait for it, the last one first."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Event] = []
+
+    async def verdict(self, question: str, evidence: str, rubric: str) -> float:
+        mine = asyncio.Event()
+        self.waiting.append(mine)
+        if len(self.waiting) == 3:
+            mine.set()
+        await asyncio.wait_for(mine.wait(), 60)
+        if self.waiting:
+            self.waiting.pop().set()
+        if self.waiting:
+            self.waiting[-1].set()
+        return float(evidence)
+
+
+def test_turns_are_judged_together_and_their_scores_stay_in_order() -> None:
+    found = score(episode(step(0, "0.1"), step(1, "0.2"), step(2, "0.3")), judge=f"{__file__}:Meeting")
+    assert found.turns == {0: {"tool": 0.1}, 1: {"tool": 0.2}, 2: {"tool": 0.3}}
+
+
+def test_a_judge_that_gives_no_number_is_named() -> None:
+    with pytest.raises(PluginError, match="the judge returned 'well'"):
+        score(episode(step(0, "x")), judge=f"{__file__}:wordy")
+
+
+class Wordy:
+    async def verdict(self, question: str, evidence: str, rubric: str) -> Any:
+        return "well"
+
+
+wordy = Wordy()
+
+
+def test_verdicts_reasons_and_red_lines_come_with_the_score() -> None:
+    trajectory = episode(step(0, "first"), step(1, "x", code="print('7')"))
+    with chat_server("The digit is legible.\n**0.75**") as (url, bodies):
+        found = score(trajectory, judge="llm", judge_options={"base_urls": [url], "explain": True})
+    assert found.turns == {0: {"tool": 0.75}, 1: {"tool": -0.5}}
+    assert found.remarks == (
+        Remark("llm", "The digit is legible.\n**0.75**", 0.75, 0),
+        Remark("red lines", "print_only", -0.5, 1),
+    )
+    assert "Say in one or two sentences why" in bodies[0] and json.loads(bodies[0])["max_tokens"] > 100

@@ -57,8 +57,19 @@ def test_evidence_and_its_use(turns, evidence, used):
 def test_duplicates_are_counted_whatever_the_order_of_the_arguments():
     calls = [({"a": 1, "b": 2}, OK, "x"), ({"b": 2, "a": 1}, OK, "x"), ({"a": 1}, OK, "x"), ({"a": 1}, ERROR, "x")]
     assert conduct_of(episode(("t", calls))).duplicate_calls == 2
-    malformed = [({}, CallStatus.MALFORMED, "x")] * 3
-    assert conduct_of(episode(("t", malformed))).duplicate_calls == 0
+    for status in (CallStatus.MALFORMED, CallStatus.REFUSED):
+        assert conduct_of(episode(("t", [({}, status, "x")] * 3))).duplicate_calls == 0
+    spaced = [({"code": "f(1)\nf(2)"}, OK, "x"), ({"code": "\nf(1)  \n\nf(2)\n"}, OK, "x")]
+    assert conduct_of(episode(("t", spaced))).duplicate_calls == 1
+
+
+def test_only_calls_that_worked_are_said_to_print():
+    calls = [({"code": "print(1)"}, status, "x") for status in CallStatus]
+    assert conduct_of(episode(("t", calls))).print_only == 2, "ok, and unknown in another system's record"
+    assert [conduct_of(episode(("t", [({key: "print(1)"}, OK, "1")]))).print_only for key in ("script", "text")] == [
+        1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +77,22 @@ def test_duplicates_are_counted_whatever_the_order_of_the_arguments():
     [
         ("print(42)", True),
         ("print('so', 42)\n'done'", True),
-        ("print(6 * 7)", False),
-        ("x = 42\nprint(x)", False),
+        ("```python\nprint('7')\n```", True),
+        ("<code>print('7')</code>", True),
+        ("x = 42\nprint(x)", True),  # in other words
+        ("import PIL\nanswer = '7'\nprint(f'{answer}', str(-7))", True),
+        ("def f(x):\n    return x\nprint(f('7'))", True),
+        ("print('se' + 'ven', '%d' % 7)", True),
+        ("for line in ['a', 'b']:\n    print(line)", True),
+        ("print(6 * 7)", False),  # what a tool is for
+        ("x = 6\nx += 1\nprint(x)", False),
+        ("print(sum([1, 2]))", False),
+        ("print(img0.size)", False),
+        ("print(result)", False),
+        ("from PIL import Image\nImage.open('a.png').show()", False),
         ("import math", False),
+        ("def f(x):\n    return x", False),
+        ("x = 42", False),
         ("", False),
         ("print(", False),
         ("\x00", False),

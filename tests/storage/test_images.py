@@ -6,7 +6,7 @@ import io
 import pytest
 from PIL import Image as Picture
 
-from turnwise.storage.images import IMAGES, Album, image_kind
+from turnwise.storage.images import IMAGES, Album, image_kind, recalled
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import (
@@ -119,3 +119,25 @@ def test_the_index_is_read_once_however_many_steps_are_written(run, tmp_path, mo
     assert read.count(IMAGES) == 1
     sources = [line["source"] for line in run.read_jsonl(IMAGES)]
     assert len(sources) == len(set(sources)) == 6
+
+
+def test_a_drawing_is_recalled_for_a_scorer_and_put_back(run):
+    url = "data:image/png;base64," + base64.b64encode(png("red")).decode()
+    made = episode(info={"images": [{"data": url, "size": [4, 3]}, "odd"]})
+    Album(run).keep([made])
+    (picture, _), before = made.calls[0].info["images"], dict(made.calls[0].info["images"][0])
+    with pytest.raises(RuntimeError), recalled(run, [made]):
+        assert picture["data"] == url and "file" not in picture
+        raise RuntimeError
+    assert picture == before
+
+
+@pytest.mark.parametrize(
+    "name", ["images/../../secret.png", "/etc/hostname", "images/none.png", "images/text.png", 5, None]
+)
+def test_only_images_of_the_run_are_recalled(run, tmp_path, name):
+    (tmp_path / "secret.png").write_bytes(png("red"))
+    run.write_text("images/text.png", "no image")
+    made = episode(info={"images": [{"file": name}]})
+    with recalled(run, [made]):
+        assert made.calls[0].info["images"] == [{"file": name}]

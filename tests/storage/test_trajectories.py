@@ -23,6 +23,7 @@ from turnwise.types import (
     Ledger,
     Message,
     Origin,
+    Remark,
     RenderCheck,
     Role,
     Sample,
@@ -87,6 +88,8 @@ trajectories = st.builds(
     st.none() | numbers,
     st.dictionaries(short, numbers, max_size=2),
     st.none() | numbers,
+    st.none() | st.booleans(),
+    st.lists(st.builds(Remark, short, short, st.none() | numbers, st.none() | counts), max_size=2),
 )
 
 
@@ -215,3 +218,23 @@ def test_jsonl_is_readable(tmp_path: Path) -> None:
     assert entry["turns"][0]["calls"][0]["score"] == "Infinity"
     assert second["tokens"] == {"prompt": 1, "policy": 2}
     assert second["turns"][0]["completion_tokens"] == 2
+
+
+def test_remarks_need_no_new_format_and_stay_apart_from_the_artifacts(tmp_path: Path) -> None:
+    said = [Remark("llm", "it shows the digit", 0.75, 0), Remark("judge", "TRUE")]
+    path, plain = tmp_path / "t.parquet", tmp_path / "plain.parquet"
+    write_trajectories(path, [one(remarks=said, artifacts={"judge": "mine"})])
+    write_trajectories(plain, [one(artifacts={"judge": "mine"})])
+    assert parquet.read_schema(path).equals(parquet.read_schema(plain), check_metadata=True)
+    (back,) = read_trajectories(path)
+    assert (back.remarks, back.artifacts) == (said, {"judge": "mine"})
+    write_jsonl(tmp_path / "t.jsonl", [back])
+    assert json.loads((tmp_path / "t.jsonl").read_text())["remarks"][0]["text"] == "it shows the digit"
+
+
+@pytest.mark.parametrize("remarks", [5, [5], [{"by": 1, "text": "", "value": None, "turn": None}], [{"by": "x"}], "x"])
+def test_remarks_that_somebody_else_wrote_are_damage(tmp_path: Path, remarks: Any) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [one(artifacts={"turnwise:remarks": remarks})])
+    with pytest.raises(StorageError, match="damaged"):
+        read_trajectories(path)

@@ -14,6 +14,7 @@ from turnwise.types import (
     Ledger,
     Message,
     Origin,
+    Remark,
     Role,
     Sample,
     StopReason,
@@ -122,3 +123,13 @@ def test_several_segments_are_told_apart() -> None:
     trajectory.segments = trajectory.segments * 2
     text = shown(trajectory, lambda ids: "t")
     assert "segment 0" in text and "segment 1" in text and "14 in 2 segments" in text
+
+
+def test_what_scoring_said_stands_with_its_turn_and_at_the_end() -> None:
+    made = episode()
+    made.turns[0].scores = {"tool": -0.5}
+    made.remarks = [Remark("red lines", "print_only", -0.5, 0), Remark("judge", "TRUE\x1b[31m", 1.0)]
+    text = shown(made)
+    before, after = text.split("assistant, turn 1")
+    assert "scored: tool -0.5" in before and "red lines -0.5: print_only" in before and "judge 1" not in before
+    assert "judge 1: TRUE\u241b[31m" in after and "red lines" not in after

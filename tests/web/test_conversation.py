@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.errors import StorageError
 from turnwise.storage.index import record
-from turnwise.types import CallStatus, Image, Message, RenderCheck, Role, Text
+from turnwise.types import CallStatus, Image, Message, Remark, RenderCheck, Role, Text
 from turnwise.web.conversation import conversation, measured, plain, waterfall, weights_of
 from turnwise.web.table import NotThere, Table
 
@@ -159,6 +159,17 @@ def test_the_judges_words_are_found_wherever_they_were_recorded(run_dir, make, c
         {"name": "interaction_notes 2, deep, verdict", "text": "wrong unit"},
         {"name": "judge, votes 1", "text": "TRUE"},
         {"name": "turn 0, python, judge_reason", "text": "the crop shows the sign"},
+    ]
+
+
+def test_what_a_judge_said_with_its_score_comes_first(run_dir, make):
+    told = make()
+    told.artifacts = {"judge": "later"}
+    told.remarks = [Remark("llm", "it shows the sign", 0.75, 0), Remark("rule exact_match", "right\ud800")]
+    assert page(run_dir, [told])["verdicts"] == [
+        {"name": "turn 0, llm, 0.75", "text": "it shows the sign"},
+        {"name": "rule exact_match", "text": "right\ufffd"},
+        {"name": "judge", "text": "later"},
     ]
 
 

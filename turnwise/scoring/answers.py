@@ -9,6 +9,7 @@ from turnwise import errors
 from turnwise.errors import ScoringFailed
 from turnwise.scoring.failures import Lost
 from turnwise.scoring.scorer import Score
+from turnwise.types import Remark
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 _MODULES = {"builtins": builtins, "turnwise.errors": errors}
@@ -55,8 +56,19 @@ def _known(module: str, name: str) -> type[Exception] | None:
     return None
 
 
+class RemarkTold(BaseModel):
+    """What was said with a score."""
+
+    model_config = ConfigDict(strict=True)
+
+    by: str
+    text: str
+    value: Number | None = None
+    turn: int | None = None
+
+
 class Answer(BaseModel):
-    """A reward with parts and scores of turns; or tests that passed, `f2p_count` of `f2p_total`; or an error.
+    """A reward with parts, scores of turns and remarks; or tests that passed, `f2p_count` of `f2p_total`; or an error.
 
     `id` is that of the request.
     """
@@ -67,6 +79,7 @@ class Answer(BaseModel):
     reward: Number | None = None
     parts: dict[str, Number] = {}
     turns: dict[str, dict[str, Number]] = {}
+    remarks: list[RemarkTold] = []
     f2p_count: Annotated[int, Field(ge=0)] | None = None
     f2p_total: Annotated[int, Field(ge=0)] | None = None
     error: Annotated[ErrorTold, Field(strict=False)] | None = None
@@ -76,7 +89,9 @@ class Answer(BaseModel):
         if self.error is not None:
             raise self.error.exception()
         if self.reward is not None:
-            return Score(self.reward, self.parts, {_index(turn): scores for turn, scores in self.turns.items()})
+            turns = {_index(turn): scores for turn, scores in self.turns.items()}
+            said = tuple(Remark(one.by, one.text, one.value, one.turn) for one in self.remarks)
+            return Score(self.reward, self.parts, turns, said)
         if self.f2p_count is None or self.f2p_total is None:
             raise Lost("the answer has neither a reward nor an error")
         if self.f2p_total == 0:

@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from turnwise.errors import ScoringFailed, TurnwiseError
-from turnwise.scoring.scorer import SCORING, Scorer, is_failed
+from turnwise.scoring.scorer import SCORING, Score, Scorer, evaluate, is_failed, name_of, raised_by
 from turnwise.types import Trajectory
 
 LONGEST_WAIT = 10.0
@@ -65,11 +65,18 @@ class Tally:
 
 
 async def retrying(
-    attempt: Callable[[], Awaitable[T]], retries: int, tally: Tally, *, first_wait: float = 0.0, count: int = 1
+    attempt: Callable[[], Awaitable[T]],
+    retries: int,
+    tally: Tally,
+    *,
+    scorer: str,
+    first_wait: float = 0.0,
+    count: int = 1,
 ) -> T:
     """What the attempt returns. After Lost it is tried again, waiting longer each time; in the end ScoringFailed.
 
-    `count` trajectories hang on it. Whatever else it raises is no matter of the machinery and passes.
+    `count` trajectories hang on it. Whatever else the scorer raises is a failure too, and not tried again; only a
+    TurnwiseError passes.
     """
     tally.calls += count
     for number in range(retries + 1):
@@ -79,6 +86,8 @@ async def retrying(
         except ScoringFailed:  # the scorer has its own machinery, and has retried it in its own way
             tally.failures += count
             raise
+        except TurnwiseError:
+            raise
         except Lost as lost:
             if number == retries or lost.wait > LONGEST_ASKED_WAIT:
                 tally.failures += count
@@ -87,20 +96,23 @@ async def retrying(
             # Jitter, so that calls that were cut off together do not come back together.
             pause = min(first_wait * 2**number, LONGEST_WAIT) * random.uniform(0.5, 1.5)
             await asyncio.sleep(max(pause, lost.wait))
+        except (Exception, SystemExit) as error:
+            tally.failures += count
+            raise raised_by(scorer, error) from error
     raise ValueError(f"retries must not be negative: {retries}")
 
 
 def counted(scorer: Scorer, tally: Tally) -> Scorer:
     """A scorer that runs where it is called, counted as the others are."""
 
-    async def count(trajectory: Trajectory) -> Any:
-        async def attempt() -> Any:
+    async def count(trajectory: Trajectory) -> Score:
+        async def attempt() -> Score:
             with tally.timed():
-                return await scorer(trajectory)
+                return await evaluate(scorer, trajectory)
 
-        return await retrying(attempt, 0, tally)
+        return await retrying(attempt, 0, tally, scorer=name_of(scorer))
 
-    count.__qualname__ = getattr(scorer, "__qualname__", type(scorer).__name__)
+    count.__qualname__ = name_of(scorer)
     return count
 
 

@@ -96,12 +96,12 @@ def read_number(text: str) -> Fraction | None:
 
 async def gsm8k_strict(trajectory: Trajectory) -> float:
     """1 when verl's strict rule finds the ground truth in the last assistant message, character by character."""
-    return float(extract_strict(_last_text(trajectory)) == _truth_text(trajectory.sample))
+    return float(extract_strict(_last_text(trajectory)) == truth_text(trajectory.sample))
 
 
 async def gsm8k_flexible(trajectory: Trajectory) -> float:
     """1 when verl's flexible rule finds the ground truth in the last assistant message, character by character."""
-    return float(extract_flexible(_last_text(trajectory)) == _truth_text(trajectory.sample))
+    return float(extract_flexible(_last_text(trajectory)) == truth_text(trajectory.sample))
 
 
 async def gsm8k(
@@ -118,7 +118,7 @@ async def gsm8k(
     number after `####`; none of these. Parts: `acc` is 1 for the first, `loose` for the second, `format` whenever a
     number stands after `####`.
     """
-    truth = _truth_number(trajectory.sample)
+    truth = truth_number(trajectory.sample)
     text = trajectory.turns[-1].message.visible if trajectory.turns else ""
     found = extract_answer(text)
     if found is not None:
@@ -132,13 +132,15 @@ def _last_text(trajectory: Trajectory) -> str:
     return trajectory.answers[-1].text if trajectory.answers else ""
 
 
-def _truth_text(sample: Sample) -> str:
+def truth_text(sample: Sample) -> str:
+    """The ground truth, which must be a text."""
     if not isinstance(sample.ground_truth, str):
         raise _bad_truth(sample, "text")
     return sample.ground_truth
 
 
-def _truth_number(sample: Sample) -> Fraction:
+def truth_number(sample: Sample) -> Fraction:
+    """The ground truth, which must be a number or the text of one."""
     truth: Any = sample.ground_truth
     if isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth):
         return Fraction(truth if isinstance(truth, int) else repr(truth))  # repr: 0.1 means one tenth

@@ -13,7 +13,7 @@ from turnwise.scoring.judge.prompts import Inquiry, equivalence, graded, images_
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import QUARTERS, Grid
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
-from turnwise.types import Sample, Trajectory
+from turnwise.types import Remark, Sample, Trajectory
 
 ACCURACY = "acc"
 
@@ -44,11 +44,13 @@ async def judge(
     has_truth = trajectory.sample.ground_truth is not None
     if rule is not None and has_truth and await _is_right(ScorerSpec(rule, dict(rule_options or {})), trajectory):
         service.stats.rule_hits += 1
-        return _score(max(inquiry.grid.values))
+        return _score(max(inquiry.grid.values), f"rule {rule}", "right; the judge was not asked")
     if answer is None or len(answer) >= max_chars:
         service.stats.unasked += 1
-        return _score(min(inquiry.grid.values))
-    return _score((await service.decide(inquiry)).value)
+        why = "no answer" if answer is None else f"an answer of {len(answer)} characters, max_chars={max_chars}"
+        return _score(min(inquiry.grid.values), "rule", f"{why}; the judge was not asked")
+    verdict = await service.decide(inquiry)
+    return _score(verdict.value, "judge", verdict.words)
 
 
 def _with_judge_settings(function: Any) -> inspect.Signature:
@@ -88,13 +90,14 @@ def _inquiry(
             raise ConfigError(
                 "scoring.options, scorer judge: a grid is for a rubric; without one the verdict is 0 or 1"
             )
-        return equivalence(question, _reference(sample), answer, images)
-    reference = None if sample.ground_truth is None else _reference(sample)
+        return equivalence(question, reference_of(sample), answer, images)
+    reference = None if sample.ground_truth is None else reference_of(sample)
     values = QUARTERS if grid is None else Grid(tuple(float(value) for value in grid))
     return graded(question, answer, rubric, reference=reference, images=images, grid=values)
 
 
-def _reference(sample: Sample) -> str:
+def reference_of(sample: Sample) -> str:
+    """The ground truth, a text or a number."""
     truth = sample.ground_truth
     is_number = isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth)
     if not (is_number or isinstance(truth, str)) or not str(truth).strip():
@@ -102,5 +105,5 @@ def _reference(sample: Sample) -> str:
     return str(truth).strip()
 
 
-def _score(value: float) -> Score:
-    return Score(value, {ACCURACY: value})
+def _score(value: float, by: str, words: str) -> Score:
+    return Score(value, {ACCURACY: value}, remarks=(Remark(by, words, value),))

@@ -17,7 +17,16 @@ if find_spec("math_verify") is None:  # it is imported in another process, which
 MAX_ANSWER = 1000
 """Characters; no answer is longer, and what is compared stays small."""
 _INTEGER = re.compile(r"[-+]?(?:[0-9]{1,40}|[0-9]{1,3}(?:,[0-9]{3}){1,12})")
-_SPACE = re.compile(r"\\[,;:! ]|\s+")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;: ]|~|\{,\})(?=[0-9]{3}(?![0-9]))")
+# Token by token, so that the second backslash of a row break is never taken for the first of a space behind it.
+_TOKEN = re.compile(r"\\\\\*?(?:\s*\[\s*-?[0-9.]+\s*[a-z]{2}\s*\])?|\\[a-zA-Z]+|\\.|[\s~\u2212\u00b0]", re.DOTALL)
+_MEANT = {
+    **dict.fromkeys((r"\,", r"\;", r"\:", "\\ ", "\\\n", "~", r"\quad", r"\qquad"), " "),
+    **dict.fromkeys((r"\!", r"\$"), ""),
+    **dict.fromkeys((r"\degree", "\u00b0"), r"^\circ"),
+    r"\varnothing": r"\emptyset",
+    "\u2212": "-",
+}
 _EDGES = re.compile(r"^\$+|\$+$|\\?%$|(?<=\d)\.$")
 
 
@@ -39,7 +48,7 @@ async def math_boxed(
     """
     if several not in ("last", "refuse"):
         raise ConfigError(f"scoring.options, scorer math: several must be 'last' or 'refuse', not {several!r}")
-    golds = _golds(trajectory.sample)
+    golds = golds_of(trajectory.sample)
     answer = find_answer(trajectory.turns[-1].message.visible if trajectory.turns else "", tag, several)
     if answer is None:
         return Score(no_answer, {"acc": 0.0, "format": 0.0})
@@ -75,13 +84,18 @@ def _integer(text: str) -> int:
 
 def tidy(text: str) -> str:
     """Without dollar signs around, a percent sign or full stop at the end, and spaces that mean nothing."""
-    text = _SPACE.sub(" ", text).strip().replace("\u2212", "-").replace("\\$", "").strip()
+    text = " ".join(_TOKEN.sub(_plain, _THOUSANDS.sub("", text)).split()).replace("\\\\ \\end{", "\\end{")
     while (shorter := _EDGES.sub("", text).strip()) != text:
         text = shorter
     return text
 
 
-def _golds(sample: Sample) -> tuple[str, ...]:
+def _plain(token: re.Match[str]) -> str:
+    """A row break without the distance to the next row; anything else as math-verify knows it."""
+    return "\\\\ " if token.group().startswith("\\\\") else _MEANT.get(token.group(), token.group())
+
+
+def golds_of(sample: Sample) -> tuple[str, ...]:
     """The ground truth as LaTeX: a text (with or without a box), a number, or a list of these."""
     truth: Any = sample.ground_truth
     golds = []

@@ -1,6 +1,5 @@
 """Red lines: misuse of tools that is plain from the record, so that no judge need be asked."""
 
-import ast
 import base64
 import binascii
 import enum
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, unknown
+from turnwise.storage.conduct import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
 Box = tuple[float, float, float, float]
@@ -28,10 +28,6 @@ FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStat
 _BAD_BOX = re.compile(
     r"Coordinate '(?:right|lower)' is less than '(?:left|upper)'|an image of (?:0 x \d+|\d+ x 0) pixels"
 )
-_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_HARMLESS = {"print", "str", "repr", "int", "float", "bool", "len", "round", "format", "sum", "min", "max", "abs"} | {
-    "list", "tuple", "dict", "set", "range", "sorted", "enumerate", "zip"}  # fmt: skip
 
 
 class RedLine(enum.StrEnum):
@@ -40,13 +36,13 @@ class RedLine(enum.StrEnum):
     INVALID_CROP = "invalid_crop"
     """A box outside the image, or with nothing in it."""
     DUPLICATE_CALL = "duplicate_call"
-    """The same call as before."""
+    """A call that asks the same as one before."""
     DUPLICATE_OUTPUT = "duplicate_output"
     """Another call that gave the same images or the same text as one before."""
     UNREPAIRED_ERROR = "unrepaired_error"
     """A call that failed, and none of that tool after it that did not."""
     PRINT_ONLY = "print_only"
-    """On a task that needs looking: code that looks at nothing."""
+    """On a task that needs looking: code that only says what is written in it."""
     LARGE_CROP = "large_crop"
     """A crop of nearly the whole image."""
 
@@ -95,20 +91,19 @@ def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> d
     calls = list(_calls(trajectory))
     sizes = _Sizes(trajectory.sample)
     found: dict[int, set[RedLine]] = {}
-    seen_calls: set[str] = set()
     seen_outputs: set[str] = set()
+    repeats = repeated(one.record for one in calls)
     for number, one in enumerate(calls):
         lines = set(_crops(one, sizes, max_crop))
-        call, output = _call_key(one.record), _output_key(one)
-        if call in seen_calls:
+        output = _output_key(one)
+        if repeats[number]:
             lines.add(RedLine.DUPLICATE_CALL)
         elif output is not None and output in seen_outputs:
             lines.add(RedLine.DUPLICATE_OUTPUT)
         if one.record.status in FAULTY and not any(_repairs(later, one) for later in calls[number + 1 :]):
             lines.add(RedLine.UNREPAIRED_ERROR)
-        if search and one.record.status is CallStatus.OK and is_print_only(one.record.call.arguments.get("code")):
+        if search and prints_only(one.record):
             lines.add(RedLine.PRINT_ONLY)
-        seen_calls.add(call)
         seen_outputs |= {output} if output is not None else set()
         if lines:
             found.setdefault(one.turn.index, set()).update(lines)
@@ -128,15 +123,6 @@ def _repairs(later: _Call, failed: _Call) -> bool:
     unread = failed.record.status in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL)
     same = unread or later.record.call.name == failed.record.call.name
     return later.record.status is CallStatus.OK and same
-
-
-def _call_key(record: CallRecord) -> str:
-    arguments: dict[str, Any] = dict(record.call.arguments)
-    if isinstance(arguments.get("code"), str):  # white space at line ends and empty lines make no other program
-        lines = program(arguments["code"]).splitlines()
-        arguments["code"] = [line.rstrip() for line in lines if line.strip()]
-    problem = record.call.problem
-    return json.dumps([record.call.name, arguments, problem], sort_keys=True, default=str)
 
 
 def _output_key(one: _Call) -> str | None:
@@ -229,30 +215,3 @@ def _is_outside(box: Box, size: tuple[int, int] | None) -> bool:
 
 def _area(box: Box) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
-
-
-# --- code ---------------------------------------------------------------------------------------------------------
-
-
-def program(text: str) -> str:
-    """The code as the python tool takes it: models wrap it into tags or fences, also inside an argument."""
-    tagged = _TAGGED.findall(text)
-    text = "\n".join(tagged) if tagged else text
-    fenced = _FENCED.findall(text)
-    return "\n".join(fenced) if fenced else text
-
-
-def is_print_only(code: object) -> bool:
-    """Whether code uses nothing but what it says itself: no image, no file, no earlier variable, no package."""
-    if not isinstance(code, str):
-        return False
-    try:
-        tree = ast.parse(program(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what is no program did nothing; its error tells
-        return False
-    nodes = list(ast.walk(tree))
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    return all(node.id in own | _HARMLESS for node in names if isinstance(node.ctx, ast.Load))

@@ -1,18 +1,22 @@
 """What a scorer is, which one a data source gets, and how its result becomes a trajectory's reward."""
 
+import asyncio
 import dataclasses
 import functools
 import inspect
 import math
 import numbers
+import reprlib
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, one_line, unknown
+from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
 from turnwise.together import together
-from turnwise.types import Ledger, Role, StopReason, Trajectory
+from turnwise.types import Ledger, Remark, Role, StopReason, Trajectory
 
 KNOWN = {
     "openai/gsm8k": "gsm8k",
@@ -23,6 +27,9 @@ KNOWN = {
     **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
 }
 """The scorer of data sources that `scoring.scorers` does not cover."""
+LONGEST_CAUSE = 300
+LONGEST_REMARK = 10_000
+"""Characters kept of what a scorer raised, and of what a judge wrote."""
 TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
 
@@ -31,11 +38,13 @@ _VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trajectory is worth: `Score(1.5, {"correct": 1.0, "format": 0.5})`; `turns` has scores by turn index."""
+    """What a trajectory is worth: `Score(1.5, {"correct": 1.0, "format": 0.5})`; `turns` has scores by turn index,
+    `remarks` the words that came with them."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)
     turns: dict[int, dict[str, float]] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
 
 
 Scorer = Callable[[Trajectory], Awaitable[float | dict[str, float] | Score]]
@@ -132,7 +141,7 @@ def _plain_scorer(function: Callable[..., Any], spec: str) -> Scorer:
 
 def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> Scorer:
     """A verl reward function. It is given the last assistant message, not the whole conversation as in verl, where
-    tool and user text could be taken for an answer. Its dict must hold `score`; text beside it is not a reward."""
+    tool and user text could be taken for an answer."""
 
     async def scorer(trajectory: Trajectory) -> Any:
         sample = trajectory.sample
@@ -144,16 +153,23 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
         if takes_info:
             arguments["extra_info"] = verl_extra_info(trajectory)
         result = function(**arguments)
-        if inspect.isawaitable(result):
-            result = await result
-        if isinstance(result, dict):
-            if TOTAL not in result:
-                raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
-            return {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
-        return result
+        return verl_result(await result if inspect.isawaitable(result) else result, spec)
 
     scorer.__qualname__ = spec
     return scorer
+
+
+def verl_result(result: Any, spec: str) -> Any:
+    """What a verl reward function returned. A dict must hold `score`; a text beside it is no reward but a remark."""
+    if not isinstance(result, dict):
+        return result
+    if TOTAL not in result:
+        raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
+    kept = {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
+    said = tuple(
+        Remark(str(name), text) for name, text in result.items() if name not in kept and isinstance(text, str) and text
+    )
+    return dataclasses.replace(_sum(kept, spec), remarks=said)
 
 
 def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
 
 
 async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
-    """Fill `reward`, `parts` and the turns' `scores`. A failed trajectory keeps None: its failure is not the policy's.
+    """Fill `reward`, `parts`, `remarks` and the turns' `scores`; a failed episode gets none.
 
     When the machinery of scoring fails, the trajectory is failed too: left out of baselines, never given a zero.
     """
@@ -178,7 +194,7 @@ async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
     except ScoringFailed as error:
         trajectory.failure = f"{SCORING}: {error}"
         return
-    trajectory.reward, trajectory.parts = score.reward, score.parts
+    trajectory.reward, trajectory.parts, trajectory.remarks = score.reward, score.parts, list(score.remarks)
     for turn in trajectory.turns:
         turn.scores = dict(score.turns.get(turn.index, {}))
 
@@ -213,7 +229,7 @@ def turns_before_feedback(trajectory: Trajectory) -> int:
 def cut(trajectory: Trajectory, turns: int) -> Trajectory:
     """A shallow copy that ends after the first `turns` turns and what was replied to them.
 
-    Reward, advantage and render check are left out; stop reason and seconds stay those of the whole episode.
+    Reward, remarks, advantage and render check are left out; stop reason and seconds stay those of the whole episode.
     """
     if not 0 <= turns <= len(trajectory.turns):
         raise ValueError(f"cannot cut after turn {turns} of {len(trajectory.turns)}")
@@ -234,6 +250,7 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
         reward=None,
         parts={},
         advantage=None,
+        remarks=[],
     )
 
 
@@ -242,27 +259,58 @@ def _cut_ledger(ledger: Ledger, end: int) -> Ledger:
 
 
 async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
-    """What the scorer says, checked: finite numbers by name, for turns that exist."""
-    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+    """What the scorer says, checked: finite numbers by name, for turns that exist.
+
+    A result that is none is a mistake of the scorer's, a PluginError. What it raises says nothing about the policy and
+    becomes ScoringFailed, but for a TurnwiseError, which a person must mend first.
+    """
+    name = name_of(scorer)
     try:
         result: Any = await scorer(trajectory)
     except (ScoringFailed, TurnwiseError):
         raise
-    except (Exception, SystemExit) as error:  # a stranger's code: the person who wrote it can mend it
-        where = f"sample {trajectory.sample.id!r}, sibling {trajectory.sibling}"
-        raise PluginError(f"scorer {name} failed on {where}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise raised_by(name, error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise raised_by(name, error) from error  # nobody cancelled us: the scorer itself raised it
     if isinstance(result, Score):
         return _checked(result, trajectory, name)
-    if not isinstance(result, dict):
-        return Score(_number(result, name, "a score"))
+    return _sum(result, name) if isinstance(result, dict) else Score(_number(result, name, "a score"))
+
+
+def name_of(scorer: Scorer) -> str:
+    """What a scorer is called in messages."""
+    return str(getattr(scorer, "__qualname__", type(scorer).__name__))
+
+
+def raised_by(name: str, error: BaseException) -> ScoringFailed:
+    """The failure of a scorer that raised, on one line, with the place in the code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:  # a class of a plug-in, which may do anything here
+        text = f"(its text cannot be had: {type(broken).__name__})"
+    said = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
+    return ScoringFailed(f"scorer {name} raised {said}{where}")
+
+
+def _sum(result: dict[Any, Any], name: str) -> Score:
+    """Parts by name; the reward is the one called `score`, or their sum."""
     parts = {str(part): _number(value, name, f"part {part!r}") for part, value in result.items()}
     if not parts:
-        raise PluginError(f"scorer {name} returned an empty dict; it needs {TOTAL!r} or parts to add up")
+        raise PluginError(f"scorer {name} returned an empty dict, {{}}; it needs {TOTAL!r} or parts to add up")
     total = parts.pop(TOTAL) if TOTAL in parts else sum(parts.values())
     return Score(_number(total, name, "the sum of its parts"), parts)
 
 
 def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
+    for what, mapping in (("parts", score.parts), ("turns", score.turns)):
+        if not isinstance(mapping, Mapping):
+            raise PluginError(f"scorer {name} returned a Score whose {what} are {reprlib.repr(mapping)}, no mapping")
     existing = {turn.index for turn in trajectory.turns}
     if not existing.issuperset(score.turns):
         raise PluginError(f"scorer {name} scored turns {sorted(score.turns)}; there are {sorted(existing)}")
@@ -273,19 +321,34 @@ def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
             turn: {part: _number(value, name, f"{part!r} of turn {turn}") for part, value in scores.items()}
             for turn, scores in score.turns.items()
         },
+        tuple(_remark(remark, existing, name) for remark in score.remarks),
+    )
+
+
+def _remark(remark: Any, turns: set[int], name: str) -> Remark:
+    good = isinstance(remark, Remark) and isinstance(remark.by, str) and isinstance(remark.text, str)
+    if not good or remark.turn not in {None, *turns}:
+        raise PluginError(f"scorer {name} returned the remark {reprlib.repr(remark)}: no Remark with a text on a turn")
+    text, value = remark.text, remark.value
+    return Remark(
+        remark.by,
+        text if len(text) <= LONGEST_REMARK else f"{text[:LONGEST_REMARK]}… ({len(text)} characters)",
+        None if value is None else _number(value, name, f"the value of a remark by {remark.by}"),
+        remark.turn,
     )
 
 
 def _number(value: Any, scorer: str, what: str) -> float:
     if type(value) is float and math.isfinite(value):  # nearly always, and the checks below are slow
         return value
-    if not isinstance(value, numbers.Real):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise PluginError(f"scorer {scorer} returned {kind} as {what}; it must be a finite number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = math.nan
+    if isinstance(value, numbers.Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
     if not math.isfinite(number):
-        raise PluginError(f"scorer {scorer} returned {number} as {what}; it must be a finite number")
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        shown = reprlib.repr(value)
+        raise PluginError(f"scorer {scorer} returned {shown} ({kind}) as {what}; it must be a finite number")
     return number

@@ -1,17 +1,19 @@
 """A run's scorers: which one each data source gets, with its options and weights, and the runner that runs them."""
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.failures import Tally
+from turnwise.scoring.failures import Tally, counted
 from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.judge import take_metrics
-from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, spec_for
-from turnwise.types import Trajectory
+from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
+from turnwise.scoring.truths import check_truths
+from turnwise.types import Sample, Trajectory
 
 
 class Runner(Protocol):
@@ -43,7 +45,7 @@ class Scoring:
         """What the config asks for; `own` replaces every scorer and runs as it is."""
         runner = make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, weighted(own, config.weights)))
+            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.tally), config.weights)))
         named = {source: spec_for(source, config.scorers) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
@@ -54,6 +56,14 @@ class Scoring:
             raise ConfigError(f"scoring.options: no data source has the {hint}")
         made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
+
+    @staticmethod
+    def check(config: ScoringConfig, samples: Sequence[Sample]) -> None:
+        """DataError for a sample without the ground truth that its scorer needs."""
+        for source in sorted({sample.data_source for sample in samples}):
+            name = spec_for(source, config.scorers)
+            spec = ScorerSpec(name, _options(config, name))
+            check_truths(spec, (sample for sample in samples if sample.data_source == source))
 
     def metrics(self) -> dict[str, float]:
         """What scoring went through since this was last asked, the judges' requests included."""
@@ -93,7 +103,10 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
     """The scorer with its parts weighed; a weight for a part that it does not have is an error."""
     if not weights:
         return scorer
-    name = getattr(scorer, "__qualname__", type(scorer).__name__)
+    for part, weight in weights.items():
+        if not math.isfinite(weight):
+            raise ConfigError(f"scoring.weights.{part} must be a finite number, not {weight}")
+    name = name_of(scorer)
 
     async def weigh(trajectory: Trajectory) -> Score:
         found = await evaluate(scorer, trajectory)
@@ -101,7 +114,7 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
             if part not in found.parts:
                 raise ConfigError(f"scoring.weights, scorer {name}: {unknown('part', part, found.parts)}")
         reward = sum(weights.get(part, 1.0) * value for part, value in found.parts.items())
-        return Score(reward, found.parts, found.turns)
+        return Score(reward, found.parts, found.turns, found.remarks)
 
     weigh.__qualname__ = name
     return weigh

@@ -1,19 +1,24 @@
 """Who says what a tool turn was worth: a judge that is shown evidence, the tools themselves, or known target boxes."""
 
 import enum
+import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import numbers
+import reprlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
 from turnwise.plugins import load
 from turnwise.scoring.held import held
 from turnwise.scoring.judge.judge import Judge as LlmJudge
-from turnwise.scoring.judge.prompts import full_trace, question_of
+from turnwise.scoring.judge.prompts import full_trace, images_of, question_of
 from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.red_lines import Box, images_in, read_box
-from turnwise.types import Role, Sample, Trajectory, Turn
+from turnwise.together import each
+from turnwise.types import Image, Role, Sample, Trajectory, Turn
 
 EVIDENCE_RUBRIC = """\
 Below are a question about an image or a text, and what one tool call returned. You see neither the reasoning nor the \
@@ -28,6 +33,8 @@ how the tools were used, not whether the answer is right.
 0.25: hardly anything. 0: no operation on the data, or output that only asserts an answer."""
 WHOLE, VISIBLE, BARELY = 0.9, 7.0, 4.0
 """Share of a target inside a crop that counts as all of it; its height in shown pixels to be read well, or at all."""
+AT_ONCE = 8
+"""Turns of one trajectory being judged; the judge bounds its requests over all of them."""
 PART = 0.3
 """Share of a target below which the crop misses it."""
 
@@ -42,57 +49,81 @@ class View(enum.Enum):
 
 
 class Judge(Protocol):
-    """Grades evidence from 0 to 1; ScoringFailed when it cannot be reached or makes no sense."""
+    """Grades evidence from 0 to 1, as a number or with its words; ScoringFailed when it cannot.
 
-    async def verdict(self, question: str, evidence: str, rubric: str) -> float: ...
+    One whose `verdict` also takes `images`, or `question_images`, is shown what the tools drew, or what the question
+    is about.
+    """
+
+    async def verdict(self, question: str, evidence: str, rubric: str) -> float | Verdict: ...
 
 
-StepJudge = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, float]]]
-"""(trajectory, the turns to judge) to a score from 0 to 1 by turn index."""
+StepJudge = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, Verdict]]]
+"""(trajectory, the turns to judge) to a verdict from 0 to 1 by turn index."""
 
 
-def by_evidence(judge: Judge) -> StepJudge:
+def by_evidence(judge: Judge, *, show_images: bool = True) -> StepJudge:
     """One verdict per turn, from the question and that turn's tool output; nothing the policy wrote is shown."""
 
-    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
-        asked = question_of(trajectory.sample)
-        return {turn.index: _grade(await judge.verdict(asked, evidence(turn), EVIDENCE_RUBRIC)) for turn in turns}
+    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
+        asked, takes = question_of(trajectory.sample), _takes(judge) if show_images else ()
+
+        async def one(turn: Turn) -> Verdict:
+            shown = _shown(takes, trajectory.sample, [turn])
+            return _graded(await judge.verdict(asked, evidence(turn), EVIDENCE_RUBRIC, **shown))
+
+        found = await each(one, turns, AT_ONCE)
+        return {turn.index: verdict for turn, verdict in zip(turns, found, strict=True)}
 
     return step_scores
 
 
-def by_trace(judge: Judge) -> StepJudge:
+def by_trace(judge: Judge, *, show_images: bool = True) -> StepJudge:
     """One verdict per trajectory, from all of it, given to each turn: their mean is that verdict."""
 
-    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
         if not turns:
             return {}
-        found = _grade(await judge.verdict(question_of(trajectory.sample), trace(trajectory), TRACE_RUBRIC))
+        shown = _shown(_takes(judge) if show_images else (), trajectory.sample, trajectory.turns)
+        asked = question_of(trajectory.sample)
+        found = _graded(await judge.verdict(asked, trace(trajectory), TRACE_RUBRIC, **shown))
         return {turn.index: found for turn in turns}
 
     return step_scores
 
 
-async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+def _takes(judge: Judge) -> tuple[str, ...]:
+    """Which images a judge's `verdict` has a parameter for."""
+    parameters = inspect.signature(judge.verdict).parameters
+    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return tuple(name for name in ("question_images", "images") if any_name or name in parameters)
+
+
+def _shown(takes: tuple[str, ...], sample: Sample, turns: list[Turn]) -> dict[str, tuple[Image, ...]]:
+    found = {"question_images": images_of(sample)} if "question_images" in takes else {}
+    return found | ({"images": tuple(drawn(turns))} if "images" in takes else {})
+
+
+async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
     """The tools' own scores: the mean over a turn's calls."""
-    found: dict[int, float] = {}
+    found: dict[int, Verdict] = {}
     for turn in turns:
         scores = [record.score for record in turn.calls if record.score is not None]
         if not scores:
             names = ", ".join(sorted({record.call.name for record in turn.calls}))
             raise ConfigError(f"judge=tool: the calls of {names} carry no score; name a judge that reads their output")
-        found[turn.index] = min(1.0, max(0.0, sum(scores) / len(scores)))
+        found[turn.index] = Verdict(min(1.0, max(0.0, sum(scores) / len(scores))))
     return found
 
 
-async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float]:
+async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
     """Crops against `extra_info.target_boxes` of the sample, in pixels of its image; a target is paid for once.
 
     1 when a target is all there and large enough to be read, 0.75 when part of it is or it is small, 0.25 for a crop
     that misses all that has not been seen yet, 0 without an image of the source.
     """
     unseen = _targets(trajectory.sample)
-    found: dict[int, float] = {}
+    found: dict[int, Verdict] = {}
     for turn in turns:
         best = 0.0
         for image in [image for record in turn.calls for image in images_in(record)]:
@@ -102,7 +133,7 @@ async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, float
             grades = {target: _seen(target, box, float(size[1])) for target in unseen}
             best = max(best, 0.25, *grades.values())
             unseen = [target for target, grade in grades.items() if grade < 1.0]
-        found[turn.index] = best
+        found[turn.index] = Verdict(best)
     return found
 
 
@@ -146,10 +177,30 @@ def trace(trajectory: Trajectory) -> str:
     return "\n".join(f"{message.role.value}: {message.text}" for message in said)
 
 
-def _grade(value: float) -> float:
-    if not 0.0 <= value <= 1.0:  # nan too
-        raise ScoringFailed(f"the judge gave {value!r}, which is not a grade from 0 to 1")
-    return float(value)
+def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
+    """The images that the calls of these turns gave: those noted with the call, else those in its reply."""
+    for turn in turns:
+        replies = {reply.tool_call_id: reply for reply in turn.replies if reply.role is Role.TOOL}
+        for record in turn.calls:
+            noted = [image for image in images_in(record) if isinstance(image.get("data"), str)]
+            moved = [image["file"] for image in images_in(record) if isinstance(image.get("file"), str)]
+            reply = replies.get(record.call.id)
+            if noted:
+                yield from (Image(image["data"]) for image in noted)
+            elif reply is not None and not isinstance(reply.content, str):
+                yield from (part for part in reply.content if isinstance(part, Image))
+            elif moved:
+                raise ScoringFailed(f"the image {moved[0]} of turn {turn.index} is with its run and cannot be shown")
+
+
+def _graded(found: object) -> Verdict:
+    value = found.value if isinstance(found, Verdict) else found
+    if not isinstance(value, numbers.Real):
+        raise PluginError(f"the judge returned {reprlib.repr(found)}, which is no grade from 0 to 1")
+    grade = float(value)
+    if not 0.0 <= grade <= 1.0:  # nan too
+        raise ScoringFailed(f"the judge gave {grade!r}, which is not a grade from 0 to 1")
+    return replace(found, value=grade) if isinstance(found, Verdict) else Verdict(grade)
 
 
 # --- judges by name -----------------------------------------------------------------------------------------------
@@ -173,11 +224,21 @@ class _Whole:
 
     judge: LlmJudge
 
-    async def verdict(self, question: str, evidence: str, rubric: str) -> float:
-        return (await self.judge.decide(full_trace(question, evidence, rubric))).value
+    async def verdict(
+        self,
+        question: str,
+        evidence: str,
+        rubric: str,
+        *,
+        question_images: tuple[Image, ...] = (),
+        images: tuple[Image, ...] = (),
+    ) -> Verdict:
+        return await self.judge.decide(
+            full_trace(question, evidence, rubric, images=question_images, output_images=images)
+        )
 
 
-def step_judge(name: str, view: View, options: Mapping[str, Any]) -> StepJudge:
+def step_judge(name: str, view: View, options: Mapping[str, Any], *, show_images: bool = True) -> StepJudge:
     """`llm`, `tool`, `boxes`, or module:name of a Judge or of what makes one; call it inside the event loop."""
     if name in RULES:
         if options:
@@ -185,12 +246,15 @@ def step_judge(name: str, view: View, options: Mapping[str, Any]) -> StepJudge:
         return RULES[name]
     if name == LLM:
         shared = LlmJudge.shared(JudgeSettings.of(options))
-        return by_evidence(shared) if view is View.evidence_only else by_trace(_Whole(shared))
+        if view is View.evidence_only:
+            return by_evidence(shared, show_images=show_images)
+        return by_trace(_Whole(shared), show_images=show_images)
     if not {":", "."} & set(name):
         raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
     own = held(_Own, key, lambda: _Own(_as_judge(load(name, "judge"), name, options))).judge
-    return by_evidence(own) if view is View.evidence_only else by_trace(own)
+    chosen = by_evidence if view is View.evidence_only else by_trace
+    return chosen(own, show_images=show_images)
 
 
 def _as_judge(found: Any, spec: str, options: Mapping[str, Any]) -> Judge:

@@ -8,11 +8,12 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.red_lines import EXECUTED, Penalties, crossed
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.step_judges import LLM, View, step_judge
-from turnwise.types import CallStatus, Trajectory, Turn
+from turnwise.types import CallStatus, Remark, Trajectory, Turn
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 TAGS = ("think", "code", "answer", "tool_call")
 ACC = "acc"
+RED = "red lines"
 
 
 class Need(enum.Enum):
@@ -38,6 +39,7 @@ async def tapo(
     judge: str = LLM,
     judge_options: Mapping[str, Any] | None = None,
     view: str = "evidence_only",
+    show_images: bool = True,
     needless: float = -0.25,
     red_lines: Mapping[str, float] | None = None,
     max_crop: float = 0.9,
@@ -45,7 +47,8 @@ async def tapo(
     """`acc_weight * acc + format_weight * format + tool_weight * tool`; `tool` is the mean over the tool turns.
 
     `accuracy` names another scorer. `need` is search, optional or none, for all or by data source. A turn that crossed
-    a red line is worth its penalty and is not shown to the judge.
+    a red line is worth its penalty and is not shown to the judge. `show_images`: the judge sees the question's images
+    and those of the turn; a model that reads text only needs false.
     """
     check_weights(acc_weight, tool_weight)
     penalties = Penalties.of(red_lines or {}, max_crop)
@@ -54,23 +57,25 @@ async def tapo(
     wanted, shown = need_of(trajectory.sample.data_source, need), _choice(View, view, "view")
     found = await evaluate(ScorerSpec(accuracy, dict(accuracy_options or {})).make(), trajectory)
     acc = found.parts.get(ACC, found.reward)
-    red = {
-        index: penalties.total(lines)
-        for index, lines in crossed(trajectory, search=wanted is Need.search, max_crop=max_crop).items()
-    }
+    on_red = crossed(trajectory, search=wanted is Need.search, max_crop=max_crop)
+    red = {index: penalties.total(lines) for index, lines in on_red.items()}
+    said = [Remark(RED, ", ".join(sorted(lines)), red[index], index) for index, lines in on_red.items()]
     turns = [turn for turn in trajectory.turns if turn.index not in red and _executed(turn)]
     if wanted is Need.search:
         # A turn whose calls all failed showed nothing; that it was repaired is why it is not on red.
         worked = [turn for turn in turns if any(record.status is CallStatus.OK for record in turn.calls)]
-        judged = await step_judge(judge, shown, judge_options or {})(trajectory, worked) if worked else {}
-        scores = red | {turn.index: judged.get(turn.index, 0.0) for turn in turns}
+        asked = step_judge(judge, shown, judge_options or {}, show_images=show_images)
+        judged = await asked(trajectory, worked) if worked else {}
+        scores = red | {turn.index: judged[turn.index].value if turn.index in judged else 0.0 for turn in turns}
+        said += [Remark(judge, one.words, one.value, index) for index, one in judged.items() if one.words]
     else:
         worth = needless if wanted is Need.none else 0.0
         scores = red | {turn.index: worth for turn in turns}
     tool = sum(scores.values()) / len(scores) if scores else 0.0
     parts = {ACC: acc, "format": float(is_well_formed(trajectory)), "tool": tool}
     reward = acc_weight * parts[ACC] + format_weight * parts["format"] + tool_weight * tool
-    return Score(reward, parts, {index: {"tool": scores[index]} for index in sorted(scores)})
+    said.sort(key=lambda remark: remark.turn or 0)
+    return Score(reward, parts, {index: {"tool": scores[index]} for index in sorted(scores)}, (*found.remarks, *said))
 
 
 def check_weights(acc_weight: float, tool_weight: float) -> None:

@@ -4,6 +4,7 @@ Workers import this, so it imports nothing heavy; `answers.py` reads it on the o
 """
 
 import traceback
+from dataclasses import asdict
 from typing import Any
 
 from turnwise.scoring.scorer import Score, Scorer, evaluate
@@ -19,29 +20,20 @@ Told = dict[str, Any]
 
 async def tell(scorer: Scorer, trajectory: Trajectory) -> Told:
     """The scorer's result, checked as `evaluate` does, or its exception."""
-    name = getattr(scorer, "__qualname__", type(scorer).__name__)
     try:
-        result = await scorer(trajectory)
-    except Exception as error:
-        return {"error": told_error(error)}
-
-    async def again(_: Trajectory) -> Any:
-        return result
-
-    again.__qualname__ = name
-    try:
-        return told_score(await evaluate(again, trajectory))
+        return told_score(await evaluate(scorer, trajectory))
     except Exception as error:
         return {"error": told_error(error)}
 
 
 def told_score(score: Score) -> Told:
     """A score; JSON has texts only as keys, so turns are told by their index as text."""
-    return {
+    told: Told = {
         "reward": score.reward,
         "parts": score.parts,
         "turns": {str(turn): scores for turn, scores in score.turns.items()},
     }
+    return told | ({"remarks": [asdict(remark) for remark in score.remarks]} if score.remarks else {})
 
 
 def told_error(error: Exception) -> Told:

@@ -24,10 +24,8 @@ _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "“”‘’«�
 
 async def exact_match(trajectory: Trajectory) -> float:
     """1 when the last assistant message, reasoning and calls left out, equals the ground truth; outer space is free."""
-    truth = trajectory.sample.ground_truth
-    if not isinstance(truth, str | int) or isinstance(truth, bool):
-        raise DataError(f"sample {trajectory.sample.id!r}: exact_match needs a text as ground truth, not {truth!r:.80}")
-    return float(bool(trajectory.answers) and trajectory.answers[-1].visible.strip() == str(truth).strip())
+    truth = text_of(trajectory.sample)
+    return float(bool(trajectory.answers) and trajectory.answers[-1].visible.strip() == truth.strip())
 
 
 async def text_match(
@@ -107,6 +105,14 @@ def f1(said: list[str], truth: list[str]) -> float:
 
 
 MEASURES = {"exact": exact, "inclusion": inclusion, "f1": f1}
+
+
+def text_of(sample: Sample) -> str:
+    """The ground truth, a text or a whole number."""
+    truth = sample.ground_truth
+    if not isinstance(truth, str | int) or isinstance(truth, bool):
+        raise DataError(f"sample {sample.id!r}: exact_match needs a text as ground truth, not {truth!r:.80}")
+    return str(truth)
 
 
 def texts_of(sample: Sample) -> list[str]:

@@ -1,21 +1,25 @@
 """How an episode went about its tools, read off the recorded messages: evidence, its use, repeats, empty code.
 
-These are signs for people who look for patterns, not rewards: a number that happens to be in a tool's reply and in the
-answer counts as used.
+Evidence and its use are signs for people who look for patterns: a number that happens to be in a tool's reply and in
+the answer counts as used. Which calls repeat one, and which only print, red lines ask here too.
 """
 
 import ast
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.types import CallStatus, Message, Role, Trajectory
+from turnwise.types import CallRecord, CallStatus, Message, Role, Trajectory
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"[^\W\d_]{4,}")
 _CODE_KEYS = ("code", "source", "script")
 _LONGEST_CODE = 20_000
+_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_SAYING = {"print", "str", "repr", "int", "float", "bool", "format", "list", "tuple", "dict", "set"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,9 @@ class Conduct:
     used: bool
     """A number or word of such a reply, not in the question, stands in what the assistant wrote later."""
     duplicate_calls: int
-    """Calls equal to an earlier one, name and arguments."""
+    """Calls equal to an earlier one (`repeated`)."""
     print_only: int
-    """Calls whose Python does nothing but print constants."""
+    """Calls whose Python only says what is written in it (`is_print_only`)."""
 
 
 def conduct_of(trajectory: Trajectory) -> Conduct:
@@ -44,16 +48,67 @@ def conduct_of(trajectory: Trajectory) -> Conduct:
             if reply.role is Role.TOOL and reply.tool_call_id in worked and _says_something(reply):
                 evidence = True
                 said |= _tokens(reply.text) - asked
+    calls = trajectory.calls
+    return Conduct(evidence, used, sum(repeated(calls)), sum(prints_only(call) for call in calls))
+
+
+def repeated(calls: Iterable[CallRecord]) -> list[bool]:
+    """Which of an episode's calls ask the same as one before: name and arguments, white space in code left aside.
+
+    A call that could not be read may have meant anything, one that was refused was not made: neither counts.
+    """
     seen: set[str] = set()
-    duplicates = empty = 0
-    for call in trajectory.calls:
-        if call.status is CallStatus.MALFORMED:
-            continue
-        key = _key(call.call.name, call.call.arguments)
-        duplicates += key in seen
-        seen.add(key)
-        empty += _prints_only(call.call.arguments)
-    return Conduct(evidence, used, duplicates, empty)
+    found = []
+    for record in calls:
+        key = _key(record)
+        found.append(key in seen)
+        seen |= {key} if key is not None else set()
+    return found
+
+
+def prints_only(record: CallRecord) -> bool:
+    """Whether a call that worked ran code which only says what is written in it (`is_print_only`)."""
+    return not record.status.failed and is_print_only(_code(record.call.arguments))
+
+
+def program(text: str) -> str:
+    """The code as the python tool takes it: models wrap it into tags or fences, also inside an argument."""
+    tagged = _TAGGED.findall(text)
+    text = "\n".join(tagged) if tagged else text
+    fenced = _FENCED.findall(text)
+    return "\n".join(fenced) if fenced else text
+
+
+def is_print_only(code: object) -> bool:
+    """Whether code only says what is written in it: it has no name but its own, computes nothing, and says something.
+
+    A name it did not make itself (an image, a file, an earlier variable, a package's content) is something to look at,
+    and arithmetic is what a tool is for. Definitions and imports alone may serve a later call.
+    """
+    if not isinstance(code, str) or len(code) > _LONGEST_CODE:
+        return False
+    try:
+        tree = ast.parse(program(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what is no program did nothing; its error tells
+        return False
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    looks = any(node.id not in own | _SAYING for node in names if isinstance(node.ctx, ast.Load))
+    says = any(isinstance(node, ast.Expr) for node in tree.body) or any(node.id == "print" for node in names)
+    return says and not looks and not any(map(_computes, nodes))
+
+
+def _computes(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):  # with a text it is another way to write that text
+        return not any(_is_text(side) for side in (node.left, node.right))
+    return isinstance(node, ast.AugAssign | ast.Compare)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _says_something(reply: Message) -> bool:
@@ -64,33 +119,20 @@ def _tokens(text: str) -> set[str]:
     return {number.replace(",", "") for number in _NUMBER.findall(text)} | {w.lower() for w in _WORD.findall(text)}
 
 
-def _key(name: str, arguments: dict[str, Any]) -> str:
+def _key(record: CallRecord) -> str | None:
+    """Equal for equal calls; None for one that cannot be compared."""
+    call = record.call
+    if call.problem is not None or record.status in (CallStatus.MALFORMED, CallStatus.REFUSED):
+        return None
+    arguments: dict[str, Any] = dict(call.arguments)
+    for key in _CODE_KEYS:
+        if isinstance(arguments.get(key), str):  # white space at line ends and empty lines make no other program
+            arguments[key] = [line.rstrip() for line in program(arguments[key]).splitlines() if line.strip()]
     try:
-        return f"{name} {json.dumps(arguments, sort_keys=True, default=repr)}"
-    except RecursionError:  # a model can nest deeper than JSON is written; such calls equal each other by name only
-        return name
+        return f"{call.name} {json.dumps(arguments, sort_keys=True, default=repr)}"
+    except RecursionError:  # a model can nest deeper than JSON is written
+        return None
 
 
-def _prints_only(arguments: dict[str, Any]) -> bool:
-    code = next((arguments[key] for key in _CODE_KEYS if isinstance(arguments.get(key), str)), None)
-    if code is None or len(code) > _LONGEST_CODE:
-        return False
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what a model wrote need not be Python
-        return False
-    return bool(body) and all(_is_constant_print(statement) for statement in body)
-
-
-def _is_constant_print(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.Expr):
-        return False
-    value = statement.value
-    if isinstance(value, ast.Constant):
-        return True
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Name)
-        and value.func.id == "print"
-        and all(isinstance(argument, ast.Constant) for argument in value.args)
-    )
+def _code(arguments: dict[str, Any]) -> str | None:
+    return next((arguments[key] for key in _CODE_KEYS if isinstance(arguments.get(key), str)), None)

@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from turnwise.types import Image, Trajectory
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
+_KEPT = re.compile(r"images/[0-9a-f]+\.[a-z]+")
+_MIME = {"jpg": "jpeg"}
 _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
@@ -54,6 +58,28 @@ class Album:
             self._known.add(source)
 
 
+@contextmanager
+def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
+    """Meanwhile what tools drew stands in the calls' info again, as `data`, for a scorer that looks at it.
+
+    A file that is gone, or is no image, stays a name.
+    """
+    moved: list[tuple[dict[str, Any], str]] = []
+    for picture in _noted(trajectories):
+        name = picture.get("file")
+        content = _read(run.path / name) if isinstance(name, str) and _KEPT.fullmatch(name) else None
+        kind = None if content is None else image_kind(content)
+        if content is not None and kind is not None:
+            moved.append((picture, picture.pop("file")))
+            picture["data"] = f"data:image/{_MIME.get(kind, kind)};base64,{base64.b64encode(content).decode()}"
+    try:
+        yield
+    finally:
+        for picture, name in moved:
+            del picture["data"]
+            picture["file"] = name
+
+
 def _known(run: RunDir) -> set[str]:
     """The sources that have a picture; a line that makes no sense only means that a picture is kept again."""
     if not (run.path / IMAGES).is_file():
@@ -85,12 +111,14 @@ def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
 
 
 def _drawn(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+    return (one for one in _noted(trajectories) if str(one.get("data", "")).startswith("data:image/"))
+
+
+def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     for trajectory in trajectories:
         for call in trajectory.calls:
             pictures = call.info.get("images")
-            for picture in pictures if isinstance(pictures, list) else ():
-                if isinstance(picture, dict) and str(picture.get("data", "")).startswith("data:image/"):
-                    yield picture
+            yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
 
 
 def _read(path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def _readable(trajectory: Trajectory) -> Row:
         "failure": trajectory.failure,
         "reward": trajectory.reward,
         "parts": trajectory.parts,
+        "remarks": [asdict(remark) for remark in trajectory.remarks],
         "ground_truth": trajectory.sample.ground_truth,
         "messages": [_readable_message(message) for message in trajectory.messages],
         "turns": [_readable_turn(turn) for turn in trajectory.turns],
@@ -174,6 +176,7 @@ def _readable_turn(turn: Turn) -> Row:
         "completion_tokens": turn.completion_tokens,
         "calls": [_readable_record(record) for record in turn.calls],
         "user_score": turn.user_score,
+        "scores": turn.scores,
         "generate_seconds": turn.generate_seconds,
         "reply_seconds": turn.reply_seconds,
     }

@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from turnwise.types import (
     Message,
     Origin,
     Part,
+    Remark,
     RenderCheck,
     Role,
     Sample,
@@ -37,6 +38,7 @@ Row = dict[str, Any]
 
 _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
 _BYTES_KEY = "turnwise:bytes"
+_REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
 _ORIGINS = {int(origin): origin for origin in Origin}
 
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
@@ -153,7 +155,7 @@ def to_row(trajectory: Trajectory) -> Row:
             "messages": _message_rows(trajectory.messages),
             "turns": [_turn_row(turn) for turn in trajectory.turns],
             "segments": [_ledger_row(ledger) for ledger in trajectory.segments],
-            "artifacts": _json(trajectory.artifacts, "artifacts"),
+            "artifacts": _json(trajectory.artifacts | _remark_rows(trajectory.remarks), "artifacts"),
             "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
         }
     except StorageError as error:
@@ -162,7 +164,8 @@ def to_row(trajectory: Trajectory) -> Row:
 
 def from_row(row: Row) -> Trajectory:
     """The trajectory of a row; ValueError for a row this code did not write."""
-    interaction, check = row["interaction"], row["render_check"]
+    interaction, check, artifacts = row["interaction"], row["render_check"], _value(row["artifacts"])
+    remarks = [_remark(entry) for entry in artifacts.pop(_REMARKS_KEY, ())]
     sample = Sample(
         id=row["sample_id"],
         prompt=_messages(row["prompt"]),
@@ -185,12 +188,13 @@ def from_row(row: Row) -> Trajectory:
         stop_reason=StopReason(row["stop_reason"]),
         seconds=row["seconds"],
         failure=row["failure"],
-        artifacts=_value(row["artifacts"]),
+        artifacts=artifacts,
         render_check=check and RenderCheck(check["exact"], check["same_text"], check["position"]),
         reward=row["reward"],
         parts=dict(row["parts"]),
         advantage=row["advantage"],
         first_right=row["first_right"],
+        remarks=remarks,
     )
 
 
@@ -205,6 +209,17 @@ def clean(value: Any) -> Any:
             return type(value)(clean(entry) for entry in value)
         case _:
             return value
+
+
+def _remark_rows(remarks: Sequence[Remark]) -> Row:
+    return {_REMARKS_KEY: [asdict(remark) for remark in remarks]} if remarks else {}
+
+
+def _remark(row: Any) -> Remark:
+    match row:
+        case {"by": str(), "text": str(), "value": int() | float() | None, "turn": int() | None}:
+            return Remark(**row)
+    raise ValueError("a remark that is none")
 
 
 def _interaction_row(interaction: InteractionSpec) -> Row:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group
 from rich.text import Text as Styled
 
-from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Role, ToolCall, Trajectory, Turn
+from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
 
 STYLES = {
     Origin.PROMPT: "dim",
@@ -36,7 +36,7 @@ def transcript(trajectory: Trajectory, decode: Callable[[Sequence[int]], str] | 
     for message in trajectory.sample.prompt:
         lines += [_heading(message.role.value, Origin.PROMPT), *_content(message, Origin.PROMPT)]
     for turn in trajectory.turns:
-        lines += _turn(turn)
+        lines += [*_turn(turn), *_judgement(turn, trajectory.remarks)]
     if decode is not None and trajectory.segments:
         for number, ledger in enumerate(trajectory.segments):
             label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
@@ -91,6 +91,19 @@ def _turn(turn: Turn) -> Iterator[Styled]:
         yield from _content(reply, _REPLY_ORIGIN.get(reply.role, Origin.TEMPLATE))
 
 
+def _judgement(turn: Turn, remarks: Sequence[Remark]) -> Iterator[Styled]:
+    """What scoring thought of a turn, and the words that came with it."""
+    if turn.scores:
+        found = ", ".join(f"{name} {value:g}" for name, value in turn.scores.items())
+        yield Styled.assemble("\n", ("scored: ", "bold"), visible(found))
+    yield from (_remark(one) for one in remarks if one.turn == turn.index)
+
+
+def _remark(remark: Remark) -> Styled:
+    value = "" if remark.value is None else f" {remark.value:g}"
+    return Styled.assemble((visible(f"{remark.by}{value}: "), "bold"), (visible(remark.text), "italic"))
+
+
 def _call(call: ToolCall) -> Styled:
     if call.problem is not None:
         return Styled.assemble(("-> ", "dim"), (visible(f"{call.name or 'a call'}: {call.problem}"), "red"))
@@ -133,6 +146,7 @@ def _outcome(trajectory: Trajectory) -> Iterator[Styled]:
     parts = ", ".join(f"{name} {value:g}" for name, value in trajectory.parts.items())
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     yield Styled.assemble(("reward: ", "bold"), visible(reward + (f" ({parts})" if parts else "")))
+    yield from (_remark(one) for one in trajectory.remarks if one.turn is None)
     yield _account(trajectory)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.errors import StorageError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
-from turnwise.types import CallRecord, Image, Message, Origin, Role, ToolCall, Trajectory, Turn
+from turnwise.types import CallRecord, Image, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
 from turnwise.web.columns import clean_text
 from turnwise.web.configs import read_config
 from turnwise.web.pictures import Pictures, shown_source
@@ -250,12 +250,18 @@ def weights_of(run: RunDir) -> dict[str, float]:
 
 
 def verdicts(trajectory: Trajectory) -> list[Json]:
-    """What judges and simulated users wrote, wherever in artifacts and calls' info it was recorded."""
-    found = list(_words(trajectory.artifacts, "", 0, said=False))
+    """What judges said with their scores, and what they and simulated users left in artifacts and calls' info."""
+    found = [(_remark_name(remark), remark.text) for remark in trajectory.remarks]
+    found += _words(trajectory.artifacts, "", 0, said=False)
     for turn in trajectory.turns:
         for record in turn.calls:
             found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, said=False)
     return [{"name": clean_text(name), "text": plain(text)} for name, text in found[:_MOST_VERDICTS]]
+
+
+def _remark_name(remark: Remark) -> str:
+    about = "" if remark.turn is None else f"turn {remark.turn}, "
+    return f"{about}{remark.by}" + ("" if remark.value is None else f", {remark.value:g}")
 
 
 def _words(value: Any, path: str, depth: int, *, said: bool) -> Iterator[tuple[str, str]]:

@@ -44,14 +44,14 @@ VANISHED_WATCH, VANISHED_ALARM = 0.5, 0.1
 
 
 def print_only(table: Table, series: Series) -> Finding | None:
-    """Code that only prints constants, as a share of all calls."""
+    """Code that only says what is written in it, as a share of all calls."""
     rows = Rows.of(table, "train")
     return _per_call(
         rows,
         column="print_only",
         levels=(PRINT_WATCH, PRINT_ALARM),
         title="Code that only prints",
-        seen="calls run code that does nothing but print constants",
+        seen="calls run code that only prints what is written in it",
         advice="Look whether a reward pays for calling a tool as such; pay for answers that use what a tool said.",
     )
 

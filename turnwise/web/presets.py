@@ -32,7 +32,7 @@ _DOCS = {
     "evidence": "a call that ended well said something",
     "used": "something a tool said turns up in what was written later",
     "duplicate_calls": "calls equal to an earlier one of the episode",
-    "print_only": "calls whose code does nothing but print constants",
+    "print_only": "calls whose code only says what is written in it",
     "truncated": "cut off: a turn, the token budget or the context was full",
     "exact": "the ledger equals one full render of the conversation; null when not checked",
     "policy_version": "the oldest policy that wrote a turn",

@@ -258,3 +258,30 @@ def test_a_judge_is_shared_in_a_loop_measured_and_closed() -> None:
     assert 0 < metrics["judge/latency_p50"] <= metrics["judge/latency_p95"]
     assert metrics["judge/prompt_tokens"] > 0 and "judge/agreement" not in metrics
     assert json.dumps(metrics)
+
+
+def test_a_reason_before_the_verdict_is_kept_and_a_servers_reasoning_too(tmp_path: Path) -> None:
+    thought = {"content": "FALSE", "reasoning_content": "41 is not 42"}
+    split = answer({"choices": [{"message": thought, "finish_reason": "stop"}]})
+
+    def plan(number: int, _: Any) -> Any:
+        return {-1: GOOD, 0: says("41 differs.\nSo:\nVerdict: FALSE")}.get(number, split)
+
+    async def main() -> None:
+        async with unreliable(plan) as server:
+            explained = settings(server.url, explain=True, cache=str(tmp_path))
+            (verdict,), _ = await decide(explained, WRONG)
+            assert (verdict.value, verdict.words) == (0.0, "41 differs.\nSo:\nVerdict: FALSE")
+            (kept,), judge = await decide(explained, WRONG)
+            assert kept == verdict and judge.stats.cache_hits == 1
+            (plain,), _ = await decide(settings(server.url), WRONG)
+            assert plain.value == 0.0 and "41 is not 42" in plain.words and plain.words.endswith("FALSE")
+
+    asyncio.run(main())
+
+
+def test_the_words_of_several_votes_are_all_there() -> None:
+    assert (
+        Verdict(1.0, (1.0, 0.0, 1.0), ("TRUE", "FALSE ", "TRUE")).words == "vote 1: TRUE\nvote 2: FALSE\nvote 3: TRUE"
+    )
+    assert Verdict(0.5).words == ""

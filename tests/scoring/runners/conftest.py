@@ -15,6 +15,7 @@ import math
 
 from turnwise.errors import DataError, ScoringFailed
 from turnwise.scoring.scorer import Score
+from turnwise.types import Remark
 
 
 class Odd(KeyError):
@@ -42,6 +43,11 @@ async def whole(trajectory):
 
 def verl(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": float(solution_str.endswith(ground_truth)), "turns": extra_info["num_turns"], "text": data_source}
+
+
+async def remarked(trajectory):
+    index = int(trajectory.sample.ground_truth)
+    return Score(index, remarks=(Remark("me", f"{index} \u00e9", 0.5), Remark("you", "no", turn=1)))
 
 
 async def value_error(trajectory):

@@ -7,12 +7,14 @@ import pytest
 
 from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
-from turnwise.errors import ScoringFailed
-from turnwise.scoring.scorer import ScorerSpec, apply, evaluate
+from turnwise.errors import ScoringFailed, TurnwiseError
+from turnwise.scoring.failures import check_scoring
+from turnwise.scoring.scorer import ScorerSpec, apply, apply_all, evaluate
 from turnwise.scoring.service import make_runner
 
 RUNS = [ScoringRun.pool, ScoringRun.http, ScoringRun.batch]
-GOOD = ["number", "sync_number", "parts", "whole", "verl"]
+GOOD = ["number", "sync_number", "parts", "whole", "verl", "remarked"]
+RAISED = ["value_error", "odd", "unicode_error"]
 BAD = ["value_error", "odd", "unicode_error", "data_error", "not_finite", "not_a_number", "wrong_turn"]
 
 
@@ -61,7 +63,31 @@ def test_scores_and_exceptions_are_those_of_inline(run, scorers, trajectory, ser
             assert isinstance(ours, type(theirs).__mro__[1]) or type(ours) is type(theirs)
             assert str(ours) == str(theirs).replace("\ud800", "\\ud800" if run is not ScoringRun.batch else "\ud800")
             assert set(getattr(theirs, "__notes__", [])) <= set(getattr(ours, "__notes__", []))
-    assert "value_error failed on sample 's4', sibling 0: ValueError: " in str(found["value_error"][4])
+    failures = {name: found[name][4] for name in RAISED}
+    assert all(type(failure) is ScoringFailed for failure in failures.values())
+    said = str(failures["value_error"])
+    assert "value_error raised ValueError: no such thing (rewards.py, line" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("run", [ScoringRun.inline, *RUNS], ids=lambda run: run.value)
+def test_a_scorer_that_raises_is_counted_as_a_failure_with_its_cause(run, scorers, trajectory, serving):
+    name = f"{scorers}:value_error"
+
+    async def main():
+        async with runner_for(run, [name], serving) as runner:
+            many = [trajectory(index) for index in range(3)]
+            await apply_all(runner.scorer(ScorerSpec(name)), many)
+            return many, runner.tally.take()
+
+    many, metrics = asyncio.run(main())
+    assert [one.reward for one in many] == [None] * 3
+    assert {one.failure for one in many} == {many[0].failure}
+    assert "value_error raised ValueError: no such thing (rewards.py, line" in many[0].failure
+    assert (metrics["scoring/failures"], metrics["scoring/failure_rate"]) == (3, 1.0)
+    with pytest.raises(
+        TurnwiseError, match="3 of 3 trajectories could not be scored .*raised ValueError: no such thing"
+    ):
+        check_scoring(many, 0.2)
 
 
 @pytest.mark.parametrize("run", [ScoringRun.inline, *RUNS], ids=lambda run: run.value)

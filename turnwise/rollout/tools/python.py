@@ -3,7 +3,6 @@
 import base64
 import binascii
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,12 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
+from turnwise.storage.conduct import program
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
     from turnwise.sandbox.remote import RemotePool
 
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 SPARE_SECONDS = 20.0
 """Between the code's own limit and the tool's: for getting a session and for killing it."""
 
@@ -86,7 +84,7 @@ class _PythonSession:
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
-            result = await self.session.run(code_in(arguments["code"]))
+            result = await self.session.run(program(arguments["code"]))
         except SandboxLost as error:
             raise EpisodeError(f"the sandbox failed: {error}") from error
         if result.status is not Status.OK:
@@ -113,14 +111,6 @@ def pool_settings(config: SandboxConfig) -> PoolSettings:
     """A pool on this machine."""
     limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
     return PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm)
-
-
-def code_in(text: str) -> str:
-    """The code itself: models put it into fences or <code> tags out of habit, also inside a JSON argument."""
-    tagged = _TAGGED.findall(text)
-    text = "\n".join(tagged) if tagged else text
-    fenced = _FENCED.findall(text)
-    return "\n".join(fenced) if fenced else text
 
 
 def read_image(image: Image, number: int) -> InputImage:

@@ -264,11 +264,14 @@ def _json(url: str, response: httpx.Response) -> Any:
 def _read(url: str, body: Any) -> Reply:
     """The reply in a response body. A body without one is the endpoint's failure, not a verdict."""
     match body:
-        case {"choices": [{"message": {"content": str() | None as text}, **choice}, *_]}:
+        case {"choices": [{"message": {"content": str() | None as text, **message}, **choice}, *_]}:
             usage = body.get("usage")
             counts = usage if isinstance(usage, dict) else {}
+            # Servers that take the reasoning out of a reply give it under one of these names.
+            thought = message.get("reasoning_content") or message.get("reasoning")
+            said = text or ""  # null: the token limit was reached before the first word of the answer
             return Reply(
-                text or "",  # null: the token limit was reached before the first word of the answer
+                f"<think>\n{thought}\n</think>\n{said}" if said and isinstance(thought, str) else said,
                 choice.get("finish_reason") != "length",
                 _count(counts.get("prompt_tokens")),
                 _count(counts.get("completion_tokens")),

@@ -1,6 +1,7 @@
 """A judge: asks its endpoints for votes, keeps replies, and gives verdicts on the allowed grid."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from turnwise.scoring.judge.cache import ReplyCache, cache_key
 from turnwise.scoring.judge.client import JudgeClient
 from turnwise.scoring.judge.images import data_url
 from turnwise.scoring.judge.prompts import ChatMessage, Inquiry, again, evidence_only
-from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.scoring.judge.settings import REASON_TOKENS, JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats, metrics_of
 from turnwise.scoring.judge.verdict import QUARTERS, Grid, Verdict, majority
 from turnwise.types import Image
@@ -25,6 +26,8 @@ class Judge:
         self.stats = JudgeStats()
         self.client = JudgeClient(settings, self.stats)
         self._cache: ReplyCache | None = None
+        # Images are encoded before a request has its turn, so that only so many are in memory.
+        self._showing = asyncio.Semaphore(settings.concurrency)
         self._under_way: dict[str, asyncio.Task[tuple[float, str]]] = {}
 
     @classmethod
@@ -35,20 +38,10 @@ class Judge:
     async def decide(self, inquiry: Inquiry) -> Verdict:
         """The verdict of all votes; ScoringFailed when one cannot be had."""
         self.stats.verdicts += 1
+        has_images = inquiry.images or inquiry.output_images
         try:
-            size = self.settings.max_pixels
-            urls = [await asyncio.to_thread(data_url, image, size) for image in inquiry.images]
-            messages = inquiry.messages(urls)
-            model = await self.client.model()
-            found = await asyncio.gather(
-                *(self._vote(model, messages, inquiry.grid, vote) for vote in range(self.settings.votes)),
-                return_exceptions=True,
-            )
-            votes = []
-            for one in found:
-                if isinstance(one, BaseException):
-                    raise one
-                votes.append(one)
+            async with self._showing if has_images else contextlib.nullcontext():
+                votes = await self._votes(inquiry)
         except ScoringFailed:
             self.stats.failed_verdicts += 1
             raise
@@ -58,11 +51,40 @@ class Judge:
             self.stats.agreements.append(verdict.agreement)
         return verdict
 
+    async def _votes(self, inquiry: Inquiry) -> list[tuple[float, str]]:
+        question, output, left_out = inquiry.shown(self.settings.max_images)
+        messages = inquiry.messages(
+            await self._urls(question), await self._urls(output), left_out=left_out, explain=self.settings.explain
+        )
+        model = await self.client.model()
+        found = await asyncio.gather(
+            *(self._vote(model, messages, inquiry.grid, vote) for vote in range(self.settings.votes)),
+            return_exceptions=True,
+        )
+        votes = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            votes.append(one)
+        return votes
+
     async def verdict(
-        self, question: str, evidence: str, rubric: str, *, images: tuple[Image, ...] = (), grid: Grid = QUARTERS
-    ) -> float:
-        """How much this tool output helps with the question, by the rubric; the judge sees nothing else."""
-        return (await self.decide(evidence_only(question, evidence, rubric, images=images, grid=grid))).value
+        self,
+        question: str,
+        evidence: str,
+        rubric: str,
+        *,
+        question_images: tuple[Image, ...] = (),
+        images: tuple[Image, ...] = (),
+        grid: Grid = QUARTERS,
+    ) -> Verdict:
+        """How much this tool output with its images helps with the question, by the rubric; the judge sees no more."""
+        return await self.decide(
+            evidence_only(question, evidence, rubric, images=question_images, output_images=images, grid=grid)
+        )
+
+    async def _urls(self, images: tuple[Image, ...]) -> list[str]:
+        return [await asyncio.to_thread(data_url, image, self.settings.max_pixels) for image in images]
 
     async def close(self) -> None:
         """Give up what is under way and close connections and cache."""
@@ -82,7 +104,7 @@ class Judge:
             "messages": messages,
             "temperature": self.settings.temperature,
             "seed": self.settings.seed + vote,
-            "max_tokens": self.settings.max_tokens,
+            "max_tokens": self.settings.max_tokens + (REASON_TOKENS if self.settings.explain else 0),
             **self.settings.extra_body,
         }
         key = cache_key(body, vote)
@@ -104,21 +126,22 @@ class Judge:
         """The reply from the cache, or from an endpoint, asked again while it is no verdict."""
         cache = self._open_cache()
         kept = None if cache is None else cache.get(key)
-        value = None if kept is None else grid.parse(kept)
+        explained = self.settings.explain
+        value = None if kept is None else grid.parse(kept, explained=explained)
         if kept is not None and value is not None:
             self.stats.cache_hits += 1
             return value, kept
         messages: list[ChatMessage] = body["messages"]
         for _ in range(self.settings.asks):
             reply = await self.client.complete({**body, "messages": messages})
-            value = grid.parse(reply.text) if reply.is_whole else None
+            value = grid.parse(reply.text, explained=explained) if reply.is_whole else None
             if value is not None:
                 if cache is not None:
                     cache.put(key, reply.text)
                 return value, reply.text
             self.stats.unreadable_replies += 1
             messages = again(body["messages"], reply.text, grid)
-        cut = "" if reply.is_whole else f", cut off after max_tokens={self.settings.max_tokens}"
+        cut = "" if reply.is_whole else f", cut off after max_tokens={body['max_tokens']}"
         asked = f"asked {self.settings.asks} times"
         raise ScoringFailed(f"the judge's reply is none of {grid.allowed}: {reply.text!r:.100}{cut} ({asked})")
 

@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError, unknown
 
 BASE_ENV = "LLM_AS_A_JUDGE_BASE"
 DEFAULT_URL = "http://localhost:18901/v1"
+REASON_TOKENS = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,13 @@ class JudgeSettings:
     seed: int = 0
     """Of the first vote; the next one has the next."""
     max_tokens: int = 16
-    """Of one reply."""
+    """Of one reply; a reason has REASON_TOKENS more."""
+    explain: bool = False
+    """Ask for a reason in a sentence or two before the verdict; it is recorded with the score."""
     max_pixels: int = 1_048_576
     """Larger images are scaled down to this."""
+    max_images: int = 8
+    """Images in one request, those that are judged before those of the question; it says how many are left out."""
     cache: str | None = None
     """A local folder where verdicts are kept, by the content of the request; take another when the served weights
     change under the same name."""
@@ -62,7 +67,7 @@ class JudgeSettings:
             _check_url(url)
         if self.votes < 1 or self.votes % 2 == 0:
             raise ConfigError(f"judge: votes={self.votes} must be odd, so that a majority can be found")
-        for name in ("concurrency", "asks", "max_tokens", "max_pixels", "breaker_failures"):
+        for name in ("concurrency", "asks", "max_tokens", "max_pixels", "max_images", "breaker_failures"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"judge: {name}={getattr(self, name)} must be at least 1")
         for name in ("retries", "backoff", "breaker_seconds", "temperature"):

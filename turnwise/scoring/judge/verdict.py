@@ -48,13 +48,15 @@ class Grid:
         """The allowed value closest to any number."""
         return min(self.values, key=lambda value: abs(value - number))
 
-    def parse(self, reply: str) -> float | None:
-        """The verdict that a reply consists of; None for anything else.
+    def parse(self, reply: str, *, explained: bool = False) -> float | None:
+        """The verdict that a reply consists of, or with a reason before it ends with; None for anything else.
 
         `0.75`, `**Score: 0.75**` and `Score (0-1): .75` are verdicts. A sentence with a number in it is not: which of
         its numbers is meant would be a guess.
         """
         text = reply.rpartition("</think>")[2].strip(_DECORATION)
+        if explained:
+            text = text.rpartition("\n")[2].strip(_DECORATION)
         label = _LABEL.match(text)
         if label is not None:
             text = text[label.end() :]
@@ -73,8 +75,15 @@ class Verdict:
     """What the judge decided, with each vote and the words it came in."""
 
     value: float
-    votes: tuple[float, ...]
-    replies: tuple[str, ...]
+    votes: tuple[float, ...] = ()
+    replies: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """All that was written, vote by vote."""
+        if len(self.replies) < 2:
+            return "".join(self.replies).strip()
+        return "\n".join(f"vote {number}: {reply.strip()}" for number, reply in enumerate(self.replies, start=1))
 
     @property
     def agreement(self) -> float:

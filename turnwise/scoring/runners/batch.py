@@ -7,7 +7,7 @@ extra_infos)`; it returns one result for each, in their order. Scorers of one tr
 import asyncio
 import functools
 import inspect
-import numbers
+import reprlib
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.plugins import load
 from turnwise.scoring.failures import Lost, Tally, counted, retrying
-from turnwise.scoring.scorer import BUILTIN, TOTAL, Scorer, ScorerSpec, verl_extra_info
+from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, verl_extra_info, verl_result
 from turnwise.types import Trajectory
 
 DELAY_SECONDS = 0.02
@@ -70,7 +70,7 @@ class BatchRunner:
                 text = f"scorer {name} did not score {len(batch)} trajectories within {self._timeout:g} s"
                 raise Lost(text) from error
 
-        return await retrying(attempt, self._retries, self.tally, count=len(batch))
+        return await retrying(attempt, self._retries, self.tally, scorer=name, count=len(batch))
 
 
 class _Collector:
@@ -178,20 +178,13 @@ async def _run(
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, str | bytes | dict) or not isinstance(result, Iterable):
-        raise PluginError(f"scorer {name} returned {type(result).__name__}; it must return a list, one result for each")
+        raise PluginError(
+            f"scorer {name} returned {reprlib.repr(result)}; it must return a list, one result for each trajectory"
+        )
     results = list(result)
     if len(results) != len(batch):
         raise PluginError(f"scorer {name} returned {len(results)} results for {len(batch)} trajectories")
-    return [_verl_result(one, name) for one in results] if is_verl else results
-
-
-def _verl_result(result: Any, name: str) -> Any:
-    """Its dict must hold `score`; text beside it is not a reward."""
-    if not isinstance(result, dict):
-        return result
-    if TOTAL not in result:
-        raise PluginError(f"scorer {name} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
-    return {key: value for key, value in result.items() if key == TOTAL or isinstance(value, numbers.Real)}
+    return [verl_result(one, name) for one in results] if is_verl else results
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:

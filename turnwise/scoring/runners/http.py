@@ -75,6 +75,7 @@ class HttpRunner:
                 lambda: self._attempt(str(request["id"]), content),
                 self._retries,
                 self.tally,
+                scorer=spec.name,
                 first_wait=self.first_wait,
             )
 

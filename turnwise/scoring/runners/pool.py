@@ -62,7 +62,7 @@ class PoolRunner:
         async def scorer(trajectory: Trajectory) -> Score:
             # As a row of JSON, not pickled: what comes from a plug-in is never executed here, nor there.
             job = f'{{"scorer": {head}, "trajectory": {json.dumps(to_row(trajectory))}}}'.encode()
-            return await retrying(lambda: self._attempt(job, spec.name), self._retries, self.tally)
+            return await retrying(lambda: self._attempt(job, spec.name), self._retries, self.tally, scorer=spec.name)
 
         scorer.__qualname__ = spec.name
         return scorer
