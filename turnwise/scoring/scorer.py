@@ -23,6 +23,8 @@ KNOWN = {
     **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
 }
 """The scorer of data sources that `scoring.scorers` does not cover."""
+KEPT_SCORERS = 256
+"""Made scorers by name and options, where those come from elsewhere: ever new options must not fill the memory."""
 TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
 
