@@ -15,7 +15,7 @@ LAYERS = (
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},
-    {"tasks", "compat"},
+    {"tasks", "compat", "trust"},
     {"task_metrics"},
     {"assemble", "report"},
     {"plan_text", "checks"},

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import socket
 import threading
 import time
 
@@ -17,6 +18,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.server import ServerSettings, make_app, serve
 
 TOKEN = "a-token-for-tests"
+JSON = {"Content-Type": "application/json"}
 POOL = PoolSettings(preload=("numpy",), warm=2, limits=Limits(output=20_000))
 
 
@@ -292,7 +294,7 @@ def test_a_body_that_is_too_long_is_not_read(client):
             yield b"x" * 65536
 
     with contextlib.suppress(httpx.TransportError):  # the server may close before all is sent
-        assert client.post("/run_code", content=pieces()).status_code == 413
+        assert client.post("/run_code", content=pieces(), headers=JSON).status_code == 413
     assert client.get("/health").status_code == 200
 
 
@@ -382,3 +384,86 @@ def test_only_loopback_without_a_token(host):
 def test_a_token_that_cannot_be_sent_is_refused(token):
     with pytest.raises(ConfigError, match="token"):
         asyncio.run(asyncio.wait_for(serve("127.0.0.1", 0, token), 20))
+
+
+def half_a_body(port, path="/run_code"):
+    """A connection that declared a body and sent a part of it."""
+    open_one = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    open_one.sendall(head.encode() + b'{"code"')
+    return open_one
+
+
+def test_half_sent_bodies_keep_nobody_out_and_do_not_wait_for_ever():
+    settings = ServerSettings(pool=POOL, calls=2, body_seconds=2.0)
+    with serving(settings, token=None) as client, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(half_a_body(client.base_url.port)) for _ in range(8)]
+        assert run_code(client, "print(6 * 7)")["run_result"]["stdout"] == "42\n"
+        answers = [one.makefile("rb").read() for one in held]  # read to the end: the server hangs up by itself
+        assert {answer.split()[1] for answer in answers} == {b"408"}
+
+
+def test_a_call_ends_with_its_client():
+    """Every slot of the sandbox is taken by clients that hang up; the next one need not wait for their code."""
+    settings = ServerSettings(pool=POOL, calls=2, seconds=600)
+    with serving(settings, token=None) as client:
+        code = "import time\nwhile True: time.sleep(0.05)"
+        for path, body in [
+            ("/run_code", {"code": code, "language": "python", "run_timeout": 600}),
+            ("/run_jupyter", {"cells": [code], "cell_timeout": 600, "total_timeout": 600}),
+        ]:
+            for _ in range(2):
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post(path, json=body, timeout=1.0)
+            answer = settled(lambda: client.post("/run_code", json={"code": "print(1)", "language": "python"}))
+            assert answer.json()["run_result"]["stdout"] == "1\n"
+
+
+def test_a_call_ends_with_its_client_also_when_that_one_had_sent_on():
+    """uvicorn reads no more while a pipelined request waits, so that it does not see the end of the connection."""
+    with serving(ServerSettings(pool=POOL, calls=1, seconds=600), token=None) as client:
+        body = b'{"code": "import time\\ntime.sleep(600)", "language": "python", "run_timeout": 600}'
+        head = "POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=30) as connection:
+            connection.sendall(request)
+            busy = {"code": "print(1)", "language": "python"}
+            while client.post("/run_code", json=busy).status_code == 200:
+                time.sleep(0.05)  # until the call runs
+            for _ in range(3):
+                connection.sendall(request)
+        assert settled(lambda: client.post("/run_code", json=busy)).json()["run_result"]["stdout"] == "1\n"
+
+
+def test_a_session_whose_call_was_abandoned_is_gone_and_not_quietly_a_new_one():
+    with serving(ServerSettings(pool=POOL, calls=4, seconds=600), token=None) as client:
+        number = client.post("/sessions", json={}).json()["id"]
+        assert client.post(f"/sessions/{number}/run", json={"code": "x = 1"}).json()["status"] == "ok"
+        with pytest.raises(httpx.ReadTimeout):
+            slow = {"code": "import time; time.sleep(600)", "seconds": 600}
+            client.post(f"/sessions/{number}/run", json=slow, timeout=1.0)
+        deadline = time.monotonic() + 60
+        while (answer := client.post(f"/sessions/{number}/run", json={"code": "x"})).status_code == 410:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert answer.status_code == 404
+
+
+def settled(ask):
+    """The first answer that is no 429; a server needs a moment to see that a client is gone."""
+    deadline = time.monotonic() + 60
+    while (answer := ask()).status_code == 429:
+        assert time.monotonic() < deadline, "a slot is still taken by a client that is gone"
+        time.sleep(0.05)
+    assert answer.status_code == 200
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_web_page_cannot_have_code_run(kind):
+    with serving(ServerSettings(pool=POOL), token=None) as client:
+        body = b'{"code": "print(1)", "language": "python"}'
+        assert client.post("/run_code", content=body, headers={"Content-Type": kind}).status_code == 415
+        rebound = {"Host": "evil.example", **JSON}
+        assert client.post("/run_code", content=body, headers=rebound).status_code == 400
+        assert client.post("/run_code", content=body, headers=JSON).status_code == 200

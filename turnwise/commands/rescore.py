@@ -4,10 +4,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError
 
+if TYPE_CHECKING:
+    from turnwise.config import Config
+
+TRUST = "import, reach and open what only the run's own config names; for runs that you made or whose maker you trust"
 HELP = "score a recorded run again, with another scorer, options or weights, and show what would change"
 
 
@@ -23,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", nargs="+", default=[], metavar="PART=NUMBER", help="weights of the parts, such as acc=1 tool=0.2"
     )
+    parser.add_argument("--trust-run", action="store_true", help=TRUST)
     parser.add_argument("--name", default=None, help="folder for the result, under RUN/rescored (default: numbered)")
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
 
@@ -38,10 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.stopping import run_stoppable
     from turnwise.storage.lock import holding
     from turnwise.storage.run_dir import RunDir
+    from turnwise.trust import check_run, check_trust
 
     if args.options and args.scorer is None:
         raise ConfigError("--options belong to the scorer that --scorer names; those of others are scoring.options")
     directory = RunDir.open(args.run_dir)
+    check_run(directory, trusted=args.trust_run)
     recorded_file = directory.path / "config.yaml"
     recorded = compose([], recorded_file).config
     asked = compose([*args.overrides, *map(weight, args.weights)], recorded_file).config
@@ -50,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
         scoring = replace(scoring, options={args.scorer: given})
     config = replace(asked, scoring=scoring)
+    check_trust(directory, config, _told(args), trusted=args.trust_run, section="scoring.")
     out = Console()
     with holding(directory.path / FOLDER, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
         name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
@@ -61,6 +69,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(found.summary()) + "\n")
     return 0
+
+
+def _told(args: argparse.Namespace) -> "Config":
+    """What was said now, without the run."""
+    from dataclasses import replace
+
+    from turnwise.compose import compose
+
+    told = compose(args.overrides).config
+    if args.scorer is None:
+        return told
+    options = {**told.scoring.options, args.scorer: dict(map(option, args.options))}
+    scoring = replace(told.scoring, scorers={**told.scoring.scorers, "default": args.scorer}, options=options)
+    return replace(told, scoring=scoring)
 
 
 def weight(text: str) -> str:

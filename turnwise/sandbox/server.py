@@ -1,10 +1,7 @@
 """An HTTP server for our own sandbox: SandboxFusion's two calls, and sessions that remember."""
 
 import asyncio
-import base64
-import binascii
 import contextlib
-import hmac
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +11,6 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.sandbox import probe
 from turnwise.sandbox.fusion import (
@@ -34,11 +30,9 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.scripts import run_notebook, run_script
 from turnwise.sandbox.session import LocalSession
-from turnwise.serving import check_binding, serve_app
+from turnwise.serving import RETRY_SECONDS, Gate, Intake, check_binding, serve_app
 
 LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
-BUSY = "as many calls are running as this server takes; try again"
-RETRY_SECONDS = "1"
 OUTPUT = 100_000
 """Of a server's sessions: graders compare whole outputs, which the usual limit would cut."""
 
@@ -54,8 +48,10 @@ class ServerSettings:
     pool: PoolSettings = field(default_factory=_pool_settings)
     body: int = 64 * MIB
     """Bytes of one request."""
+    body_seconds: float = 60.0
+    """Within which all of it must have come."""
     calls: int = 256
-    """Requests in progress, those that wait for a core included; more are turned away."""
+    """In progress, those that wait for a core included; more are turned away. Each ends with its client."""
     sessions: int = 1024
     """Open at once."""
     idle_seconds: float = 900.0
@@ -69,15 +65,18 @@ async def serve(host: str, port: int, token: str | None = None, settings: Server
     check_binding(host, token, "a sandbox server", "runs code")
     settings = settings or ServerSettings()
     async with SandboxPool(settings.pool) as pool:
-        await serve_app(make_app(pool, token, settings), host, port)
+        await serve_app(make_app(pool, token, settings, host), host, port)
 
 
-def make_app(pool: SandboxPool, token: str | None, settings: ServerSettings | None = None) -> FastAPI:
-    """The server's app, for a pool that has been started in the same event loop."""
+def make_app(
+    pool: SandboxPool, token: str | None, settings: ServerSettings | None = None, host: str = "127.0.0.1"
+) -> FastAPI:
+    """The server's app at this host, for a pool that has been started in the same event loop."""
     settings = settings or ServerSettings(pool=pool.settings)
     sessions = _Sessions(pool, settings)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
-    app.add_middleware(_Gate, token=token, settings=settings)
+    intake = Intake(settings.body, settings.body_seconds, settings.calls)
+    app.add_middleware(Gate, host=host, token=token, intake=intake)
     app.add_exception_handler(RequestValidationError, _invalid)
     _add_basics(app, pool)
     _add_fusion(app, pool, settings)
@@ -150,6 +149,9 @@ def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings)
             except SandboxLost as error:
                 await sessions.close(number)  # its variables are gone: the client must not go on as if they were there
                 raise HTTPException(410, LOST) from error
+            except asyncio.CancelledError:  # the client went away: it must not find the session without its variables
+                await sessions.close(number)
+                raise
 
     @app.delete("/sessions/{number}")
     async def close(number: str) -> Response:
@@ -223,77 +225,3 @@ class _Sessions:
             for number, entry in list(self._entries.items()):
                 if not entry.running and entry.last < oldest:
                     await self.close(number)
-
-
-class _Gate:
-    """Turns away before anything is read: the wrong token, too many calls, a body that is too long."""
-
-    def __init__(self, app: ASGIApp, token: str | None, settings: ServerSettings) -> None:
-        self._app = app
-        self._token = token
-        self._settings = settings
-        self._calls = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
-            return await self._app(scope, receive, send)
-        headers = dict(scope["headers"])
-        if self._token is not None and not _allowed(headers.get(b"authorization", b""), self._token.encode()):
-            refusal = JSONResponse({"detail": "this server needs its token"}, 401, {"WWW-Authenticate": "Bearer"})
-            return await refusal(scope, receive, send)
-        if scope["method"] != "POST":  # asking and closing are always possible
-            return await self._app(scope, receive, send)
-        if self._calls >= self._settings.calls:
-            return await JSONResponse({"detail": BUSY}, 429, {"Retry-After": RETRY_SECONDS})(scope, receive, send)
-        self._calls += 1
-        try:
-            body = await self._body(headers.get(b"content-length", b""), receive)
-            if body is None:
-                text = f"a request has at most {self._settings.body} bytes"
-                return await JSONResponse({"detail": text}, 413, {"Connection": "close"})(scope, receive, send)
-            await self._app(scope, _again(body, receive), send)
-        finally:
-            self._calls -= 1
-
-    async def _body(self, length: bytes, receive: Receive) -> bytes | None:
-        """The whole body, or None as soon as it is known to be too long."""
-        if length.isdigit() and int(length[:20]) > self._settings.body:
-            return None
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                break  # the client went away; whoever reads the body finds it incomplete
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._settings.body:
-                return None
-        return bytes(body)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once more, then what comes after it."""
-    given = False
-
-    async def next_message() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return next_message
-
-
-def _allowed(header: bytes, token: bytes) -> bool:
-    """`Bearer TOKEN`, or `Basic` with it as the password: all that a client has which only takes a URL."""
-    scheme, _, given = header.partition(b" ")
-    if scheme.lower() == b"basic":
-        try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
-            return False
-    elif scheme.lower() != b"bearer":
-        return False
-    return hmac.compare_digest(given, token)

@@ -16,6 +16,7 @@ from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
 from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
 from turnwise.scoring.scorer import Score
+from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Message, Trajectory
 
 TOGETHER = 8
@@ -27,6 +28,7 @@ FILES = "files"
 _PYTHON = ("", "python", "py", "python3")
 
 
+@wire("total", "no_code", "max_tests", "tolerance", "prelude")
 async def code_tests(
     trajectory: Trajectory,
     *,

@@ -13,11 +13,13 @@ from turnwise.scoring.judge.prompts import Inquiry, equivalence, graded, images_
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import QUARTERS, Grid
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
+from turnwise.scoring.wire import wire
 from turnwise.types import Remark, Sample, Trajectory
 
 ACCURACY = "acc"
 
 
+@wire("tag", "max_chars", "rubric", "grid", "show_images")
 async def judge(
     trajectory: Trajectory,
     *,

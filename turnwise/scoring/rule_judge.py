@@ -4,17 +4,21 @@
 """
 
 import argparse
+import asyncio
+import os
 import re
 import sys
 from fractions import Fraction
 
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from turnwise.errors import ConfigError
 from turnwise.scoring.judge.prompts import ALLOWED_LINE, ANSWER, MARK_LINE, OUTPUT, QUESTION, REFERENCE, TRACE
+from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import BINARY, Grid
+from turnwise.serving import Gate, check_binding, serve_app
 
 MODEL = "rule-judge"
 MAX_NUMBER = 40
@@ -77,9 +81,10 @@ def shared_words(question: str, text: str) -> float:
     return len(asked & set(_plain(text).split())) / len(asked) if asked else 0.0
 
 
-def make_app(model: str = MODEL) -> FastAPI:
-    """The server's app."""
+def make_app(model: str = MODEL, token: str | None = None, host: str = "127.0.0.1") -> FastAPI:
+    """The server's app at this host."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Gate, host=host, token=token)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
@@ -161,14 +166,22 @@ def _as_number(text: str) -> Fraction | None:
 
 
 def main() -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted. Its token is what clients send unless they are told otherwise."""
     parser = argparse.ArgumentParser(description="A rule-based judge with the HTTP contract of a language model.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=18901)
     parser.add_argument("--model", default=MODEL, help="the name it serves under")
     args = parser.parse_args()
-    sys.stderr.write(f"a rule judge on http://{args.host}:{args.port}/v1 until interrupted\n")
-    uvicorn.run(make_app(args.model), host=args.host, port=args.port, log_level="warning", ws="none")
+    variable = JudgeSettings().api_key_env
+    token = os.environ.get(variable) or None
+    try:
+        check_binding(args.host, token, "a rule judge", "judges", f" in {variable}")
+        sys.stderr.write(f"a rule judge on http://{args.host}:{args.port}/v1 until interrupted\n")
+        asyncio.run(serve_app(make_app(args.model, token, args.host), args.host, args.port))
+    except ConfigError as error:
+        sys.exit(f"rule_judge: {error}")
+    except KeyboardInterrupt:
+        pass
 
 
 if __name__ == "__main__":

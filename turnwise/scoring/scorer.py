@@ -30,6 +30,8 @@ KNOWN = {
 LONGEST_CAUSE = 300
 LONGEST_REMARK = 10_000
 """Characters kept of what a scorer raised, and of what a judge wrote."""
+KEPT_SCORERS = 256
+"""Made scorers by name and options, where those come from elsewhere: ever new options must not fill the memory."""
 TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
 

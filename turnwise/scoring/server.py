@@ -1,10 +1,15 @@
-"""A reward server: the contract of the `http` runner, to serve scorers from another machine and as a template."""
+"""A reward server: the contract of the `http` runner, to serve scorers from another machine and as a template.
+
+Nothing that a client sends is imported, opened, reached or looked up in the environment: it chooses among the scorers
+that are served, and sets the options that each of them takes from strangers (`scoring/wire.py`).
+"""
 
 import contextlib
-import hmac
+import functools
 import json
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -14,17 +19,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
-from turnwise.plugins import load
-from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec
+from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, Scorer, ScorerSpec
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.scoring.telling import Told, tell, told_error
-from turnwise.serving import check_binding, serve_app
+from turnwise.scoring.wire import check_wire, wire_options
+from turnwise.serving import Gate, Intake, check_binding, serve_app
 from turnwise.storage.trajectory_rows import from_row
 from turnwise.types import Trajectory
 
-KEPT_SCORERS = 256
-"""Made scorers, by name and options; a client that sends ever new options must not fill the memory."""
-RETRY_SECONDS = "1"
+UNOPENED = "/dev/null/an image of a client, which this server does not open"
+"""The folder of images that clients name and nobody here shall open: no file can lie in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,18 @@ class RewardServerSettings:
 
     scorers: tuple[str, ...] = tuple(sorted(BUILTIN))
     """All that it serves. A scorer is code: clients choose among these and name no other."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By scorer: what clients cannot send, such as {judge: {base_urls: [...]}}, and defaults for what they can."""
+    wire: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By scorer: the options that clients may send, instead of those that it declares. Built-in ones take no others."""
+    images: Path | None = None
+    """Where image files lie that clients may name; no other is opened, only images that a request itself holds."""
     body: int = 64 * 1024 * 1024
     """Bytes of one request."""
+    body_seconds: float = 60.0
+    """Within which all of it must have come."""
     calls: int = 256
-    """Requests in progress; more are asked to come again."""
+    """In progress; more are asked to come again. Each ends with its client."""
 
 
 class RewardRequest(BaseModel):
@@ -61,15 +73,18 @@ async def serve(
 ) -> None:
     """Serve until interrupted; the scorers run in a pool unless the config says otherwise."""
     check_binding(host, token, "a reward server", "scores")
-    app = make_app(make_runner(config or ScoringConfig(run=ScoringRun.pool)), token, settings)
+    if config is not None and (config.options or config.scorers or config.weights):
+        raise ConfigError("a reward server's scorers and options are in its RewardServerSettings; clients weigh parts")
+    app = make_app(make_runner(config or ScoringConfig(run=ScoringRun.pool)), token, settings, host)
     await serve_app(app, host, port)
 
 
-def make_app(runner: Runner, token: str | None = None, settings: RewardServerSettings | None = None) -> FastAPI:
-    """The server's app; the runner is started and stopped with it."""
+def make_app(
+    runner: Runner, token: str | None = None, settings: RewardServerSettings | None = None, host: str = "127.0.0.1"
+) -> FastAPI:
+    """The server's app at this host; the runner is started and stopped with it."""
     settings = settings or RewardServerSettings()
-    scorers = _Scorers(runner, settings.scorers)
-    calls = 0
+    scorers = _Scorers(runner, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -80,24 +95,22 @@ def make_app(runner: Runner, token: str | None = None, settings: RewardServerSet
             await runner.stop()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    intake = Intake(settings.body, settings.body_seconds, settings.calls)
+    app.add_middleware(Gate, host=host, token=token, intake=intake)
 
     @app.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
+    @app.get("/scorers")
+    async def served() -> Response:
+        """What a client may ask for, so that it finds out before it has anything to score."""
+        return JSONResponse({"scorers": {name: sorted(allowed) for name, allowed in scorers.allowed.items()}})
+
     @app.post("/compute_reward")
     async def compute_reward(request: Request) -> Response:
-        nonlocal calls
-        _check_token(request, token)  # before anything is read
-        if calls >= settings.calls:
-            text = "as many requests are being answered as this server takes; try again"
-            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
-        calls += 1
-        try:
-            asked, trajectory = _read(await _body(request, settings.body))
-            told = await _answer(scorers, asked, trajectory)
-        finally:
-            calls -= 1
+        asked, trajectory = _read(await request.body(), settings.images)
+        told = await _answer(scorers, asked, trajectory)
         content = json.dumps({"id": asked.id, "session": asked.session, **told})
         return Response(content, media_type="application/json")
 
@@ -107,58 +120,80 @@ def make_app(runner: Runner, token: str | None = None, settings: RewardServerSet
 async def _answer(scorers: "_Scorers", asked: RewardRequest, trajectory: Trajectory) -> Told:
     """What the scorer says; its exception is an answer too, which the client raises as its own."""
     try:
-        scorer = scorers.get(ScorerSpec(asked.scorer, asked.options))
+        scorer = scorers.get(asked.scorer, asked.options)
     except TurnwiseError as error:
         return {"error": told_error(error)}
     return await tell(scorer, trajectory)
 
 
 class _Scorers:
-    """Scorers made so far, by name and options."""
+    """The scorers that are served, made as clients ask for them; those asked for last are kept."""
 
-    def __init__(self, runner: Runner, served: Sequence[str]) -> None:
+    def __init__(self, runner: Runner, settings: RewardServerSettings) -> None:
+        self.allowed = {name: wire_options(name) for name in settings.scorers}  # one that is not there is found now
+        """Options that clients may send, by scorer."""
+        for name, names in settings.wire.items():
+            extra = sorted(set(names) - self._declared(name))
+            if name in BUILTIN and extra:
+                raise ConfigError(f"RewardServerSettings.wire: {extra[0]!r} of {name} never comes from a client")
+            self.allowed[name] = frozenset(names)
+        for name, options in settings.options.items():
+            self._declared(name)
+            ScorerSpec(name, dict(options)).make()  # a misspelt option too
+        self._settings = settings
         self._runner = runner
-        self._served = served
-        self._made: dict[str, Scorer] = {}
-        for name in served:
-            if name not in BUILTIN:
-                load(name, "scorer")  # one that is not there is found now
+        self._made = functools.lru_cache(KEPT_SCORERS)(self._make)
 
-    def get(self, spec: ScorerSpec) -> Scorer:
-        if spec.name not in self._served:
-            raise ConfigError(f"this reward server does not serve it: {unknown('scorer', spec.name, self._served)}")
-        key = json.dumps([spec.name, spec.options], sort_keys=True)
-        if key not in self._made:
-            if len(self._made) >= KEPT_SCORERS:
-                self._made.clear()
-            self._made[key] = self._runner.scorer(spec)
-        return self._made[key]
+    def get(self, name: str, options: Mapping[str, Any]) -> Scorer:
+        check_wire(name, options, self._declared(name))
+        return self._made(name, json.dumps(options, sort_keys=True))
 
+    def _declared(self, name: str) -> frozenset[str]:
+        if name not in self.allowed:
+            raise ConfigError(f"this reward server does not serve it: {unknown('scorer', name, self.allowed)}")
+        return self.allowed[name]
 
-def _check_token(request: Request, token: str | None) -> None:
-    if token is None:
-        return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), token.encode()):
-        raise HTTPException(401, "this server needs its token", {"WWW-Authenticate": "Bearer"})
+    def _make(self, name: str, options: str) -> Scorer:
+        own = self._settings.options.get(name, {})
+        return self._runner.scorer(ScorerSpec(name, {**own, **json.loads(options)}))
 
 
-async def _body(request: Request, most: int) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise HTTPException(413, f"a request has at most {most} bytes", {"Connection": "close"})
-    return bytes(body)
-
-
-def _read(body: bytes) -> tuple[RewardRequest, Trajectory]:
+def _read(body: bytes, images: Path | None) -> tuple[RewardRequest, Trajectory]:
     """The request and its trajectory. json reads what a row may hold and strict JSON not: NaN, lone surrogates."""
     try:
         asked = RewardRequest.model_validate(json.loads(body))
+        json.dumps(asked.options, sort_keys=True)  # nested too deeply, that is
+        _close_images(asked.trajectory, images)
         return asked, from_row(asked.trajectory)
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         raise HTTPException(422, f"{'.'.join(map(str, fault['loc']))[:80]}: {fault['msg'][:200]}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HTTPException(422, f"not a trajectory: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _close_images(row: dict[str, Any], folder: Path | None) -> None:
+    """Scorers open the images of a trajectory; one that a client names by its path is not opened unless it may be."""
+    row["images"] = [_image(source, folder) for source in row["images"]]
+    for message in _messages(row):
+        for part in message["parts"] or ():
+            if part["kind"] == "image":
+                part["value"] = _image(part["value"], folder)
+
+
+def _messages(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from row["prompt"]
+    yield from row["messages"]
+    for turn in row["turns"]:
+        yield turn["message"]
+        yield from turn["replies"]
+
+
+def _image(source: str, folder: Path | None) -> str:
+    if source.startswith("data:"):
+        return source
+    if folder is not None:
+        path = (folder / source).resolve()
+        if path.is_relative_to(folder.resolve()) and path.is_file():
+            return str(path)
+    return f"{UNOPENED}/{Path(source).name}"

@@ -8,6 +8,7 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.red_lines import EXECUTED, Penalties, crossed
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.step_judges import LLM, View, step_judge
+from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Remark, Trajectory, Turn
 
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -27,6 +28,7 @@ class Need(enum.Enum):
     """Tools only cost: a tool turn is worth `needless`."""
 
 
+@wire("acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "red_lines", "max_crop")
 async def tapo(
     trajectory: Trajectory,
     *,

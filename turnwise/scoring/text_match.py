@@ -12,6 +12,7 @@ from typing import Any, Literal
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.boxed import tagged
 from turnwise.scoring.scorer import Score
+from turnwise.scoring.wire import wire
 from turnwise.types import Sample, Trajectory
 
 MAX_CHARS = 1000
@@ -28,6 +29,7 @@ async def exact_match(trajectory: Trajectory) -> float:
     return float(bool(trajectory.answers) and trajectory.answers[-1].visible.strip() == truth.strip())
 
 
+@wire("how", "tag", "ignore_case", "ignore_punctuation", "ignore_articles", "max_chars", "no_answer")
 async def text_match(
     trajectory: Trajectory,
     *,
@@ -59,6 +61,7 @@ async def text_match(
     return Score(found, {"acc": float(found == 1.0), "match": found, "format": 1.0})
 
 
+@wire("max_chars")
 async def search_qa(trajectory: Trajectory, *, max_chars: int = MAX_CHARS) -> Score:
     """1 when the last <answer> of the last assistant message equals one of the truths, word by word."""
     return await text_match(trajectory, tag="answer", max_chars=max_chars)

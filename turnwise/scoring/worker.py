@@ -5,6 +5,7 @@ The host ends it by closing the socket or by killing its process group; it also 
 
 import asyncio
 import fcntl
+import functools
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import struct
 import sys
 from typing import Any
 
-from turnwise.scoring.scorer import Scorer, ScorerSpec
+from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec
 from turnwise.scoring.telling import Told, tell, told_error
 from turnwise.storage.trajectory_rows import from_row
 
@@ -28,39 +29,37 @@ def main(channel_number: int, lifeline: int) -> None:
     channel = socket.socket(fileno=channel_number)
     channel.set_inheritable(False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a scorer prints must not get into the host's output
-    scorers: dict[str, Scorer] = {}
     with asyncio.Runner() as runner:  # one loop for all jobs: a scorer may keep its connections
         while (message := _receive(channel)) is not None:
             number, job = message
-            told = _prepare(job, scorers) if "path" in job else runner.run(_score(job, scorers))
+            told = _prepare(job) if "path" in job else runner.run(_score(job))
             content = json.dumps(told).encode()
             channel.sendall(FRAME.pack(number, len(content)) + content)
 
 
-def _prepare(job: dict[str, Any], scorers: dict[str, Scorer]) -> Told:
+def _prepare(job: dict[str, Any]) -> Told:
     """Look for modules where the host does, and make the scorers known so far: no trajectory's time pays for that."""
     sys.path[:] = job["path"]
     try:
         for spec in job["scorers"]:
-            _scorer(spec, scorers)
+            _scorer(json.dumps(spec))
     except Exception as error:
         return {"error": told_error(error)}
     return {"reward": 0.0}
 
 
-async def _score(job: dict[str, Any], scorers: dict[str, Scorer]) -> Told:
+async def _score(job: dict[str, Any]) -> Told:
     try:
-        scorer = _scorer(job["scorer"], scorers)
+        scorer = _scorer(json.dumps(job["scorer"]))
     except Exception as error:
         return {"error": told_error(error)}
     return await tell(scorer, from_row(job["trajectory"]))
 
 
-def _scorer(spec: dict[str, Any], scorers: dict[str, Scorer]) -> Scorer:
-    key = json.dumps(spec)
-    if key not in scorers:
-        scorers[key] = ScorerSpec(spec["name"], spec["options"]).make()
-    return scorers[key]
+@functools.lru_cache(KEPT_SCORERS)
+def _scorer(spec: str) -> Scorer:
+    told = json.loads(spec)
+    return ScorerSpec(told["name"], told["options"]).make()
 
 
 def _receive(channel: socket.socket) -> tuple[int, dict[str, Any]] | None:

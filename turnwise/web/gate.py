@@ -1,22 +1,19 @@
-"""Who may ask the board, and under which headers it answers: host, method and token are checked first of all."""
+"""The board's gate: the shared one, with a cookie for browsers, GET only, and the headers of every answer."""
 
 import hmac
-import ipaddress
-import re
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnwise.serving import is_loopback
+from turnwise import serving
+from turnwise.serving import is_everywhere, refuse, same
 
 EVENTS = "/api/events"
 TOKEN_ENV = "TURNWISE_BOARD_TOKEN"
-_HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?", re.ASCII)
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _NEEDS_TOKEN = f"this board needs its token: open it once with ?token= and the value of {TOKEN_ENV}"
 
 
@@ -32,7 +29,7 @@ class Door:
     def url(self) -> str:
         """Its address for a browser on this machine, without the token."""
         host = self.host
-        if _is_everywhere(host):
+        if is_everywhere(host):
             host = "::1" if ":" in host else "127.0.0.1"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
@@ -56,31 +53,26 @@ def content_policy(script_hashes: list[str]) -> str:
     )
 
 
-class Gate:
+class Gate(serving.Gate):
     """ASGI middleware around the whole app."""
 
+    methods = ("GET", "HEAD")
+    open_paths = ()
+
     def __init__(self, app: ASGIApp, door: Door, policy: str) -> None:
-        self._app = app
+        super().__init__(app, door.host, door.token)
         self._door = door
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        if scope["type"] != "http":  # there are no websockets here
-            return await send({"type": "websocket.close", "code": 1008})
-
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._add_headers(MutableHeaders(scope=message), scope["path"])
             await send(message)
 
-        answer = self._refusal(scope)
-        if answer is not None:
-            return await answer(scope, receive, with_headers)
-        if scope["method"] == "HEAD" and scope["path"] != EVENTS:  # a stream has no end to leave out
-            scope = {**scope, "method": "GET"}  # the server itself leaves the body out
-        return await self._app(scope, receive, with_headers)
+        if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] != EVENTS:
+            scope = {**scope, "method": "GET"}  # the server itself leaves the body out, but cannot of a stream
+        await super().__call__(scope, receive, with_headers)
 
     def _add_headers(self, headers: MutableHeaders, path: str) -> None:
         headers["Content-Security-Policy"] = self._policy
@@ -90,45 +82,29 @@ class Gate:
         if path.startswith("/api"):
             headers["Cache-Control"] = "no-store"
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def refusal(self, scope: Scope) -> Response | None:
         """The answer to a request that is not let through, or that brings the token; None for all others."""
-        headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
-            return _error(405, "the board only shows: GET and HEAD", {"Allow": "GET, HEAD"})
-        if not self._is_ours(headers.getlist("host")):
-            return _error(400, "this board is not served under that host name")
-        if self._door.token is None:
-            return None
+        answer = super().refusal(scope)
+        token = self._door.token
+        if token is None or (answer is not None and answer.status_code != 401):
+            return answer
         brought = _token_in(scope) if scope["path"] == "/" else None
-        if brought is not None and _same(brought, self._door.token):
+        if brought is not None and same(brought, token):
             return self._welcome(scope)
-        if self._known(headers):
+        if answer is None:
             return None
         text = _NEEDS_TOKEN if brought is None else "that is not this board's token"
-        return _error(401, text, {"WWW-Authenticate": "Bearer"})
+        return refuse(401, text, {"WWW-Authenticate": "Bearer"})
 
-    def _is_ours(self, hosts: list[str]) -> bool:
-        """Against DNS rebinding: a stranger's name that leads to our address is not ours.
-
-        A board on every address of a machine has names that it cannot know; there the token alone decides.
-        """
-        if len(hosts) != 1:
-            return False
-        if _is_everywhere(self._door.host) and self._door.token is not None:
-            return True
-        name = _host_name(hosts[0])
-        return name == self._door.host.lower() or name in _LOCAL or (is_loopback(self._door.host) and is_loopback(name))
-
-    def _known(self, headers: Headers) -> bool:
-        door = self._door
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(given.strip(), door.token or ""):
+    def knows(self, headers: Headers, token: str) -> bool:
+        """Those that bear the token, and browsers that have brought it once."""
+        if super().knows(headers, token):
             return True
         try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(door.cookie)
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self._door.cookie)
         except CookieError:
             return False
-        return morsel is not None and _same(morsel.value, door.pass_word)
+        return morsel is not None and same(morsel.value, self._door.pass_word)
 
     def _welcome(self, scope: Scope) -> Response:
         """Trade the token for a cookie, and take it out of the address bar."""
@@ -138,10 +114,6 @@ class Gate:
         return answer
 
 
-def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": text}, status, headers)
-
-
 def _query(scope: Scope) -> list[tuple[str, str]]:
     text: str = scope["query_string"].decode("latin-1")
     return parse_qsl(text[:4096], keep_blank_values=True)
@@ -149,20 +121,3 @@ def _query(scope: Scope) -> list[tuple[str, str]]:
 
 def _token_in(scope: Scope) -> str | None:
     return next((value for key, value in _query(scope) if key == "token"), None)
-
-
-def _host_name(header: str) -> str:
-    """A Host header without its port and brackets; nothing for one that is none."""
-    found = _HOST.fullmatch(header.strip().lower())
-    return "" if found is None else found["six"] or found["name"]
-
-
-def _is_everywhere(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import importlib
 import os
 import selectors
@@ -15,8 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from turnwise.errors import ConfigError
-from turnwise.serving import check_binding
+from turnwise.serving import bind, check_binding
 from turnwise.web.app import make_app
 from turnwise.web.gate import TOKEN_ENV, Door
 from turnwise.web.runs import Runs
@@ -92,26 +90,6 @@ def _warm() -> None:
     time.sleep(_WARM_SECONDS)  # importing would be in the first page's way
     for name in ("table", "search", "conversation", "tokens", "groups", "tools", "health", "spread"):
         importlib.import_module(f"turnwise.web.{name}")
-
-
-def bind(host: str, port: int, *, any_port: bool = False) -> socket.socket:
-    """A listening socket. ConfigError when it cannot be had; with `any_port` another port will do."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        listening = socket.create_server(address, family=family)
-        # Without it a body waits 40 ms for the client to acknowledge the headers. asyncio would set it, but knows TCP
-        # only by a protocol number that sockets made this way do not carry.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except OSError as error:
-        if any_port and error.errno in (errno.EADDRINUSE, errno.EACCES):
-            return bind(host, 0)
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} is taken on {host}; choose another with --port") from error
-        raise ConfigError(f"cannot listen on {host}, --port {port}: {error.strerror or error}") from error
-    except UnicodeError as error:  # of a name that no host can have
-        raise ConfigError(f"cannot listen on {host!r}: it is no host name") from error
 
 
 async def _until_parent_ends(server: uvicorn.Server) -> None:

@@ -76,7 +76,10 @@ def test_other_prompts_and_models_are_refused_over_http() -> None:
             assert response.status_code == 400 and "judge prompts" in response.text
             response = await client.post(f"{url}/chat/completions", json=other | {"model": "gpt"})
             assert response.status_code == 404
-            assert (await client.post(f"{url}/chat/completions", content=b"{")).status_code == 422
+            headers = {"Content-Type": "application/json"}
+            assert (await client.post(f"{url}/chat/completions", content=b"{", headers=headers)).status_code == 422
+            assert (await client.post(f"{url}/chat/completions", content=b"{}")).status_code == 415
+            assert (await client.get(f"{url}/models", headers={"Host": "evil.example"})).status_code == 400
 
     asyncio.run(main())
 

@@ -44,6 +44,9 @@ class Server:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                if head.startswith("GET "):  # a server that only scores
+                    writer.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
+                    continue
                 length = int(re.search(r"content-length: (\d+)", head, re.IGNORECASE)[1])
                 request = json.loads(await reader.readexactly(length))
                 self.requests.append((head, request))

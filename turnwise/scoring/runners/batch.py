@@ -9,6 +9,7 @@ import functools
 import inspect
 import reprlib
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,14 +37,14 @@ class BatchRunner:
         self._timeout = timeout
         self._retries = retries
         self._delay = delay
-        self._collectors: list[_Collector] = []
+        self._collectors: weakref.WeakSet[_Collector] = weakref.WeakSet()  # each lives as long as its scorer
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         function = _batch_function(spec)
         if function is None:
             return counted(spec.make(), self.tally)
         collector = _Collector(lambda batch: self._call(function, batch, spec.name), self._size, self._delay)
-        self._collectors.append(collector)
+        self._collectors.add(collector)
 
         async def scorer(trajectory: Trajectory) -> Any:
             return await collector.add(trajectory)
@@ -55,7 +56,7 @@ class BatchRunner:
         return None
 
     async def stop(self) -> None:
-        for collector in self._collectors:
+        for collector in list(self._collectors):
             await collector.close()
 
     async def _call(self, function: BatchFunction, batch: list[Trajectory], name: str) -> list[Any]:

@@ -2,7 +2,8 @@
 
 `POST {url}/compute_reward` with `id` (of this request), `instance` (the sample's id), `session` (of this very
 episode), `scorer`, `options` and `trajectory` (a row of a trajectory file). The answer repeats `id` and has `reward`
-with `parts` and `turns`, or `f2p_count` and `f2p_total`, or `error`. `turnwise/scoring/server.py` is such a server.
+with `parts` and `turns`, or `f2p_count` and `f2p_total`, or `error`. `turnwise/scoring/server.py` is such a server; it
+also answers `GET {url}/scorers` with the options that it takes, so that one it refuses is found before the first step.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import os
 import secrets
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
@@ -22,6 +24,7 @@ from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import Trajectory
 
 PATH = "/compute_reward"
+SERVED = "/scorers"
 REQUESTS = 32
 """Under way, where `scoring.workers` does not say."""
 CONNECT_SECONDS = 10.0
@@ -31,6 +34,13 @@ MAX_ANSWER = 16 * 1024 * 1024
 SESSION = "session"
 """The artifact with the session of an environment that lives on a server; other episodes have none and get a name."""
 _LATER = (408, 425, 429)
+_FORBIDDEN = (401, 403)
+
+
+class Served(BaseModel):
+    """What our own server says at SERVED: the options that it takes from clients, by scorer."""
+
+    scorers: dict[str, list[str]]
 
 
 class HttpRunner:
@@ -52,6 +62,9 @@ class HttpRunner:
         self.first_wait = first_wait
         self._slots = asyncio.Semaphore(requests)
         self._client: httpx.AsyncClient | None = None
+        self._specs: list[ScorerSpec] = []
+        self._served: dict[str, list[str]] | None = None
+        """None for a server that does not say."""
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         """Built-in scorers are checked here; one of the user's own may exist on the server only."""
@@ -59,6 +72,8 @@ class HttpRunner:
             spec.make()
         elif not {":", "."} & set(spec.name):
             raise ConfigError(unknown("scorer", spec.name, BUILTIN) + " Your own is written module:function.")
+        self._check(spec)
+        self._specs.append(spec)
 
         async def scorer(trajectory: Trajectory) -> Score:
             sample = trajectory.sample
@@ -92,36 +107,67 @@ class HttpRunner:
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_SECONDS),  # _slots bounds them
             trust_env=False,  # a proxy that the environment names must not see the samples
         )
+        self._served = await self._ask_served()
+        for spec in self._specs:
+            self._check(spec)
 
     async def stop(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
+    async def _ask_served(self) -> dict[str, list[str]] | None:
+        """What the server takes; None when it is not one of ours, or not there yet, which scoring will say."""
+        try:
+            status, _, answer = await self._ask("GET", SERVED, b"", min(CONNECT_SECONDS, self._timeout))
+        except Lost:
+            return None
+        if status in _FORBIDDEN:
+            raise ConfigError(f"the reward server {self.url} refuses the token, or misses one: {_short(answer)}")
+        try:
+            return Served.model_validate_json(answer).scorers if status == 200 else None
+        except ValidationError:
+            return None
+
+    def _check(self, spec: ScorerSpec) -> None:
+        if self._served is None:
+            return
+        taken = self._served.get(spec.name)
+        if taken is None:
+            hint = unknown("scorer", spec.name, self._served)
+            raise ConfigError(f"the reward server {self.url} does not serve it: {hint}")
+        for key in spec.options:
+            if key not in taken:
+                takes = f"it takes {', '.join(taken)}" if taken else "it takes none"
+                raise ConfigError(
+                    f"the reward server {self.url} does not take the option {key!r} of scorer {spec.name} from clients "
+                    f"({takes}): leave it out here, and have it set where the server is started"
+                )
+
     async def _attempt(self, request_id: str, content: bytes) -> Score:
         async with self._slots:  # waiting for it is not the server's time
             with self.tally.timed():
-                status, wait, answer = await self._post(content)
+                status, wait, answer = await self._ask("POST", PATH, content, self._timeout)
         if status in _LATER or status >= 500:
             raise Lost(f"the reward server {self.url} answers {status}: {_short(answer)}", wait)
         if not 200 <= status < 300:  # the same request would be refused again: a person must look at it
             raise ConfigError(f"the reward server {self.url} refuses the request with {status}: {_short(answer)}")
         return read_answer(answer, request_id).score()
 
-    async def _post(self, content: bytes) -> tuple[int, float, bytes]:
+    async def _ask(self, method: str, path: str, content: bytes, seconds: float) -> tuple[int, float, bytes]:
         """(HTTP status, seconds the server asks to wait, content)."""
         if self._client is None:
             raise RuntimeError("the scoring client is not running")
         answer = bytearray()
         try:
-            async with asyncio.timeout(self._timeout):
-                async with self._client.stream("POST", self.url + PATH, content=content) as response:
+            async with asyncio.timeout(seconds):
+                async with self._client.stream(method, self.url + path, content=content) as response:
                     async for piece in response.aiter_raw():
                         answer += piece
                         if len(answer) > MAX_ANSWER:
                             raise Lost(f"the reward server {self.url} sent more than {MAX_ANSWER} bytes")
         except TimeoutError as error:
-            raise Lost(f"the reward server {self.url} did not answer within {self._timeout:g} s") from error
+            raise Lost(f"the reward server {self.url} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__} {error}".strip()
             raise Lost(f"no answer from the reward server {self.url}: {problem}") from error

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.scoring.answers import Answer, read_answer
 from turnwise.scoring.failures import Lost, Tally, retrying
-from turnwise.scoring.scorer import Score, Scorer, ScorerSpec
+from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec
 from turnwise.scoring.worker import FRAME
 from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import Trajectory
@@ -45,7 +45,8 @@ class PoolRunner:
         self._workers = workers
         self._timeout = timeout
         self._retries = retries
-        self._specs: list[dict[str, Any]] = []
+        self._specs: dict[str, dict[str, Any]] = {}
+        """What a new worker makes before its first job, those named last; any other it makes when it is asked."""
         self._slots: list[_Slot] = []
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
 
@@ -56,8 +57,10 @@ class PoolRunner:
             head = json.dumps(told)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"scoring.options of {spec.name} cannot be given to another process: {error}") from error
-        if told not in self._specs:
-            self._specs.append(told)
+        self._specs.pop(head, None)
+        self._specs[head] = told
+        if len(self._specs) > KEPT_SCORERS:
+            del self._specs[next(iter(self._specs))]
 
         async def scorer(trajectory: Trajectory) -> Score:
             # As a row of JSON, not pickled: what comes from a plug-in is never executed here, nor there.
@@ -86,7 +89,7 @@ class PoolRunner:
         await asyncio.gather(*(slot.close() for slot in slots))
 
     def _names(self) -> str:
-        return ", ".join(spec["name"] for spec in self._specs) or "none"
+        return ", ".join(spec["name"] for spec in self._specs.values()) or "none"
 
     async def _attempt(self, job: bytes, name: str) -> Score:
         if not self._slots:
@@ -109,7 +112,7 @@ class PoolRunner:
 class _Slot:
     """The place of one worker."""
 
-    def __init__(self, specs: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, specs: Mapping[str, dict[str, Any]]) -> None:
         self._specs = specs
         self._starting: asyncio.Task[_Worker] | None = None
         self._burying: set[asyncio.Task[int]] = set()
@@ -118,7 +121,7 @@ class _Slot:
     def fill(self) -> None:
         """Begin to start a worker where there is none."""
         if self._starting is None and not self._closed:
-            self._starting = asyncio.create_task(_Worker.start(self._specs))
+            self._starting = asyncio.create_task(_Worker.start(list(self._specs.values())))
 
     async def worker(self) -> "_Worker":
         """The worker, when it is ready. Lost when it dies before that, or what its scorers raised when made."""

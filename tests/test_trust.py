@@ -1,0 +1,216 @@
+"""Runs that somebody sent: nothing that only their config names is imported, reached, opened or written to."""
+
+import enum
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from turnwise import configure
+from turnwise.cli import main
+from turnwise.compose import _knobs, to_yaml
+from turnwise.config import Config
+from turnwise.storage.run_dir import RunDir
+from turnwise.storage.trajectories import write_trajectories
+from turnwise.trust import reaches
+from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A maker of runs with one trajectory each, by overrides of the config; the current folder is another."""
+    monkeypatch.chdir(tmp_path)
+    number = iter(range(100))
+
+    def make(*overrides: str) -> Path:
+        folder = tmp_path / "sent" / f"run-{next(number)}"
+        turn = Turn(0, Message(Role.ASSISTANT, "#### 18"), FinishReason.STOP, 0, 1, 1)
+        sample = Sample("a", (Message(Role.USER, "6*3?"),), "arithmetic", "17")
+        one = Trajectory(sample, 0, 0, [*sample.prompt, turn.message], [turn], [], StopReason.ANSWERED, 0.0)
+        one.reward = 0.0
+        (folder / "eval").mkdir(parents=True)
+        write_trajectories(folder / "eval/step_000000.parquet", [one])
+        RunDir(folder).write_text("config.yaml", to_yaml(configure(*overrides)))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def evil(tmp_path: Path):
+    """(a plug-in's file, the mark that it leaves when it is imported)."""
+    path, mark = tmp_path / "evil.py", tmp_path / "mark"
+    path.write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "async def score(trajectory, **options):\n    return 1.0\n"
+        "class Judge:\n    async def verdict(self, question, evidence, rubric):\n        return 1.0\n"
+    )
+    return path, mark
+
+
+def test_a_plugin_is_imported_only_when_told(run, evil, capsys):
+    path, mark = evil
+    sent = run(f"scoring.scorers.default={path}:score")
+    assert main(["rescore", str(sent)]) == 2
+    said = capsys.readouterr().err
+    assert f"scoring.scorers.default={path}:score" in said and "--trust-run" in said and said.count("\n") == 1
+    assert not mark.exists() and not (sent / "rescored").exists()
+    assert main(["rescore", str(sent), "--trust-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["new_mean_reward"] == 1.0 and mark.exists()
+
+
+def test_what_is_said_now_needs_no_trust(run, evil):
+    path, _ = evil
+    sent = run(f"scoring.scorers.default={path}:score")
+    assert main(["rescore", str(sent), "--scorer", "gsm8k"]) == 0
+    assert main(["rescore", str(sent), "--scorer", f"{path}:score", "--options", "any=1"]) == 0
+    assert main(["rescore", str(sent), f"scoring.scorers.default={path}:score"]) == 0
+
+
+def test_a_file_beside_the_config_is_the_runs_too(run, tmp_path, capsys):
+    sent = run("scoring.scorers.default=evil.py:score")
+    (sent / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n")
+    assert main(["rescore", str(sent)]) == 2
+    assert "scoring.scorers.default" in capsys.readouterr().err and not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]"],
+        ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]", "scoring.options.judge.api_key_env=KEY"],
+        ["scoring.scorers.default=judge", "scoring.options.judge.cache=/tmp/x"],
+        ["scoring.scorers.default=judge", "scoring.options.judge.rule='PLUGIN:score'"],
+        ["scoring.scorers.default=tapo", "scoring.options.tapo.accuracy='PLUGIN:score'"],
+        ["scoring.scorers.default=tapo", "scoring.options.tapo.judge='PLUGIN:Judge'"],
+        ["scoring.scorers.default=tapo", "scoring.options.tapo.judge_options.base_urls=[URL]"],
+        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.level=L0"],
+        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.min_level=L0"],
+        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.url=URL"],
+        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.token_env=KEY"],
+        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.preload=[evil]"],
+        ["scoring.run=http", "scoring.url=URL", "scoring.token_env=KEY"],
+        ["scoring.run=http", "scoring.url=URL"],
+        ["scoring.run=pool", "scoring.scorers.default='PLUGIN:score'"],
+        ["scoring.run=batch", "scoring.scorers.default='PLUGIN:score'"],
+    ],
+)  # fmt: skip
+def test_no_address_key_level_or_plugin_of_a_stranger_is_used(run, evil, overrides, capsys, monkeypatch):
+    path, mark = evil
+    monkeypatch.setenv("KEY", "a-secret")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        sent = run(*(text.replace("URL", f"'{url}'").replace("PLUGIN", str(path)) for text in overrides))
+        assert main(["rescore", str(sent)]) == 2
+        with pytest.raises(BlockingIOError):
+            listening.accept()  # nobody has come
+    said = capsys.readouterr().err
+    assert ".".join(overrides[-1].partition("=")[0].split(".")[:4]) in said and "--trust-run" in said
+    assert not mark.exists() and not (sent / "rescored").exists()
+
+
+def test_options_that_only_count_need_no_trust(run):
+    sent = run("scoring.scorers.default=gsm8k", "scoring.options.gsm8k.wrong=-0.5", "scoring.weights.acc=2")
+    assert main(["rescore", str(sent)]) == 0
+
+
+def test_options_of_a_plugin_come_from_whoever_names_it(run, evil, capsys):
+    path, _ = evil
+    sent = run(f"scoring.scorers.default={path}:score", "scoring.options.score.where=/etc/passwd")
+    assert main(["rescore", str(sent), f"scoring.scorers.default={path}:score"]) == 2
+    assert "scoring.options.score.where=/etc/passwd" in capsys.readouterr().err
+
+
+def test_the_environment_is_not_read_for_a_stranger(run, monkeypatch, capsys):
+    monkeypatch.setenv("SECRET", "a-secret")
+    sent = run()
+    text = (sent / "config.yaml").read_text()
+    (sent / "config.yaml").write_text(text.replace("run: null", 'run: "${oc.env:SECRET}"'))
+    assert main(["rescore", str(sent)]) == 2
+    assert "may read the environment" in capsys.readouterr().err
+    assert not any("a-secret" in path.read_text(errors="replace") for path in sent.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        "task: " + "[" * 50_000,
+        "task: !!python/object/apply:os.system ['touch mark']\n",
+        "x" * (2 << 20),
+    ],
+    ids=["aliases", "depth", "python tag", "length"],
+)  # fmt: skip
+def test_a_config_that_explodes_is_refused(run, text, capsys):
+    sent = run()
+    (sent / "config.yaml").write_text(text)
+    assert main(["rescore", str(sent)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) <= 6
+    assert not Path("mark").exists()
+
+
+@pytest.mark.parametrize("name", ["rescored", "log.txt", "eval/step_000001.json"])
+def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
+    sent, outside = run(), tmp_path / "outside"
+    outside.mkdir()
+    (sent / name).symlink_to(outside)
+    assert main(["rescore", str(sent)]) == 2
+    assert f"{name} -> {outside}" in capsys.readouterr().err and not any(outside.iterdir())
+    (sent / name).unlink()
+    (sent / name).symlink_to(sent / "config.yaml")
+    assert main(["show", str(sent)]) == 0
+
+
+def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
+    path, mark = evil
+    plugin = f"{path}:score"
+    sent = run(
+        f"task='{plugin}'", f"scoring.scorers.default='{plugin}'", f"rollout.tools=['{plugin}']",
+        f"rollout.agent='{plugin}'", f"rollout.interaction='{plugin}'", f"sft.script='{plugin}'",
+    )  # fmt: skip
+    assert main(["show", str(sent)]) == 0
+    assert main(["filter", str(sent), "--out", str(tmp_path / "kept.parquet")]) == 0
+    assert main(["report", str(sent), "--out", str(tmp_path / "report.html")]) == 0
+    assert not mark.exists()
+
+
+HARMLESS = {
+    "run", "runs_dir", "model.path", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device", "tracking.to",
+    "tracking.project", "eval.dump_jsonl", "sft.script", "sft.recorded", "sft.out",
+}  # fmt: skip
+"""Data, names of ours, and what a run that is opened does not read (`eval.` and `sft.` have no run to open)."""
+NEEDED = {
+    "engine.": ["engine=openai"], "sandbox.": ["sandbox.url=http://x"], "scoring.": ["scoring.run=http"],
+    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
+}  # fmt: skip
+VALUES = {
+    "tracking.to": "=[wandb]", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
+    "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
+    "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
+}  # fmt: skip
+
+
+def takes_text(hint: object) -> bool:
+    return hint not in (int, float, bool) and not (isinstance(hint, type) and issubclass(hint, enum.Enum))
+
+
+@pytest.mark.parametrize(
+    "key", ["sandbox.level", "sandbox.min_level", *(k for k, v in _knobs(Config) if takes_text(v.hint))]
+)
+def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
+    """A new one that takes text has to be thought about here."""
+    hint = dict(_knobs(Config))[key].hint
+    value = VALUES.get(key, "=['a:b']" if "list" in str(hint) else "='a:b'").replace("PLACE", str(tmp_path))
+    needed = [one for start, given in NEEDED.items() if key.startswith(start) for one in given]
+    usual = reaches(configure(*needed), tmp_path)
+    found = [one for one in reaches(configure(*needed, key + value), tmp_path) if one not in usual]
+    assert bool(found) == (key not in HARMLESS)
+    assert all(one.startswith(key) for one in found)
+
+
+def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
+    for task in ("null", "arithmetic", "gsm8k"):
+        assert reaches(configure(f"task={task}"), tmp_path / "runs") == []

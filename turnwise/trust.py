@@ -1,0 +1,129 @@
+"""What a run's folder would have us import, reach or write to: nothing of that unless we are told to trust the run.
+
+A config.yaml is a program as soon as it names plug-ins, and a run may have been sent by somebody. What a person says on
+the command line, or in a file given with --config, was told; what only the run says needs `--trust-run`.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.choices import EngineName, SandboxLevel, ScoringRun
+from turnwise.config import Config, EngineConfig, SandboxConfig, ScoringConfig
+from turnwise.errors import ConfigError
+from turnwise.scoring.scorer import BUILTIN
+from turnwise.scoring.wire import wire_options
+from turnwise.storage.run_dir import CONFIG, RunDir
+from turnwise.web.configs import read_config
+
+FLAG = "--trust-run"
+SHOWN = 6
+LONGEST = 100
+
+
+def check_run(run: RunDir, *, trusted: bool) -> None:
+    """Before a run's config is composed: refuse one that explodes, reads the environment, or lies beside links."""
+    text, _ = read_config(run)  # StorageError for a file that is too long, too deep or unfolds without end
+    if trusted:
+        return
+    found = ["${...}, which may read the environment"] if "${" in text else []
+    _refuse(run, [*found, *(f"{link.relative_to(run.path)} -> {os.readlink(link)}" for link in _links(run.path))])
+
+
+def check_trust(run: RunDir, found: Config, told: Config, *, trusted: bool, section: str = "") -> None:
+    """Refuse a config that reaches for what was not told, by name; `section` is all that will be read of it."""
+    if trusted:
+        return
+    known = set(reaches(told, run.path.parent))
+    _refuse(run, [one for one in reaches(found, run.path.parent) if one not in known and one.startswith(section)])
+
+
+def reaches(config: Config, place: Path) -> list[str]:
+    """`key=value` of all that leads to code, addresses, the environment or out of the sandbox.
+
+    Rows may name plug-ins too: files of them count where they came with the run, in the folder `place`.
+    """
+    return [
+        f"{key}={value}" for key, value in (*_rollout(config, place), *_services(config), *_scoring(config.scoring))
+    ]
+
+
+def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
+    rollout = config.rollout
+    if config.task is not None and ":" in config.task:
+        yield "task", config.task
+    for name in rollout.tools:
+        if _is_plugin(name):
+            yield "rollout.tools", name
+    for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
+        if named is not None and _is_plugin(named):
+            yield key, named
+    if rollout.interactions_file is not None:
+        yield "rollout.interactions_file", rollout.interactions_file
+    if rollout.interaction_kwargs and (rollout.interactions_file or _is_plugin(rollout.interaction or "")):
+        yield "rollout.interaction_kwargs", rollout.interaction_kwargs
+    for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
+        yield from ((key, name) for name in files if _lies_in(name, place))
+
+
+def _services(config: Config) -> Iterator[tuple[str, Any]]:
+    engine, sandbox = config.engine, config.sandbox
+    if engine.name is EngineName.openai:
+        yield "engine.base_url", engine.base_url
+        yield from _unusual("engine.api_key_env", engine.api_key_env, EngineConfig.api_key_env)
+    if sandbox.url is not None:
+        yield "sandbox.url", sandbox.url
+        yield from _unusual("sandbox.token_env", sandbox.token_env, SandboxConfig.token_env)
+    for key, level in (("sandbox.level", sandbox.level), ("sandbox.min_level", sandbox.min_level)):
+        if level is SandboxLevel.L0:
+            yield key, level.value
+    yield from (("sandbox.preload", name) for name in sandbox.preload if name not in SandboxConfig().preload)
+
+
+def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
+    for source, name in scoring.scorers.items():
+        if name not in BUILTIN:
+            yield f"scoring.scorers.{source}", name
+    if scoring.run is ScoringRun.http:
+        yield "scoring.url", scoring.url
+        yield from _unusual("scoring.token_env", scoring.token_env, ScoringConfig.token_env)
+    ours = all(name in BUILTIN for name in scoring.scorers.values())  # a key may mean a plug-in of the same name
+    for scorer, options in scoring.options.items():
+        if not isinstance(options, Mapping):
+            yield f"scoring.options.{scorer}", options
+            continue
+        harmless = wire_options(scorer) if ours and scorer in BUILTIN else frozenset()
+        yield from ((f"scoring.options.{scorer}.{key}", value) for key, value in options.items() if key not in harmless)
+
+
+def _unusual(key: str, value: str, usual: Any) -> Iterator[tuple[str, str]]:
+    if value != usual:
+        yield key, value
+
+
+def _is_plugin(name: str) -> bool:
+    return ":" in name or "." in name
+
+
+def _lies_in(name: str, place: Path) -> bool:
+    return "\0" in name or Path(name).expanduser().resolve().is_relative_to(place.resolve())
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """Links that lead out of a run: what is written to it would be written there."""
+    for place in (folder, *(entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.is_symlink())):
+        for entry in sorted(place.iterdir()):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
+                yield entry
+
+
+def _refuse(run: RunDir, found: list[str]) -> None:
+    if not found:
+        return
+    shown = "; ".join(one if len(one) <= LONGEST else one[:LONGEST] + "..." for one in found[:SHOWN])
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    raise ConfigError(
+        f"{run.path / CONFIG} would have this imported, reached or opened: {shown!r}{more}. If you made this run or "
+        f"trust whoever did, add {FLAG}; or say it yourself on the command line"
+    )
