@@ -68,7 +68,7 @@ async def prove(
     with _bait() as bait:
         names = bait.names(limits)
         setting = "\n".join(f"{name} = {value!r}" for name, value in names.items())
-        ready = await session.run(f"import os, resource, socket\n{setting}")
+        ready = await session.run(f"import fcntl, os, resource, socket, struct\n{setting}")
         if ready.status is not Status.OK:
             raise RuntimeError(f"the probe could not begin: {ready.text()}")
         proofs = [await _try(session, attack) for attack in ATTACKS]
