@@ -13,18 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from turnwise.sandbox.child import Child
 from turnwise.sandbox.process import (
     END_SECONDS,
+    FORK_SECONDS,
     START_SECONDS,
-    Child,
     LayerRefused,
     Refusal,
     SandboxLost,
     SandboxUnavailable,
+    check_greeting,
     check_ready,
+    end_first,
     environment,
+    fail,
 )
-from turnwise.sandbox.wire import ProtocolError
+from turnwise.sandbox.wire import Caps, ProtocolError
 
 FLAGS = ("--rootless", "--ignore-cgroups", "--network=none", "--host-uds=open", "--platform=ptrace")
 """`ptrace` is the platform that every build has and that works inside virtual machines."""
@@ -38,9 +42,11 @@ class GvisorZygote:
 
     landlock = 0
 
-    def __init__(self, process: "subprocess.Popen[bytes]", listener: socket.socket, path: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", listener: socket.socket, path: Path, caps: Caps) -> None:
         self.process = process
+        self._caps = caps
         self.uid = -1
+        self.ends_last = end_first(process.pid)
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listener = listener
         self._path = path
@@ -52,7 +58,7 @@ class GvisorZygote:
         self._accepting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, orders: dict[str, Any], folder: Path) -> "GvisorZygote":
+    async def start(cls, orders: dict[str, Any], caps: Caps, folder: Path) -> "GvisorZygote":
         """A zygote in a gVisor of its own; LayerRefused or SandboxUnavailable when it could not be."""
         runsc = shutil.which("runsc")
         if runsc is None:
@@ -62,7 +68,7 @@ class GvisorZygote:
         listener.bind(str(path))
         listener.listen(64)
         listener.setblocking(False)
-        zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path)
+        zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path, caps)
         try:
             async with asyncio.timeout(START_SECONDS):
                 answer = await zygote._greet(orders)
@@ -105,18 +111,20 @@ class GvisorZygote:
         arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
         self._tell({"open": number, "scratch": scratch, "rehearse": rehearse})
         try:
-            channel = await arriving
+            async with asyncio.timeout(FORK_SECONDS):
+                channel = await arriving
+        except TimeoutError as error:
+            raise SandboxLost(f"the sandbox's zygote made no session within {FORK_SECONDS:g} s") from error
         finally:
             self._arriving.pop(number, None)
-        child = RelayedChild(number, channel, self._tell)
+        child = RelayedChild(number, channel, self._caps, self._tell)
         self._children[number] = child
         try:
-            header, _ = await child.expect()
-            if "refused" in header:
-                raise LayerRefused(Refusal(**header["refused"]))
-        except ProtocolError as error:
+            async with asyncio.timeout(FORK_SECONDS):
+                check_greeting(await child.expect())
+        except (ProtocolError, TimeoutError) as error:
             child.close()
-            raise SandboxLost(f"a new session did not come up: {error}") from error
+            raise SandboxLost(f"a new session did not come up: {error or 'it says nothing'}") from error
         except BaseException:
             child.close()
             raise
@@ -162,6 +170,8 @@ class GvisorZygote:
             message = json.loads(line)
             if "ended" in message and (child := self._children.pop(message["ended"], None)) is not None:
                 child.has_ended(message["status"], message["peak"] * 1024)
+            elif "failed" in message and (waiting := self._arriving.get(message["failed"])) is not None:
+                fail(waiting, f"a new session could not be made: {message['reason']}")
         self._end()
 
     def _end(self) -> None:
@@ -171,9 +181,7 @@ class GvisorZygote:
         if not self.lost.done():
             self.lost.set_result("the sandbox's zygote ended")
         for waiting in self._arriving.values():
-            if not waiting.done():
-                waiting.set_exception(SandboxLost("the sandbox's zygote ended"))
-                waiting.exception()
+            fail(waiting, "the sandbox's zygote ended")
         for child in list(self._children.values()):
             child.has_ended(None, 0)
         self._children.clear()
@@ -188,8 +196,8 @@ class RelayedChild(Child):
 
     takes_descriptors = False
 
-    def __init__(self, number: int, channel: socket.socket, tell: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(number, channel)
+    def __init__(self, number: int, channel: socket.socket, caps: Caps, tell: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(number, channel, caps)
         self._tell = tell
 
     def signal(self, number: int) -> None:

@@ -64,7 +64,9 @@ class PythonTool:
         if self._pool is None:
             self._pool = await open_pool(self.sandbox).__aenter__()
         report = self._pool.report
-        return "a sandbox" if report is None else report.text().splitlines()[0]
+        if report is None:
+            return "a sandbox"
+        return "\n".join(line for line in report.text().splitlines() if not line.startswith(" "))  # without the proofs
 
     async def stop(self) -> None:
         self._users -= 1

@@ -47,7 +47,7 @@ class Trail:
         steps = self.steps
         if len(steps) >= MAX_STEPS:
             steps = steps[: MAX_STEPS // 2] + steps[MAX_STEPS // 2 + 1 :]
-        return Trail(self.source, self.source_size, composed(self.matrix, change), (*steps, (name, arguments)))
+        return Trail(self.source, self.source_size, composed(self.matrix, change), (*steps, (name[:80], arguments)))
 
     def box(self, size: tuple[int, int]) -> list[float] | None:
         """The part of the source that an image of this size shows; None when it is not a rectangle of it."""
@@ -135,7 +135,7 @@ def short(value: Any, depth: int = 0) -> Any:
 def shortened(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments as a step shows them."""
     found = {str(name)[:40]: short(value) for name, value in list(arguments.items())[:8]}
-    return found if len(repr(found)) <= MAX_ARGUMENTS else {}
+    return found if len(ascii(found)) <= MAX_ARGUMENTS else {}
 
 
 def trail_of(image: Any) -> Trail:
