@@ -3,7 +3,7 @@
 from typing import Any
 
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.results import CHANNELS, Failure, Picture, Provenance, Result, Status, Step
+from turnwise.sandbox.results import CHANNELS, Box, Failure, Picture, Provenance, Result, Status, Step
 from turnwise.sandbox.wire import Caps, Frame, ProtocolError, read_header
 
 _FROM_INSIDE = {Status.OK, Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.DENIED}
@@ -127,16 +127,21 @@ def _pictures(value: Any, blobs: memoryview, limits: Limits) -> tuple[Picture, .
 
 
 def _provenance(value: dict[str, Any]) -> Provenance:
-    source, box = value.get("source"), value.get("box")
-    if box is not None:
-        if len(_list(box, 4)) != 4 or not all(type(n) in (int, float) and -FAR < n < FAR for n in box):
-            raise ProtocolError("a box that is none")
-        box = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+    source = value.get("source")
     steps = tuple(
         Step(_text(step.get("name"), MAX_NAME), _arguments(step.get("arguments", {})))
         for step in map(_dict, _list(value.get("steps", []), MAX_STEPS))
     )
-    return Provenance(None if source is None else _text(source, MAX_NAME), box, steps)
+    name = None if source is None else _text(source, MAX_NAME)
+    return Provenance(name, _box(value.get("box")), steps, _box(value.get("frame")))
+
+
+def _box(value: Any) -> Box | None:
+    if value is None:
+        return None
+    if len(_list(value, 4)) != 4 or not all(type(n) in (int, float) and -FAR < n < FAR for n in value):
+        raise ProtocolError("a box that is none")
+    return (float(value[0]), float(value[1]), float(value[2]), float(value[3]))
 
 
 def _arguments(value: Any) -> dict[str, Any]:
