@@ -35,6 +35,7 @@ FLAGS = ("--rootless", "--ignore-cgroups", "--network=none", "--host-uds=open", 
 _START = "import sys; root = sys.argv[2]; sys.path.append(root); from turnwise.sandbox.inside.relay import main; "
 _START += "sys.path.remove(root); main(sys.argv[1])"
 LINE_LIMIT = 64 * 1024
+ACCEPT_SECONDS = 0.1
 
 
 class GvisorZygote:
@@ -150,7 +151,11 @@ class GvisorZygote:
         """Every further connection is a session's; its first line says which."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is left; whoever waits has a deadline, and later ones may find one
+                await asyncio.sleep(ACCEPT_SECONDS)
+                continue
             connection.setblocking(False)
             line = b""
             while not line.endswith(b"\n") and len(line) < 100:

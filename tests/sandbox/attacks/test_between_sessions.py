@@ -1,5 +1,6 @@
 """What two sessions, or a session and the host, could say to each other through files and kernel objects they share."""
 
+import asyncio
 import fcntl
 import os
 import platform
@@ -172,8 +173,62 @@ SHARED = {
     "103 cachestat": "return 1 + syscall('cachestat', 0, bytes(16), bytes(40), 0)",
     "103 priority of others": "os.setpriority(os.PRIO_USER, 0, 5); return 'set'",
     "103 ioprio": "return 1 + syscall('ioprio_set', 1, 0, 0)",
+    "103 which pages are in memory": "return syscall('preadv2', os.open(os.__file__, os.O_RDONLY), 0, 0, 0, 0, 8)",
     "103 name_to_handle_at": "return syscall('name_to_handle_at', -100, b'/', ctypes.create_string_buffer(136), ctypes.create_string_buffer(8), 0)",
 }
+
+
+FUTEX = """
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(ctypes.c_void_p(0), ctypes.c_size_t(4096), 1, KIND, os.open(os.__file__, os.O_RDONLY), ctypes.c_long(0))
+word = ctypes.c_int.from_address(page).value
+def futex(operation, number):
+    try:
+        return syscall('futex', page, operation, number, struct.pack('qq', 1, 0), 0, -1)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+"""
+
+
+@pytest.mark.parametrize("kind", [1, 2], ids=["shared", "private"])
+def test_no_session_is_woken_by_another(arena, kind):
+    """103: a futex on a page of a file that both can read, however it is mapped."""
+
+    async def work():
+        async with arena.pool.session() as one, arena.pool.session() as other:
+            for session in (one, other):
+                await session.run(arena.prelude({"KIND": kind}) + FUTEX)
+            waiting = asyncio.ensure_future(one.run("futex(0, word)"))
+            await asyncio.sleep(0.2)
+            tries = [f"futex({operation}, 9)" for operation in (1, 3, 4, 5, 10, 129)]
+            woken = [(await other.run(code)).value for code in tries]
+            vector = await other.run("syscall('futex_waitv', 0, 0, 0, 0, 0)")
+            return (await waiting).value, woken, vector.failure.kind
+
+    waited, woken, vector = arena.do(work())
+    assert waited == "'ETIMEDOUT'" and woken[:-1] == ["'EPERM'"] * 5 and woken[-1] in ("0", "'EFAULT'"), woken
+    assert vector == "OSError"
+
+
+def test_threads_locks_and_their_ends_work(arena):
+    """What stands on futexes: locks, conditions, events, queues, pools, joins."""
+    code = """
+        import concurrent.futures, queue
+        lock, ready, full, done = threading.Lock(), threading.Condition(), threading.Semaphore(2), queue.Queue()
+        total = 0
+        def work(number):
+            global total
+            with full, lock: total += number
+            done.put(number)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(200)))
+        others = [threading.Thread(target=work, args=(1,)) for _ in range(20)]
+        for one in others: one.start()
+        for one in others: one.join()
+        found = sum(done.get(timeout=1) for _ in range(220))
+        (total, found)
+    """
+    assert arena.run(code).value == "(19920, 19920)"
 
 
 def test_nothing_that_sessions_share_can_be_written(arena):
