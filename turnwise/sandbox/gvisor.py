@@ -16,12 +16,12 @@ from typing import Any
 from turnwise.sandbox.child import Child
 from turnwise.sandbox.process import (
     END_SECONDS,
-    FORK_SECONDS,
     START_SECONDS,
     LayerRefused,
     Refusal,
     SandboxLost,
     SandboxUnavailable,
+    answered,
     check_greeting,
     check_ready,
     end_first,
@@ -48,6 +48,7 @@ class GvisorZygote:
         self._caps = caps
         self.uid = -1
         self.ends_last = end_first(process.pid)
+        self.heard = 0.0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listener = listener
         self._path = path
@@ -112,16 +113,15 @@ class GvisorZygote:
         arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
         self._tell({"open": number, "scratch": scratch, "rehearse": rehearse})
         try:
-            async with asyncio.timeout(FORK_SECONDS):
-                channel = await arriving
+            channel = await answered(arriving, self)
         except TimeoutError as error:
-            raise SandboxLost(f"the sandbox's zygote made no session within {FORK_SECONDS:g} s") from error
+            raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
         finally:
             self._arriving.pop(number, None)
         child = RelayedChild(number, channel, self._caps, self._tell)
         self._children[number] = child
         try:
-            async with asyncio.timeout(FORK_SECONDS):
+            async with asyncio.timeout(START_SECONDS):
                 check_greeting(await child.expect())
         except (ProtocolError, TimeoutError) as error:
             child.close()
@@ -173,6 +173,7 @@ class GvisorZygote:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             message = json.loads(line)
+            self.heard = asyncio.get_running_loop().time()
             if "ended" in message and (child := self._children.pop(message["ended"], None)) is not None:
                 child.has_ended(message["status"], message["peak"] * 1024)
             elif "failed" in message and (waiting := self._arriving.get(message["failed"])) is not None:

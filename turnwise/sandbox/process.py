@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.sandbox import wire
@@ -22,7 +22,7 @@ ISOLATION_FAILED = 97
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
 FORK_SECONDS = 60.0
-"""For a new session, on a machine that is busy."""
+"""In which a zygote that is asked for sessions says something, of whichever of them."""
 END_SECONDS = 5.0
 ENDED_FIRST = 1000
 """The kernel's oom_score_adj of what it ends before all else."""
@@ -58,6 +58,9 @@ class LayerRefused(Exception):
         self.refusal = refusal
 
 
+T = TypeVar("T")
+
+
 class Zygote:
     """The zygote's process and the control socket to it."""
 
@@ -67,6 +70,8 @@ class Zygote:
         self.landlock = 0
         self.uid = -1
         self.ends_last = end_first(process.pid)
+        self.heard = 0.0
+        """When it last said something, on the loop's clock."""
         self._control = control
         self._opening: dict[int, asyncio.Future[int]] = {}
         self._children: dict[int, Child] = {}
@@ -80,9 +85,12 @@ class Zygote:
 
         `caps` bound what its sessions answer.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = await asyncio.to_thread(_spawn, theirs.fileno())
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                process = await asyncio.to_thread(_spawn, theirs.fileno())
+        except OSError as error:  # no descriptor, process or memory is left
+            raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
         ours.setblocking(False)
         ours.send(json.dumps(orders).encode())
         zygote = cls(process, ours, caps)
@@ -119,7 +127,7 @@ class Zygote:
                 request = json.dumps({"open": number, "scratch": scratch, "rehearse": rehearse}).encode()
                 socket.send_fds(self._control, [request], [theirs.fileno()])
             child.known_by(await self._opened(opening))
-            async with asyncio.timeout(FORK_SECONDS):
+            async with asyncio.timeout(START_SECONDS):
                 check_greeting(await hello)
         except wire.ProtocolError as error:
             child.close()
@@ -134,12 +142,11 @@ class Zygote:
 
     async def _opened(self, opening: "asyncio.Future[int]") -> int:
         try:
-            async with asyncio.timeout(FORK_SECONDS):
-                return await opening
-        except TimeoutError as error:
+            return await answered(opening, self)
+        except TimeoutError:
             self.process.kill()  # it serves nobody any more; the next one who asks starts another
             self._end()
-            raise TimeoutError(f"no session within {FORK_SECONDS:g} s") from error
+            raise
 
     def _listen(self) -> None:
         try:
@@ -154,6 +161,7 @@ class Zygote:
             self._end()
 
     def _take(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        self.heard = asyncio.get_running_loop().time()
         if "opened" in message:
             opening = self._opening.pop(message["opened"])
             if not descriptors:  # we have no room for one; the process ends when its socket is closed
@@ -201,6 +209,29 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self.process.kill()
             await asyncio.to_thread(self.process.wait)
+
+
+class Heard(Protocol):
+    """Somebody who says something now and then."""
+
+    heard: float
+
+
+async def answered(waiting: "asyncio.Future[T]", zygote: Heard) -> T:
+    """The result; TimeoutError when the zygote has fallen silent. One of a thousand who ask at once may wait long."""
+    loop = asyncio.get_running_loop()
+    asked = loop.time()
+    try:
+        while True:
+            left = max(zygote.heard, asked) + FORK_SECONDS - loop.time()
+            if left <= 0:
+                raise TimeoutError(f"nothing was heard of it for {FORK_SECONDS:g} s")
+            done, _ = await asyncio.wait((waiting,), timeout=left)
+            if done:
+                return waiting.result()
+    except BaseException:
+        waiting.cancel()  # what comes too late is nobody's
+        raise
 
 
 def check_greeting(frame: wire.Frame) -> None:

@@ -159,7 +159,7 @@ def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, leve
 
         async def work():
             killed = own.pool.session()
-            with pytest.raises(SandboxLost, match="within 0.3 s"):
+            with pytest.raises(SandboxLost, match="nothing was heard of it for 0.3 s"):
                 await killed.run("1")
             with pytest.raises(SandboxLost):
                 await own.neighbour.run("total")
@@ -172,6 +172,34 @@ def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, leve
         for pid in own.processes():
             os.kill(pid, signal.SIGSTOP)
         own.do(own.pool.close(), limit=20)
+
+
+class Speaker:
+    """A zygote that has just said something, or never does."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+
+    @property
+    def heard(self) -> float:
+        return 0.0 if self._silent else asyncio.get_running_loop().time()
+
+
+def test_only_silence_is_not_waited_for(monkeypatch):
+    """107: one of many who ask at once waits longer than that, and gets a session."""
+    monkeypatch.setattr(process, "FORK_SECONDS", 0.1)
+
+    async def work(silent: bool) -> tuple[str, bool]:
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        loop.call_later(0.5, lambda: waiting.done() or waiting.set_result("a session"))
+        try:
+            return await process.answered(waiting, Speaker(silent)), waiting.cancelled()
+        except TimeoutError as error:
+            return str(error), waiting.cancelled()
+
+    assert asyncio.run(work(False)) == ("a session", False)
+    assert asyncio.run(work(True)) == ("nothing was heard of it for 0.1 s", True)
 
 
 def test_a_session_that_was_lost_says_so_once(arena):
