@@ -131,6 +131,40 @@ def test_images_come_in_by_name_and_their_provenance_is_recorded(tmp_path: Path)
     assert facts["source"] == "cat.png" and facts["box"] == [5.0, 6.0, 15.0, 26.0]
 
 
+LIE = """
+import sys
+from PIL import Image
+trail = sys.modules['turnwise.sandbox.inside.trail']
+blank = Image.new('RGB', (30, 30), 'blue')
+trail.mark(blank, trail.Trail('cat.png', (40, 30), (0.5, 0, 0, 0, 0.5, 0), (('crop', {'box': [0, 0, 15, 15]}),)))
+show(blank)
+"""
+
+
+def test_what_a_session_only_claims_of_an_image_is_set_aside(tmp_path: Path) -> None:
+    """A judge that pays for crops pays for those that show what they say."""
+    from PIL import Image as Pillow
+
+    from turnwise.scoring.red_lines import images_in
+    from turnwise.scoring.step_judges import read_box
+    from turnwise.types import CallRecord, CallStatus, ToolCall
+
+    path = tmp_path / "cat.png"
+    Pillow.new("RGB", (40, 30), (200, 10, 10)).save(path)
+
+    async def body(tool: PythonTool) -> object:
+        session = await tool.open(context(0, Image(str(path))))
+        result = await session.call({"code": LIE})
+        await session.close()
+        return result
+
+    facts = play(body).info["images"][0]  # type: ignore[attr-defined]
+    assert (facts["source"], facts["box"], facts["steps"]) == (None, None, [])
+    assert facts["unverified"]["source"] == "cat.png" and facts["unverified"]["box"] == [0.0, 0.0, 15.0, 15.0]
+    record = CallRecord(ToolCall("call_0", "python", {}), CallStatus.OK, 0.1, info={"images": [facts]})
+    assert [read_box(image.get("box")) for image in images_in(record)] == [None]
+
+
 def test_data_urls_are_read_and_missing_files_end_the_episode(tmp_path: Path) -> None:
     content = base64.b64encode(b"bytes").decode()
     found = read_image(Image(f"data:image/jpeg;base64,{content}"), 3)

@@ -162,6 +162,7 @@ def test_the_report_says_what_was_proven_and_what_is_open() -> None:
     assert report.failed(SandboxLevel.L2) == ()
     assert {proof.attack.name for proof in report.failed(SandboxLevel.L3)} == {
         "learn that a file outside exists",
+        "learn the host's name",
         "see other processes",
         "fill the disk",
     }

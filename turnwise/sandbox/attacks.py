@@ -46,6 +46,18 @@ for number in range(4, 128):
 _PROCESSES = """
 return None if os.getpid() == 1 and not os.path.exists("/proc/self") else f"pid {os.getpid()}"
 """
+_LOCK = """
+with open(os.__file__) as file:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+return "locked a file that all sessions and the host share"
+"""
+_PEER = """
+return str(struct.unpack("iii", socket.socket(fileno=os.dup(3)).getsockopt(socket.SOL_SOCKET, 17, 12)))
+"""
+_NAME = """
+name = os.uname().nodename
+return None if name == "sandbox" else name
+"""
 _FILL = """
 try:
     for name in ("a", "b"):
@@ -77,8 +89,11 @@ ATTACKS = (
     Attack("signal its process group", SandboxLevel.L2, "os.kill(0, 0); return 'signalled'"),
     Attack("read the host's environment", SandboxLevel.L2, "return open(f'/proc/{HOST}/environ').read()"),
     Attack("change its limits", SandboxLevel.L2, "resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); return 'changed'"),
+    Attack("lock a file of Python's", SandboxLevel.L2, _LOCK),
+    Attack("learn who is at the other end of its socket", SandboxLevel.L2, _PEER),
     Attack("learn that a file outside exists", SandboxLevel.L3, "return str(os.stat(CANARY).st_size)"),
     Attack("see other processes", SandboxLevel.L3, _PROCESSES),
+    Attack("learn the host's name", SandboxLevel.L3, _NAME),
     Attack("fill the disk", SandboxLevel.L3, _FILL),
     Attack("talk to the host's kernel", SandboxLevel.L4, "return KERNEL if os.uname().release == KERNEL else None"),
 )

@@ -196,6 +196,7 @@ class ProvenanceTold(BaseModel):
 
     source: Name | None = None
     box: tuple[Finite, Finite, Finite, Finite] | None = None
+    frame: tuple[Finite, Finite, Finite, Finite] | None = None
     steps: Annotated[list[StepTold], Field(max_length=MAX_STEPS)] = []
 
 
@@ -217,7 +218,7 @@ class PictureTold(BaseModel):
     def picture(self) -> Picture:
         told = self.provenance
         steps = tuple(Step(step.name, step.arguments) for step in told.steps)
-        return Picture(self.name, self.mode, self.size, self.data, Provenance(told.source, told.box, steps))
+        return Picture(self.name, self.mode, self.size, self.data, Provenance(told.source, told.box, steps, told.frame))
 
 
 class FailureTold(BaseModel):
@@ -292,7 +293,7 @@ class ResultTold(BaseModel):
 def _told(picture: Picture) -> PictureTold:
     origin = picture.provenance
     steps = [StepTold(name=step.name, arguments=step.arguments) for step in origin.steps]
-    provenance = ProvenanceTold(source=origin.source, box=origin.box, steps=steps)
+    provenance = ProvenanceTold(source=origin.source, box=origin.box, frame=origin.frame, steps=steps)
     return PictureTold.model_construct(
         name=picture.name, mode=picture.mode, size=picture.size, data=picture.pixels, provenance=provenance
     )

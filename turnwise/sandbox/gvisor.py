@@ -13,24 +13,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from turnwise.sandbox.child import Child
 from turnwise.sandbox.process import (
     END_SECONDS,
     START_SECONDS,
-    Child,
     LayerRefused,
     Refusal,
     SandboxLost,
     SandboxUnavailable,
+    answered,
+    check_greeting,
     check_ready,
+    end_first,
     environment,
+    fail,
 )
-from turnwise.sandbox.wire import ProtocolError
+from turnwise.sandbox.wire import Caps, ProtocolError
 
 FLAGS = ("--rootless", "--ignore-cgroups", "--network=none", "--host-uds=open", "--platform=ptrace")
 """`ptrace` is the platform that every build has and that works inside virtual machines."""
 _START = "import sys; root = sys.argv[2]; sys.path.append(root); from turnwise.sandbox.inside.relay import main; "
 _START += "sys.path.remove(root); main(sys.argv[1])"
 LINE_LIMIT = 64 * 1024
+ACCEPT_SECONDS = 0.1
 
 
 class GvisorZygote:
@@ -38,9 +43,12 @@ class GvisorZygote:
 
     landlock = 0
 
-    def __init__(self, process: "subprocess.Popen[bytes]", listener: socket.socket, path: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", listener: socket.socket, path: Path, caps: Caps) -> None:
         self.process = process
+        self._caps = caps
         self.uid = -1
+        self.ends_last = end_first(process.pid)
+        self.heard = 0.0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listener = listener
         self._path = path
@@ -52,7 +60,7 @@ class GvisorZygote:
         self._accepting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, orders: dict[str, Any], folder: Path) -> "GvisorZygote":
+    async def start(cls, orders: dict[str, Any], caps: Caps, folder: Path) -> "GvisorZygote":
         """A zygote in a gVisor of its own; LayerRefused or SandboxUnavailable when it could not be."""
         runsc = shutil.which("runsc")
         if runsc is None:
@@ -62,7 +70,7 @@ class GvisorZygote:
         listener.bind(str(path))
         listener.listen(64)
         listener.setblocking(False)
-        zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path)
+        zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path, caps)
         try:
             async with asyncio.timeout(START_SECONDS):
                 answer = await zygote._greet(orders)
@@ -105,18 +113,19 @@ class GvisorZygote:
         arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
         self._tell({"open": number, "scratch": scratch, "rehearse": rehearse})
         try:
-            channel = await arriving
+            channel = await answered(arriving, self)
+        except TimeoutError as error:
+            raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
         finally:
             self._arriving.pop(number, None)
-        child = RelayedChild(number, channel, self._tell)
+        child = RelayedChild(number, channel, self._caps, self._tell)
         self._children[number] = child
         try:
-            header, _ = await child.expect()
-            if "refused" in header:
-                raise LayerRefused(Refusal(**header["refused"]))
-        except ProtocolError as error:
+            async with asyncio.timeout(START_SECONDS):
+                check_greeting(await child.expect())
+        except (ProtocolError, TimeoutError) as error:
             child.close()
-            raise SandboxLost(f"a new session did not come up: {error}") from error
+            raise SandboxLost(f"a new session did not come up: {error or 'it says nothing'}") from error
         except BaseException:
             child.close()
             raise
@@ -142,7 +151,11 @@ class GvisorZygote:
         """Every further connection is a session's; its first line says which."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is left; whoever waits has a deadline, and later ones may find one
+                await asyncio.sleep(ACCEPT_SECONDS)
+                continue
             connection.setblocking(False)
             line = b""
             while not line.endswith(b"\n") and len(line) < 100:
@@ -160,8 +173,11 @@ class GvisorZygote:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             message = json.loads(line)
+            self.heard = asyncio.get_running_loop().time()
             if "ended" in message and (child := self._children.pop(message["ended"], None)) is not None:
                 child.has_ended(message["status"], message["peak"] * 1024)
+            elif "failed" in message and (waiting := self._arriving.get(message["failed"])) is not None:
+                fail(waiting, f"a new session could not be made: {message['reason']}")
         self._end()
 
     def _end(self) -> None:
@@ -171,9 +187,7 @@ class GvisorZygote:
         if not self.lost.done():
             self.lost.set_result("the sandbox's zygote ended")
         for waiting in self._arriving.values():
-            if not waiting.done():
-                waiting.set_exception(SandboxLost("the sandbox's zygote ended"))
-                waiting.exception()
+            fail(waiting, "the sandbox's zygote ended")
         for child in list(self._children.values()):
             child.has_ended(None, 0)
         self._children.clear()
@@ -188,8 +202,8 @@ class RelayedChild(Child):
 
     takes_descriptors = False
 
-    def __init__(self, number: int, channel: socket.socket, tell: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(number, channel)
+    def __init__(self, number: int, channel: socket.socket, caps: Caps, tell: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(number, channel, caps)
         self._tell = tell
 
     def signal(self, number: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox import probe, scratch
+from turnwise.sandbox import probe, resources, scratch
+from turnwise.sandbox.child import Child
 from turnwise.sandbox.folders import PoolFolder
 from turnwise.sandbox.gvisor import GvisorZygote
 from turnwise.sandbox.inside import isolate
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.process import Child, LayerRefused, Refusal, SandboxLost, SandboxUnavailable, Zygote, python_paths
+from turnwise.sandbox.process import LayerRefused, Refusal, SandboxLost, SandboxUnavailable, Zygote, python_paths
+from turnwise.sandbox.replies import caps_of
 from turnwise.sandbox.results import InputImage
 from turnwise.sandbox.session import LocalSession
 
@@ -57,6 +60,9 @@ class SandboxPool:
         self._reviving = asyncio.Lock()
         self._slots = asyncio.Semaphore(self.settings.running or 2 * (os.cpu_count() or 1))
         self._next_folder = 0
+        self._most_sessions = 0
+        self._opening = 0
+        self._memory = resources.Memory(0)
 
     async def __aenter__(self) -> "SandboxPool":
         try:
@@ -85,11 +91,13 @@ class SandboxPool:
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait((self._filling,))
+        for place in self._places:
+            place.child.close()
+        if self._zygote is not None:
+            await self._zygote.close()  # also one that answers no more, so that nobody waits for it
+            self._zygote = None
         for place in list(self._places):
             await place.leave()
-        if self._zygote is not None:
-            await self._zygote.close()
-            self._zygote = None
         if self._folder is not None:
             await asyncio.to_thread(self._folder.remove)
             self._folder = None
@@ -100,13 +108,17 @@ class SandboxPool:
         if sys.platform != "linux":
             raise SandboxUnavailable("the sandbox needs Linux; elsewhere name a server with sandbox.url")
         self._folder = PoolFolder()
+        self._most_sessions = resources.raise_descriptors()
+        self._memory = resources.Memory(resources.memory_for_sessions())
         refusals: list[Refusal] = []
         for level in probe.candidates(settings.level, settings.min_level):
             self._level = level
             try:
                 self._zygote = await self._start_zygote()
                 async with self.session() as session:
-                    self._report = await probe.prove(session, level, self._layers(), tuple(refusals), settings.limits)
+                    self._report = await probe.prove(
+                        session, level, self._layers(), tuple(refusals), self._warnings(), settings.limits
+                    )
             except LayerRefused as error:
                 refusals.append(error.refusal)
             else:
@@ -126,7 +138,7 @@ class SandboxPool:
         root = folder / "root"
         root.mkdir(exist_ok=True)
         python = python_paths()
-        private = not (namespaces or gvisor) and os.geteuid() == 0 and all(map(_open_to_all, python))
+        private = not (namespaces or gvisor) and os.geteuid() == 0 and not any(map(_closed_part, python))
         if private:
             folder.chmod(0o711)
             os.chown(root, isolate.PRIVATE_ID, isolate.PRIVATE_ID)
@@ -148,7 +160,8 @@ class SandboxPool:
             "settings": settings,
             "private": private,
         }
-        return await (GvisorZygote.start(orders, folder) if gvisor else Zygote.start(orders))
+        caps = caps_of(limits)
+        return await (GvisorZygote.start(orders, caps, folder) if gvisor else Zygote.start(orders, caps))
 
     def _layers(self) -> tuple[str, ...]:
         assert self._zygote is not None
@@ -161,6 +174,18 @@ class SandboxPool:
             found = ["gVisor", *found[:3], "seccomp", "namespaces (pid, mount), no network, locked into a folder"]
         if self._zygote.uid != os.geteuid():
             found.append(f"uid {self._zygote.uid}")
+        return tuple(found)
+
+    def _warnings(self) -> tuple[str, ...]:
+        """What is less than the level leads one to expect, and why."""
+        assert self._zygote is not None
+        found = [] if self._zygote.ends_last is None else [self._zygote.ends_last]
+        if self._zygote.uid == 0:
+            closed = next((path for one in python_paths() if (path := _closed_part(one)) is not None), None)
+            found.append(
+                f"sessions run as root (uid 0), though without its capabilities: Python lies below {closed}, "
+                "which other users cannot enter; open that folder (chmod o+rx) or move Python"
+            )
         return tuple(found)
 
     async def _acquire(self) -> "_Place":
@@ -189,17 +214,25 @@ class SandboxPool:
                 self._warm.append(await self._fork(rehearse=True))
 
     async def _fork(self, *, rehearse: bool) -> "_Place":
-        zygote = await self._living_zygote()
-        folder = None
-        if not self._level.reaches(SandboxLevel.L3):
-            folder = self._new_folder(zygote.uid)
+        if len(self._places) + self._opening >= self._most_sessions:
+            raise SandboxLost(
+                f"{len(self._places)} sandbox sessions are open, as many as this process may have descriptors for: "
+                "raise the hard limit (ulimit -Hn), or run fewer episodes at once"
+            )
+        self._opening += 1
         try:
-            child = await zygote.fork(isolate.SCRATCH if folder is None else str(folder), rehearse=rehearse)
-        except BaseException:
-            if folder is not None:
-                folder.rmdir()
-            raise
-        place = _Place(child, folder, self.settings.limits, self._places)
+            zygote = await self._living_zygote()
+            folder = None if self._level.reaches(SandboxLevel.L3) else self._new_folder(zygote.uid)
+            try:
+                child = await zygote.fork(isolate.SCRATCH if folder is None else str(folder), rehearse=rehearse)
+            except BaseException:
+                if folder is not None:
+                    folder.rmdir()
+                raise
+        finally:
+            self._opening -= 1
+        begun = scratch.threads_and_memory(child.pid)[1] if child.pid else 0
+        place = _Place(child, folder, self.settings.limits, self._places, self._memory, begun)
         self._places.add(place)
         return place
 
@@ -223,9 +256,10 @@ class SandboxPool:
         return folder
 
 
-def _open_to_all(path: str) -> bool:
-    """Whether any user can get there."""
-    return all(os.stat(one).st_mode & 0o005 == 0o005 for one in (path, *map(str, Path(path).parents)))
+def _closed_part(path: str) -> str | None:
+    """The first folder on the way that not every user can enter."""
+    steps = [*map(str, reversed(Path(path).parents)), path]
+    return next((one for one in steps if os.stat(one).st_mode & 0o005 != 0o005), None)
 
 
 class Watch:
@@ -234,17 +268,25 @@ class Watch:
     def __init__(self, place: "_Place") -> None:
         self._place = place
         self._loop = asyncio.get_running_loop()
-        self._next = self._loop.call_later(WATCH_SECONDS, self._look)
+        self._next = self._loop.call_later(WATCH_SECONDS, self._begin)
+        self._looking: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
         self._next.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
 
-    def _look(self) -> None:
-        excess = self._place.excess(WATCH_SECONDS)
-        if excess is not None:
-            self._place.child.give_up(excess)
-        else:
-            self._next = self._loop.call_later(WATCH_SECONDS, self._look)
+    def _begin(self) -> None:
+        """Most calls have ended by now, and never cost a task."""
+        self._looking = self._loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # no descriptor is left to look with; the look after the call says so
+                excess = await self._place.excess(WATCH_SECONDS)
+                if excess is not None:
+                    return self._place.child.give_up(excess)
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 @dataclass(eq=False, slots=True)
@@ -255,22 +297,46 @@ class _Place:
     folder: Path | None
     limits: Limits
     among: set["_Place"]
+    memory: resources.Memory
+    begun: int
+    """Bytes resident when it was forked, which are mostly the zygote's own."""
 
-    def excess(self, seconds: float) -> str | None:
-        if self.child.pidfd < 0:  # inside gVisor, whose own memory and processes these are
+    async def excess(self, seconds: float) -> str | None:
+        if self.child.pid == 0:  # inside gVisor, whose own memory and processes these are
             return None
-        if seconds > QUICK_SECONDS and scratch.threads_of(self.child.pidfd) > self.limits.threads:
-            return f"it has more than {self.limits.threads} threads"
+        if seconds > QUICK_SECONDS:
+            threads, resident = scratch.threads_and_memory(self.child.pid)
+            if threads > self.limits.threads:
+                return f"it has more than {self.limits.threads} threads"
+            self.memory.note(self, max(resident - self.begun, 0))
+            if (largest := self.memory.largest()) is self:
+                return self.too_much
+            if isinstance(largest, _Place):
+                largest.end()
         if self.folder is None:
             return None
-        return scratch.excess(self.folder, self.child.pidfd, size=self.limits.scratch, files=self.limits.files)
+        limits = self.limits
+        return await asyncio.to_thread(
+            scratch.excess, self.folder, self.child.pid, size=limits.scratch, files=limits.files
+        )
+
+    @property
+    def too_much(self) -> str:
+        return f"all sandboxes together held more than {self.memory.most} bytes, and this one the most"
+
+    def end(self) -> None:
+        """Whether it runs or not; its next result says why."""
+        self.memory.note(self, 0)
+        self.child.give_up(self.too_much)
+        self.child.signal(signal.SIGKILL)
 
     def watch(self) -> "Watch":
         return Watch(self)
 
     async def leave(self) -> None:
         self.among.discard(self)
+        self.memory.note(self, 0)
         self.child.close()
-        await self.child.ended
+        await self.child.wait_ended()
         if self.folder is not None:
             await asyncio.to_thread(scratch.remove, self.folder)

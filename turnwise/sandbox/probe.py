@@ -7,7 +7,7 @@ import socket
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from turnwise.choices import SandboxLevel
@@ -38,14 +38,21 @@ class Report:
     layers: tuple[str, ...]
     proofs: tuple[Proof, ...]
     refusals: tuple[Refusal, ...]
+    warnings: tuple[str, ...] = ()
+    """What is less than the level leads one to expect."""
 
     def failed(self, level: SandboxLevel) -> tuple[Proof, ...]:
         """Attacks that this level must stop and that came through."""
         return tuple(one for one in self.proofs if level.reaches(one.attack.level) and not one.blocked)
 
+    def summary(self) -> str:
+        """What everybody must see: the level, and what is less than it leads one to expect."""
+        first = f"sandbox level {self.level.name}, proven by {len(self.proofs)} attacks: {', '.join(self.layers)}"
+        return "\n".join([first, *(f"warning: {one}" for one in self.warnings)])
+
     def text(self) -> str:
         """For people."""
-        lines = [f"sandbox level {self.level.name}, proven by {len(self.proofs)} attacks: {', '.join(self.layers)}"]
+        lines = [self.summary()]
         for proof in self.proofs:
             lines.append(f"  {'blocked' if proof.blocked else 'OPEN   '}  {proof.attack.name} ({proof.detail})")
         lines += [f"  refused: {refusal}; {remedy(refusal)}" for refusal in self.refusals]
@@ -62,13 +69,18 @@ def candidates(wanted: SandboxLevel, floor: SandboxLevel) -> list[SandboxLevel]:
 
 
 async def prove(
-    session: Session, level: SandboxLevel, layers: tuple[str, ...], refusals: tuple[Refusal, ...], limits: Limits
+    session: Session,
+    level: SandboxLevel,
+    layers: tuple[str, ...],
+    refusals: tuple[Refusal, ...],
+    warnings: tuple[str, ...],
+    limits: Limits,
 ) -> Report:
     """Attack from inside a fresh session; the level is the highest whose attacks all failed."""
     with _bait() as bait:
         names = bait.names(limits)
         setting = "\n".join(f"{name} = {value!r}" for name, value in names.items())
-        ready = await session.run(f"import os, resource, socket\n{setting}")
+        ready = await session.run(f"import fcntl, os, resource, socket, struct\n{setting}")
         if ready.status is not Status.OK:
             raise RuntimeError(f"the probe could not begin: {ready.text()}")
         proofs = [await _try(session, attack) for attack in ATTACKS]
@@ -77,11 +89,11 @@ async def prove(
         Proof(one.attack, False, arrived[one.attack.name]) if one.attack.name in arrived else one for one in proofs
     ]
     reached = SandboxLevel.L0
-    report = Report(level, layers, tuple(proofs), refusals)
+    report = Report(level, layers, tuple(proofs), refusals, warnings)
     for candidate in (SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4):
         if level.reaches(candidate) and not report.failed(candidate):
             reached = candidate
-    return Report(reached, layers, tuple(proofs), refusals)
+    return replace(report, level=reached)
 
 
 async def _try(session: Session, attack: Attack) -> Proof:

@@ -1,7 +1,6 @@
-"""The host's end of the sandboxed processes: the zygote that forks sessions, and the sockets to them."""
+"""The zygote that forks sessions, as the host sees it: how it is started, asked for a session, and found to be gone."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -12,19 +11,21 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.sandbox import wire
+from turnwise.sandbox.child import Child
 
 MAX_MESSAGE = 64 * 1024
 ISOLATION_FAILED = 97
-CLOSED, ENDED = "the process closed its socket", "the process ended"
-"""Why nothing more comes from a process, when it was not we who gave it up."""
-REST_SECONDS = 0.005
 START_SECONDS = 120.0
 """For importing the packages, the first time perhaps from a slow disk."""
+FORK_SECONDS = 60.0
+"""In which a zygote that is asked for sessions says something, of whichever of them."""
 END_SECONDS = 5.0
+ENDED_FIRST = 1000
+"""The kernel's oom_score_adj of what it ends before all else."""
 _START = "import sys; root = sys.argv[2]; sys.path.append(root); from turnwise.sandbox.inside.zygote import main; "
 _START += "sys.path.remove(root); main(int(sys.argv[1]))"
 
@@ -57,17 +58,20 @@ class LayerRefused(Exception):
         self.refusal = refusal
 
 
-Frame = tuple[dict[str, Any], memoryview]
-"""A header and its blobs."""
+T = TypeVar("T")
 
 
 class Zygote:
     """The zygote's process and the control socket to it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, caps: wire.Caps) -> None:
         self.process = process
+        self._caps = caps
         self.landlock = 0
         self.uid = -1
+        self.ends_last = end_first(process.pid)
+        self.heard = 0.0
+        """When it last said something, on the loop's clock."""
         self._control = control
         self._opening: dict[int, asyncio.Future[int]] = {}
         self._children: dict[int, Child] = {}
@@ -76,14 +80,20 @@ class Zygote:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, orders: dict[str, Any]) -> "Zygote":
-        """A zygote that has put on its layers; LayerRefused or SandboxUnavailable when it could not."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = await asyncio.to_thread(_spawn, theirs.fileno())
+    async def start(cls, orders: dict[str, Any], caps: wire.Caps) -> "Zygote":
+        """A zygote that has put on its layers; LayerRefused or SandboxUnavailable when it could not.
+
+        `caps` bound what its sessions answer.
+        """
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                process = await asyncio.to_thread(_spawn, theirs.fileno())
+        except OSError as error:  # no descriptor, process or memory is left
+            raise SandboxUnavailable(f"the sandbox could not be started: {error}") from error
         ours.setblocking(False)
         ours.send(json.dumps(orders).encode())
-        zygote = cls(process, ours)
+        zygote = cls(process, ours, caps)
         asyncio.get_running_loop().add_reader(ours.fileno(), zygote._listen)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -98,14 +108,17 @@ class Zygote:
         zygote.landlock, zygote.uid = answer["ready"]["landlock"], answer["ready"]["uid"]
         return zygote
 
-    async def fork(self, scratch: str, *, rehearse: bool) -> "Child":
+    async def fork(self, scratch: str, *, rehearse: bool) -> Child:
         """A new session's process, isolated and ready; one made ahead of need has rehearsed its first call."""
         if self.lost.done():
             raise SandboxLost(self.lost.result())
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor is left
+            raise SandboxLost(f"a new session could not be made: {error}") from error
         ours.setblocking(False)
         number = self._next = self._next + 1
-        child = Child(number, ours)
+        child = Child(number, ours, self._caps)
         self._children[number] = child
         hello = child.expect()
         opening = self._opening[number] = asyncio.get_running_loop().create_future()
@@ -113,20 +126,27 @@ class Zygote:
             with theirs:
                 request = json.dumps({"open": number, "scratch": scratch, "rehearse": rehearse}).encode()
                 socket.send_fds(self._control, [request], [theirs.fileno()])
-            child.pidfd = await opening
-            header, _ = await hello
-            if "refused" in header:
-                raise LayerRefused(Refusal(**header["refused"]))
+            child.known_by(await self._opened(opening))
+            async with asyncio.timeout(START_SECONDS):
+                check_greeting(await hello)
         except wire.ProtocolError as error:
             child.close()
             raise SandboxLost(f"a new session did not come up: {error}") from error
-        except OSError as error:
+        except OSError as error:  # TimeoutError is one
             child.close()
             raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
         except BaseException:
             child.close()
             raise
         return child
+
+    async def _opened(self, opening: "asyncio.Future[int]") -> int:
+        try:
+            return await answered(opening, self)
+        except TimeoutError:
+            self.process.kill()  # it serves nobody any more; the next one who asks starts another
+            self._end()
+            raise
 
     def _listen(self) -> None:
         try:
@@ -141,9 +161,12 @@ class Zygote:
             self._end()
 
     def _take(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        self.heard = asyncio.get_running_loop().time()
         if "opened" in message:
             opening = self._opening.pop(message["opened"])
-            if opening.cancelled():
+            if not descriptors:  # we have no room for one; the process ends when its socket is closed
+                fail(opening, "a new session could not be made: no descriptor is left in this process")
+            elif opening.cancelled():
                 signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
                 os.close(descriptors[0])
             else:
@@ -153,21 +176,25 @@ class Zygote:
         elif "failed" in message:
             self._children.pop(message["failed"]).has_ended(ISOLATION_FAILED, 0)
             opening = self._opening.pop(message["failed"])
-            if not opening.done():
+            if "refused" not in message:
+                fail(opening, f"a new session could not be made: {message['reason']}")
+            elif not opening.done():
                 opening.set_exception(LayerRefused(Refusal(**message["refused"])))
         elif not self._ready.done():
             self._ready.set_result(message)
 
     def _end(self) -> None:
         """The zygote is gone, and with it every session."""
+        if self._control.fileno() < 0:
+            return
         asyncio.get_running_loop().remove_reader(self._control.fileno())
         self._control.close()
         reason = "the sandbox's zygote ended"
         if not self.lost.done():
             self.lost.set_result(reason)
         for opening in self._opening.values():
-            _fail(opening, reason)
-        _fail(self._ready, reason)
+            fail(opening, reason)
+        fail(self._ready, reason)
         for child in self._children.values():
             child.has_ended(None, 0)
         self._opening.clear()
@@ -184,146 +211,34 @@ class Zygote:
             await asyncio.to_thread(self.process.wait)
 
 
-class Child:
-    """One session's process: frames to it and from it, signals, and how it ended."""
+class Heard(Protocol):
+    """Somebody who says something now and then."""
 
-    takes_descriptors = True
-    """Whether files can be handed over open; else their content goes with the frame."""
+    heard: float
 
-    def __init__(self, number: int, channel: socket.socket) -> None:
-        self.number = number
-        self.pidfd = -1
-        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        """The exit status (negative: the signal), or None when the zygote was lost with it."""
-        self.peak = 0
-        self.broken: str | None = None
-        """Why nothing from this process is believed any more."""
-        self._loop = asyncio.get_running_loop()
-        self._channel = channel
-        self._buffer = bytearray()
-        self._waiting: asyncio.Future[Frame] | None = None
-        self._sending: asyncio.Task[None] | None = None
-        self._resting: asyncio.TimerHandle | None = None
-        self._stopped = False
-        self._loop.add_reader(channel.fileno(), self._readable)
 
-    def expect(self) -> "asyncio.Future[Frame]":
-        """The next frame, to be awaited; wire.ProtocolError when none will come. Anything unexpected is a breach."""
-        self._waiting = self._loop.create_future()
-        if self.broken is not None:
-            self._waiting.set_exception(wire.ProtocolError(self.broken))
-        return self._waiting
+async def answered(waiting: "asyncio.Future[T]", zygote: Heard) -> T:
+    """The result; TimeoutError when the zygote has fallen silent. One of a thousand who ask at once may wait long."""
+    loop = asyncio.get_running_loop()
+    asked = loop.time()
+    try:
+        while True:
+            left = max(zygote.heard, asked) + FORK_SECONDS - loop.time()
+            if left <= 0:
+                raise TimeoutError(f"nothing was heard of it for {FORK_SECONDS:g} s")
+            done, _ = await asyncio.wait((waiting,), timeout=left)
+            if done:
+                return waiting.result()
+    except BaseException:
+        waiting.cancel()  # what comes too late is nobody's
+        raise
 
-    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send, in the background where the socket does not take it at once: a process that does not read must not
-        keep us. Whoever waits for the answer has a deadline."""
-        try:
-            if descriptors:
-                sent = socket.send_fds(self._channel, [frame], list(descriptors))
-            else:
-                sent = self._channel.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return  # it has ended; whoever waits for the answer learns that
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
-        if self._stopped:
-            self._stopped = False
-            self.signal(signal.SIGCONT)  # after the frame, so that it wakes only once
-        if sent < len(frame):
-            self._sending = self._loop.create_task(self._send_rest(memoryview(frame)[sent:]))
 
-    async def _send_rest(self, rest: memoryview) -> None:
-        with contextlib.suppress(OSError):
-            await self._loop.sock_sendall(self._channel, rest)
-
-    def rest(self) -> None:
-        """Threads that a call left behind get no time until the next one. Soon, not now: it may come at once."""
-        self._resting = self._loop.call_later(REST_SECONDS, self._stop)
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self.signal(signal.SIGSTOP)
-
-    def signal(self, number: int) -> None:
-        if self.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
-
-    def close(self) -> None:
-        """Kill it; the zygote buries it."""
-        self.signal(signal.SIGKILL)
-        self._hang_up()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-
-    def has_ended(self, status: int | None, peak: int) -> None:
-        """The zygote's word, which comes after everything the process wrote."""
-        self.peak = peak
-        if not self.ended.done():
-            self.ended.set_result(status)
-        if self._waiting is not None and not self._waiting.done():
-            self._readable()
-        self.give_up(ENDED)
-
-    def _readable(self) -> None:
-        try:
-            data = self._channel.recv(1 << 20 if self._buffer else 1 << 16)  # a large buffer is slow to make
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            return self.give_up(CLOSED)
-        self._buffer += data
-        if self._waiting is None or self._waiting.done():
-            return self.give_up("it wrote without being asked")
-        try:
-            frame = self._frame()
-        except wire.ProtocolError as error:
-            return self.give_up(str(error))
-        if frame is not None:
-            self._waiting.set_result(frame)
-
-    def _frame(self) -> Frame | None:
-        """A whole frame, and nothing after it."""
-        if len(self._buffer) < wire.PREFIX.size:
-            return None
-        total, header = wire.lengths(bytes(self._buffer[: wire.PREFIX.size]))
-        if len(self._buffer) < wire.PREFIX.size + total:
-            return None
-        if len(self._buffer) > wire.PREFIX.size + total:
-            raise wire.ProtocolError("more than one answer")
-        body = memoryview(bytes(self._buffer))[wire.PREFIX.size :]
-        self._buffer.clear()
-        return wire.read_header(bytes(body[:header])), body[header:]
-
-    def give_up(self, reason: str) -> None:
-        """Believe nothing more from it."""
-        if self.broken is not None:
-            return
-        self.broken = reason
-        self._hang_up()
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(wire.ProtocolError(reason))
-            self._waiting.exception()  # whoever waited may have stopped
-
-    def give_up_on(self, reply: "asyncio.Future[Frame]", reason: str) -> None:
-        """Unless that reply has come."""
-        if not reply.done():
-            self.give_up(reason)
-
-    def _hang_up(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-        if self._sending is not None:
-            self._sending.cancel()
-        if self._channel.fileno() >= 0:
-            self._loop.remove_reader(self._channel.fileno())
-            self._channel.close()
+def check_greeting(frame: wire.Frame) -> None:
+    """Raise what a new session's first word says it could not put on."""
+    header = wire.read_header(frame.header)
+    if "refused" in header:
+        raise LayerRefused(Refusal(**header["refused"]))
 
 
 def check_ready(answer: dict[str, Any]) -> None:
@@ -341,7 +256,8 @@ def check_ready(answer: dict[str, Any]) -> None:
         raise LayerRefused(Refusal(**answer["refused"]))
 
 
-def _fail(waiting: "asyncio.Future[Any]", reason: str) -> None:
+def fail(waiting: "asyncio.Future[Any]", reason: str) -> None:
+    """Let whoever waits know that the machinery failed."""
     if not waiting.done():
         waiting.set_exception(SandboxLost(reason))
         waiting.exception()  # whoever waited may have stopped
@@ -358,6 +274,15 @@ def _spawn(control: int) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def end_first(pid: int) -> str | None:
+    """Have the kernel end this process and those it starts before any other when memory runs out; why not, if not."""
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(ENDED_FIRST))
+    except OSError as error:
+        return f"the kernel may end this program before its sandboxes when memory runs out: {error}"
+    return None
 
 
 def environment() -> dict[str, str]:

@@ -27,13 +27,17 @@ from turnwise.sandbox.fusion import (
     encodable,
 )
 from turnwise.sandbox.inside.capture import cut
-from turnwise.sandbox.limits import MIB, Limits
+from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import SandboxLost, SandboxUnavailable
-from turnwise.sandbox.replies import clean
+from turnwise.sandbox.replies import caps_of, clean
 from turnwise.sandbox.results import InputImage, Result, Status
 from turnwise.sandbox.session import MAX_CODE, MAX_IMAGES_IN, check_image
 
-MAX_ANSWER = 192 * MIB
+_CAPS = caps_of(Limits(output=100_000))
+MAX_ANSWER = _CAPS.header + _CAPS.frame * 4 // 3
+"""What a server of ours may give back by one call, its pixels in base64."""
+SMALL_ANSWER = 64 * 1024
+"""Bytes that are read at once; a longer answer would keep the event loop, and is read in a thread."""
 CONNECT_SECONDS = 10.0
 SHORT_SECONDS = 30.0
 """For answers that run no code."""
@@ -161,7 +165,9 @@ class RemotePool:
             async with waiting.slot(self._slots):  # waiting for it is not the server's time
                 status, wait, content = await self._attempt(method, path, encoded, seconds)
             if status not in _LATER and status != 0:
-                return self._read(status, content, kind)
+                if len(content) <= SMALL_ANSWER:
+                    return self._read(status, content, kind)
+                return await asyncio.to_thread(self._read, status, content, kind)
             if attempt < self._retries:
                 pause = backoff(attempt, FIRST_WAIT, LONGEST_WAIT)
                 await asyncio.sleep(max(pause, min(wait, LONGEST_WAIT)))

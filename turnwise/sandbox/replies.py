@@ -3,8 +3,8 @@
 from typing import Any
 
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.results import CHANNELS, Failure, Picture, Provenance, Result, Status, Step
-from turnwise.sandbox.wire import ProtocolError
+from turnwise.sandbox.results import CHANNELS, Box, Failure, Picture, Provenance, Result, Status, Step
+from turnwise.sandbox.wire import Caps, Frame, ProtocolError, read_header
 
 _FROM_INSIDE = {Status.OK, Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.DENIED}
 MAX_STEPS = 64
@@ -16,8 +16,27 @@ MAX_NOTICES = 32
 MAX_FAILURE = 8_000
 
 
-def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: Limits, seconds: float) -> Result:
+MAX_NOTICE = 1_000
+MAX_SOURCE = 1_000
+SLACK = 200
+"""Characters of the note that says how much of a text was left out."""
+ESCAPED = 12
+"""Bytes of JSON that one character takes at most."""
+IMAGE_BYTES = 128 * 1024
+"""Of JSON that tells of one image; inside, trails are kept shorter than that."""
+
+
+def caps_of(limits: Limits) -> Caps:
+    """What an honest reply cannot be longer than."""
+    failure = MAX_NAME + 2 * MAX_FAILURE + MAX_SOURCE
+    characters = 3 * (limits.output + SLACK) + failure + MAX_NOTICES * MAX_NOTICE
+    header = 1024 + ESCAPED * characters + limits.images * IMAGE_BYTES
+    return Caps(header, header + limits.pixels * max(CHANNELS.values()))
+
+
+def read_reply(frame: Frame, number: int, limits: Limits, seconds: float) -> Result:
     """The result a well-formed reply tells after so many seconds; ProtocolError for any other."""
+    header, blobs = read_header(frame.header), frame.blobs
     if header.get("id") != number or isinstance(header.get("id"), bool):
         raise ProtocolError("an answer to another question")
     try:
@@ -30,15 +49,15 @@ def read_reply(header: dict[str, Any], blobs: memoryview, number: int, limits: L
     if type(peak) is not int or not 0 <= peak < 1 << 50:
         raise ProtocolError("a peak memory that is not a number of bytes")
     value = header.get("value")
-    slack = limits.output + 200  # for the note that says how much was left out
+    longest = limits.output + SLACK
     return Result(
         status=status,
-        stdout=_text(header.get("stdout", ""), slack),
-        stderr=_text(header.get("stderr", ""), slack),
-        value=None if value is None else _text(value, slack),
+        stdout=_text(header.get("stdout", ""), longest),
+        stderr=_text(header.get("stderr", ""), longest),
+        value=None if value is None else _text(value, longest),
         images=_pictures(header.get("images", []), blobs, limits),
         failure=_failure(header.get("failure")),
-        notices=tuple(_text(one, 1000) for one in _list(header.get("notices", []), MAX_NOTICES)),
+        notices=tuple(_text(one, MAX_NOTICE) for one in _list(header.get("notices", []), MAX_NOTICES)),
         seconds=seconds,
         peak_memory=peak,
     )
@@ -82,7 +101,7 @@ def _failure(value: Any) -> Failure | None:
         kind=_text(found.get("kind"), MAX_NAME),
         message=_text(found.get("message"), MAX_FAILURE),
         line=line,
-        source=None if source is None else _text(source, 1000),
+        source=None if source is None else _text(source, MAX_SOURCE),
         traceback=_text(found.get("traceback"), MAX_FAILURE),
     )
 
@@ -108,16 +127,21 @@ def _pictures(value: Any, blobs: memoryview, limits: Limits) -> tuple[Picture, .
 
 
 def _provenance(value: dict[str, Any]) -> Provenance:
-    source, box = value.get("source"), value.get("box")
-    if box is not None:
-        if len(_list(box, 4)) != 4 or not all(type(n) in (int, float) and -FAR < n < FAR for n in box):
-            raise ProtocolError("a box that is none")
-        box = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+    source = value.get("source")
     steps = tuple(
         Step(_text(step.get("name"), MAX_NAME), _arguments(step.get("arguments", {})))
         for step in map(_dict, _list(value.get("steps", []), MAX_STEPS))
     )
-    return Provenance(None if source is None else _text(source, MAX_NAME), box, steps)
+    name = None if source is None else _text(source, MAX_NAME)
+    return Provenance(name, _box(value.get("box")), steps, _box(value.get("frame")))
+
+
+def _box(value: Any) -> Box | None:
+    if value is None:
+        return None
+    if len(_list(value, 4)) != 4 or not all(type(n) in (int, float) and -FAR < n < FAR for n in value):
+        raise ProtocolError("a box that is none")
+    return (float(value[0]), float(value[1]), float(value[2]), float(value[3]))
 
 
 def _arguments(value: Any) -> dict[str, Any]:

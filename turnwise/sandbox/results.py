@@ -42,15 +42,23 @@ class Step:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+Box = tuple[float, float, float, float]
+"""Left, upper, right, lower."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an image came from, as the session reports it."""
+    """Where an image came from, as the session reports it; nobody relies on it before it is `verified`."""
 
     source: str | None
     """The name of the input image; None when it was drawn, or made from an array."""
-    box: tuple[float, float, float, float] | None
-    """The part of the source it shows (left, upper, right, lower), while that is a rectangle of the source."""
+    box: Box | None
+    """The part of the source it shows, while that is a rectangle of the source."""
     steps: tuple[Step, ...] = ()
+    frame: Box | None = None
+    """The same with what lies beyond the source's edges, where it shows nothing."""
+    verified: bool = False
+    """Whether the source and the box were compared with the pixels (provenance.py); steps are the session's word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Nothing here follows a link, and depth, length of paths and permissions are the 
 
 import contextlib
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -13,12 +12,15 @@ MAX_DEPTH = 64
 """Folders within folders; more count as excess, because each costs the host a descriptor to look into."""
 
 
-def excess(folder: Path, pidfd: int, *, size: int, files: int) -> str | None:
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def excess(folder: Path, pid: int, *, size: int, files: int) -> str | None:
     """What there is too much of: files by name, and those that a process holds open without one."""
     usage = _Usage(files)
     try:
         usage.count(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), 0)
-        usage.count_nameless(pidfd, os.stat(folder).st_dev)
+        usage.count_nameless(pid, os.stat(folder).st_dev)
     except _TooMuch as found:
         return f"the scratch folder holds {found}"
     if usage.size > size:
@@ -65,10 +67,10 @@ class _Usage:
                 raise _TooMuch(f"a folder that cannot be looked into ({error.strerror})") from error
             self.count(inner, depth + 1)
 
-    def count_nameless(self, pidfd: int, device: int) -> None:
+    def count_nameless(self, pid: int, device: int) -> None:
         """Files that have no name any more but are open; the kernel frees them with the process."""
-        folder = f"/proc/{_pid_of(pidfd)}/fd"
-        with contextlib.suppress(OSError):  # it has ended
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is ending
             for name in os.listdir(folder):
                 with contextlib.suppress(FileNotFoundError):
                     facts = os.stat(f"{folder}/{name}")
@@ -76,19 +78,14 @@ class _Usage:
                         self.size += facts.st_blocks * 512
 
 
-def threads_of(pidfd: int) -> int:
-    """How many threads the process has; 0 when it has ended."""
+def threads_and_memory(pid: int) -> tuple[int, int]:
+    """How many threads the process has, and how many bytes are resident; (0, 0) when it has ended."""
     try:
-        text = Path(f"/proc/{_pid_of(pidfd)}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[17])
-
-
-def _pid_of(pidfd: int) -> int:
-    found = re.search(r"^Pid:\s*(-?\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0
+    fields = text.rpartition(")")[2].split()
+    return int(fields[17]), int(fields[21]) * _PAGE
 
 
 def remove(folder: Path) -> None:

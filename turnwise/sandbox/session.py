@@ -12,8 +12,9 @@ from typing import Protocol
 
 from turnwise import waiting
 from turnwise.sandbox import wire
+from turnwise.sandbox.child import CLOSED, ENDED, Child
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.process import CLOSED, ENDED, Child, Frame, SandboxLost
+from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.replies import read_reply
 from turnwise.sandbox.results import CHANNELS, InputImage, Result, Status
 
@@ -23,6 +24,8 @@ MAX_IMAGE_BYTES = 64 * 1024 * 1024
 NO_ANSWER = "it did not answer in time"
 END_SECONDS = 0.2
 LOST = "the variables and files of this session were lost; later calls start afresh"
+SMALL = 64 * 1024
+"""Bytes of a reply that are read at once; a longer one would keep the event loop, and is read in a thread."""
 
 
 class Session(Protocol):
@@ -41,7 +44,8 @@ class LocalSession:
     """A session on this machine.
 
     One call at a time; state survives between calls unless `stateless`. A process that had to be killed is replaced at
-    the next call, and the result says that variables were lost.
+    the next call, and the result says that variables were lost. So does the first result after a call that raised,
+    because the machinery failed or the caller stopped waiting.
     """
 
     def __init__(
@@ -65,6 +69,10 @@ class LocalSession:
         self._stateless = stateless
         self._place: Place | None = None
         self._calls = 0
+        self._remembers = False
+        """Whether there may be variables or files of earlier calls."""
+        self._gone: str | None = None
+        """Why they are gone, while the caller has not been told."""
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -86,11 +94,21 @@ class LocalSession:
             try:
                 async with waiting.slot(self._slots):  # waiting for a slot is not the code's time
                     result = await self._call(self._place, code, seconds or self.limits.seconds, first)
-            except BaseException:
-                await self._leave()  # half a call, cancelled or lost: nobody can use the process any more
+            except BaseException as error:  # half a call, cancelled or lost: nobody can use the process any more
+                if self._remembers:
+                    self._gone, self._remembers = str(error) or "a call was cancelled", False
+                await self._leave()
+                if isinstance(error, OSError):  # of ours: the code's own end there
+                    raise SandboxLost(f"the session could not be used: {error}") from error
                 raise
             if self._stateless or not result.kept:
                 await self._leave()
+            self._remembers = result.kept and not self._stateless
+            if self._gone is not None:
+                told = (
+                    f"this session was lost ({self._gone}), and its variables and files with it; this call began afresh"
+                )
+                self._gone, result = None, replace(result, notices=(told, *result.notices))
             return result
 
     async def close(self) -> None:
@@ -128,30 +146,43 @@ class LocalSession:
             child.rest()
         return result
 
-    async def _settle(self, place: "Place", reply: "asyncio.Future[Frame]", start: float, seconds: float) -> Result:
+    async def _settle(
+        self, place: "Place", reply: "asyncio.Future[wire.Frame]", start: float, seconds: float
+    ) -> Result:
         """The result, whether the code answers, has to be interrupted, or has to be killed."""
         child = place.child
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(seconds, self._interrupt, child, reply)
         watch = place.watch()
         try:
-            header, blobs = await reply
-            taken = time.monotonic() - start
-            result = read_reply(header, blobs, self._calls, self.limits, taken)
+            frame = await reply
         except wire.ProtocolError as error:
-            taken = time.monotonic() - start
-            return replace(await _killed(child, str(error), seconds if taken >= seconds else None), seconds=taken)
+            return await self._ended(child, str(error), start, seconds)
         finally:
             deadline.cancel()
             watch.cancel()
-        if (excess := place.excess(taken)) is not None:
+        taken = time.monotonic() - start
+        try:
+            result = await self._read(frame, taken)
+        except wire.ProtocolError as error:
+            return await self._ended(child, str(error), start, seconds)
+        if (excess := await place.excess(taken)) is not None:
             return replace(result, status=Status.KILLED, kept=False, notices=(*result.notices, f"{excess}; {LOST}"))
         if result.status is Status.TIMEOUT:
             note = f"stopped after {seconds:g} s; variables keep the values they had at that point"
             result = replace(result, notices=(*result.notices, note))
         return result
 
-    def _interrupt(self, child: Child, reply: "asyncio.Future[Frame]") -> None:
+    async def _read(self, frame: wire.Frame, taken: float) -> Result:
+        if len(frame.header) + len(frame.blobs) <= SMALL:
+            return read_reply(frame, self._calls, self.limits, taken)
+        return await asyncio.to_thread(read_reply, frame, self._calls, self.limits, taken)
+
+    async def _ended(self, child: Child, reason: str, start: float, seconds: float) -> Result:
+        taken = time.monotonic() - start
+        return replace(await _killed(child, reason, seconds if taken >= seconds else None), seconds=taken)
+
+    def _interrupt(self, child: Child, reply: "asyncio.Future[wire.Frame]") -> None:
         """Time is up: the code may answer with what it has, and is then killed."""
         child.signal(signal.SIGINT)
         asyncio.get_running_loop().call_later(self.limits.grace, child.give_up_on, reply, NO_ANSWER)
@@ -168,7 +199,7 @@ class Place(Protocol):
 
     child: Child
 
-    def excess(self, seconds: float) -> str | None:
+    async def excess(self, seconds: float) -> str | None:
         """What there is too much of after so many seconds, where the kernel does not see to that: threads, files."""
         ...
 
@@ -227,7 +258,7 @@ async def _killed(child: Child, reason: str, seconds: float | None) -> Result:
         await asyncio.wait((child.ended,), timeout=END_SECONDS)  # it may be about to end
         by_itself = child.ended.done()
     child.signal(signal.SIGKILL)
-    status = await child.ended
+    status = await child.wait_ended()
     if status is None:
         raise SandboxLost("the sandbox's zygote ended in the middle of a call")
     if seconds is not None:

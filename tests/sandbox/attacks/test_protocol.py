@@ -1,11 +1,14 @@
 """Attacks 80-91 and 97: a session that writes the answers itself, breaks the harness around it, or answers out of turn."""
 
 import asyncio
+import threading
 
 import pytest
 
-from turnwise.sandbox.results import Result, Status
-from turnwise.sandbox.wire import MAX_FRAME, MAX_HEADER
+from turnwise.sandbox import session as sessions
+from turnwise.sandbox.limits import Limits
+from turnwise.sandbox.replies import caps_of
+from turnwise.sandbox.results import InputImage, Result, Status
 
 PICTURE = {"name": "a", "mode": "L", "size": [1, 1], "length": 1}
 
@@ -32,11 +35,11 @@ FORGED = {
     "80 status is a list": "forge({'id': 2, 'status': []})",
     "80 status is an object": "forge({'id': 2, 'status': {}})",
     "80 status is a number": "forge({'id': 2, 'status': 1})",
-    "81 oversize": f"forge(b'', total={MAX_FRAME} + 1, length=0)",
+    "81 oversize": "forge(b'', total=FRAME + 1, length=0)",
     "81 largest numbers": "forge(b'', total=2**32 - 1, length=2**32 - 1)",
     "81 header larger than all": "forge({'id': 2}, total=4, length=99)",
-    "81 large header": f"forge(b' ' * ({MAX_HEADER} + 1))",
-    "81 blobs without end": f"forge(b'{{}}', bytes({MAX_FRAME} // 4))",
+    "81 large header": "forge(b' ' * (HEADER + 1))",
+    "81 blobs without end": "forge(b'{}', bytes(FRAME - 2))",
     "82 not JSON": "forge(b'nonsense')",
     "82 empty": "forge(b'')",
     "82 not text": "forge(b'\\xff\\xfe\\x00')",
@@ -104,7 +107,8 @@ def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | 
 
     async def one(code: str) -> Result:
         async with arena.pool.session() as session:
-            await session.run(arena.prelude({}))
+            caps = caps_of(arena.limits)
+            await session.run(arena.prelude({"HEADER": caps.header, "FRAME": caps.frame}))
             return await session.run(code, seconds)
 
     async def work() -> list[Result | BaseException]:
@@ -267,3 +271,46 @@ def test_numbers_that_json_has_not(arena):
     )
     result = arena.run(code, seconds=1)
     assert json.dumps([step.arguments for one in result.images for step in one.provenance.steps], allow_nan=False)
+
+
+MOST = """
+import sys
+from PIL import Image
+wide = '\N{GRINNING FACE}'
+for number in range(IMAGES):
+    one = images['a' * 190 + '.raw'].copy()
+    for step in range(40):
+        one = one.point(lambda value: value) if step % 2 else one.convert('RGBA', palette=wide * 79)
+    one.putpixel((0, 0), (number, 0, 0, 255))
+    one.save(chr(0x1F600) * 40 + f'{number}.png')
+for number in range(20): open(chr(0x1F600) * 40 + f'x{number}.png', 'w').write('no image')
+print(wide * 10**6)
+print(wide * 10**6, file=sys.stderr)
+raise type(wide * 10**5, (Exception,), {})('\\0' * 10**6)
+"""
+
+
+def test_caps_follow_from_the_limits_and_an_honest_answer_is_never_too_long(arena):
+    """81: whatever fills texts, failure, notices and trails at once fits, and nothing much longer does."""
+    small = caps_of(Limits(output=100, images=1, pixels=100))
+    usual, large = caps_of(Limits()), caps_of(Limits(output=100_000))
+    assert small.header < usual.header < 2 << 20 and usual.frame - usual.header == 4 * Limits().pixels
+    assert large.header - usual.header == 3 * 12 * 90_000
+    given = InputImage("a" * 190 + ".raw", bytes(range(192)), "RGB", (8, 8))
+    result = arena.run(MOST, images=[given], names={"IMAGES": arena.limits.images})
+    assert result.status is Status.ERROR and result.kept, result
+    assert len(result.images) == arena.limits.images and len(result.stdout) > 1000 < len(result.stderr)
+
+
+def test_a_long_answer_is_read_beside_the_event_loop(arena, monkeypatch):
+    """81: the trainer goes on meanwhile."""
+    seen: list[bool] = []
+    read = sessions.read_reply
+
+    def noted(*arguments):
+        seen.append(threading.current_thread() is threading.main_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(sessions, "read_reply", noted)
+    result = arena.run("from PIL import Image; show(Image.new('RGB', (400, 400)))")
+    assert len(result.images) == 1 and seen == [True, False]

@@ -47,7 +47,8 @@ def provenance(host, code, *given):
 )
 def test_every_way_to_the_source_is_known(host, first):
     code = f"import io, pathlib\nfrom PIL import Image\n{first}"
-    assert provenance(host, code, content()) == {"source": "cat.png", "box": [0, 0, 40, 30], "steps": []}
+    whole = [0, 0, 40, 30]
+    assert provenance(host, code, content()) == {"source": "cat.png", "box": whole, "frame": whole, "steps": []}
 
 
 @pytest.mark.parametrize(

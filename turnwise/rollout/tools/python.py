@@ -1,5 +1,6 @@
 """The `python` tool: runs what the model wrote in a sandbox session that lasts as long as the episode."""
 
+import asyncio
 import base64
 import binascii
 import os
@@ -62,7 +63,9 @@ class PythonTool:
         if self._pool is None:
             self._pool = await open_pool(self.sandbox).__aenter__()
         report = self._pool.report
-        return "a sandbox" if report is None else report.text().splitlines()[0]
+        if report is None:
+            return "a sandbox"
+        return "\n".join(line for line in report.text().splitlines() if not line.startswith(" "))  # without the proofs
 
     async def stop(self) -> None:
         self._users -= 1
@@ -75,12 +78,14 @@ class PythonTool:
             raise EpisodeError("the python tool was not started")
         images = [read_image(image, number) for number, image in enumerate(context.sample.images)]
         session = self._pool.session(seed=context.seed, images=images, stateless=self.sandbox.stateless)
-        return _PythonSession(session)
+        return _PythonSession(session, images)
 
 
 @dataclass(slots=True)
 class _PythonSession:
     session: Session
+    images: list[InputImage]
+    """What was given to it."""
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
@@ -89,7 +94,8 @@ class _PythonSession:
             raise EpisodeError(f"the sandbox failed: {error}") from error
         if result.status is not Status.OK:
             raise ToolError(_words(result))
-        return ToolResult(_words(result) or "(no output)", info=_facts(result))
+        facts = await asyncio.to_thread(_facts, result, self.images) if result.images else _facts(result, [])
+        return ToolResult(_words(result) or "(no output)", info=facts)
 
     async def close(self) -> None:
         await self.session.close()
@@ -140,21 +146,29 @@ def _describe(picture: Picture) -> str:
     return f"{picture.name}, {picture.size[0]}x{picture.size[1]}"
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _facts(result: Result, given: list[InputImage]) -> dict[str, Any]:
     """What scoring and the board may want to know; the recorder moves pictures into files of the run."""
     facts: dict[str, Any] = {"seconds": result.seconds, "peak_memory": result.peak_memory}
     if result.images:
-        facts["images"] = [_image_facts(picture) for picture in result.images]
+        from turnwise.sandbox.provenance import check_claims
+
+        facts["images"] = [_image_facts(picture) for picture in check_claims(result, given).images]
     return facts
 
 
 def _image_facts(picture: Picture) -> dict[str, Any]:
+    """Rules and judges read `source`, `box` and `steps`; a claim that the pixels do not bear out is set aside."""
     provenance = picture.provenance
-    return {
+    facts: dict[str, Any] = {
         "name": picture.name,
         "data": "data:image/png;base64," + base64.b64encode(picture.png()).decode(),
         "size": list(picture.size),
+    }
+    claim = {
         "source": provenance.source,
         "box": None if provenance.box is None else list(provenance.box),
         "steps": [{"name": step.name, "arguments": step.arguments} for step in provenance.steps],
     }
+    if provenance.verified or provenance.source is None:
+        return facts | claim
+    return facts | {"source": None, "box": None, "steps": [], "unverified": claim}

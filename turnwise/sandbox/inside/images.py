@@ -21,7 +21,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", "
 MOST_FILES = 4096
 """Entries of the folder that are looked at after a call."""
 MOST_SIDE = 1 << 20
-NOTHING: dict[str, Any] = {"source": None, "box": None, "steps": []}
+NOTHING: dict[str, Any] = {"source": None, "box": None, "frame": None, "steps": []}
 
 modules = sys.modules
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import platform
 import resource
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ PRIVATE_ID = 61235
 """The uid and gid that root gives up its own for; no account has it."""
 SCRATCH = "/scratch"
 """Where a session's folder is when it has a mount namespace of its own."""
+HOST_NAME = b"sandbox"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/usr/share/fonts")
 
@@ -101,6 +103,8 @@ def enter_namespaces(plan: Plan) -> None:
         else:
             _new_user(proc, others)
             _build_root(plan)
+        _take_name()
+        syscalls.call("setdomainname", b"", 0)
     os.close(proc)
 
 
@@ -109,6 +113,13 @@ def enter_gvisor(plan: Plan) -> None:
     with layer("gvisor"):
         syscalls.unshare(syscalls.CLONE_NEWNS, "NEWNS")
         _fill_root(plan)
+        _take_name()
+
+
+def _take_name() -> None:
+    """Instead of the host's, which the new namespace was made with, and which `platform` may have kept."""
+    syscalls.call("sethostname", HOST_NAME, len(HOST_NAME))
+    vars(platform)["_uname_cache"] = None
 
 
 def become_private() -> None:

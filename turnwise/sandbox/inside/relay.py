@@ -4,7 +4,8 @@ It connects to a socket of the host, once for itself and once for every session,
 lines of JSON:
 
     host --> zygote: the orders, then {"open": n, "scratch": path, "rehearse": bool} and {"signal": n, "number": s}
-    zygote --> host: {"ready": ...} or what went wrong, then {"opened": n}, {"ended": n, "status": ..., "peak": ...}
+    zygote --> host: {"ready": ...} or what went wrong, then {"opened": n} or {"failed": n, "reason": ...},
+        {"ended": n, "status": ..., "peak": ...}
 
 A session's own connection begins with a line {"session": n}.
 """
@@ -79,10 +80,13 @@ class _Relay:
                 if number == message["signal"]:
                     os.kill(pid, message["number"])
             return
-        channel = _connect(self.path)
-        _say(channel, {"session": message["open"]})
-        syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
-        child = os.fork()
+        try:
+            channel = _connect(self.path)
+            _say(channel, {"session": message["open"]})
+            syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
+            child = os.fork()
+        except OSError as error:  # no descriptor or no process is left: this one session fails, not all
+            return self._tell({"failed": message["open"], "reason": f"{error.strerror} in the zygote"})
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

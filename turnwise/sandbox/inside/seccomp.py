@@ -19,14 +19,14 @@ def _words(text: str) -> tuple[str, ...]:
 ALLOWED = _words("""
 read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk mremap
 msync mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
-sigaltstack restart_syscall pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat
+sigaltstack restart_syscall pread64 pwrite64 readv writev preadv pwritev access faccessat
 faccessat2 pipe pipe2 select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer
-alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown getsockopt
-getsockname getpeername exit exit_group wait4 waitid uname flock fsync fdatasync sync_file_range ftruncate getdents
+alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown
+getsockname getpeername exit exit_group wait4 waitid uname fsync fdatasync sync_file_range ftruncate getdents
 getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink
-symlinkat readlink readlinkat umask creat copy_file_range fallocate fadvise64 readahead statfs fstatfs gettimeofday
+symlinkat readlink readlinkat umask creat copy_file_range fallocate readahead statfs fstatfs gettimeofday
 time times getrlimit getrusage sysinfo getuid geteuid getgid getegid getgroups getresuid getresgid getpriority
-capget arch_prctl futex futex_waitv set_tid_address set_robust_list get_robust_list rseq membarrier getcpu
+capget arch_prctl set_robust_list get_robust_list rseq membarrier getcpu
 sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval clock_gettime
 clock_getres getrandom epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
 timerfd_create timerfd_settime timerfd_gettime close_range getxattr lgetxattr fgetxattr listxattr llistxattr
@@ -34,13 +34,21 @@ flistxattr mlock munlock mlockall munlockall get_mempolicy
 """)
 FAKED = _words("""
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr
-fsetxattr removexattr lremovexattr fremovexattr
+fsetxattr removexattr lremovexattr fremovexattr fadvise64
 """)
-"""Answered with success and not done: Landlock does not cover them, and harmless programs use them when they copy."""
+"""Answered with success and not done: Landlock does not cover them, and harmless programs use them when they copy.
+
+The last is advice, and would drop files that all share from the page cache.
+"""
 ABSENT = _words("""
-clone3 openat2
+clone3 openat2 flock futex_waitv preadv2 pwritev2
 """)
-"""Answered as by a kernel without them, so that libraries take the older call, whose arguments a filter can see."""
+"""Answered as by a kernel without them, so that libraries take the older call, whose arguments a filter can see.
+
+`flock` works on any open file, those of Python's installation too, which all sessions and the host share: it would be a
+signal between sessions and could make the host wait. Libraries that lock know systems without it. `preadv2` tells
+whether a page of such a file is in memory.
+"""
 
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000
@@ -106,25 +114,56 @@ def _stream_pair() -> Block:
     ]
 
 
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 8, 10, 15, 1024, 1026, 1031
+def _own_futex() -> Block:
+    """futex: of this process only; on a page of a library, which all sessions share, one could wake another.
+
+    Waiting is allowed without that mark, because it is how the C library waits for the end of a thread.
+    """
+    waits = (0, 9)  # WAIT, WAIT_BITSET
+    return [
+        _load(1),
+        (_JSET, 4, 0, 0x80),  # PRIVATE
+        (_AND, 0, 0, 0x7F),
+        *((_JEQ, len(waits) - index, 0, wait) for index, wait in enumerate(waits)),
+        *_DENY,
+        *_give(_ALLOW),
+    ]
+
+
+def _control_file() -> Block:
+    """fcntl: descriptors, flags, seals, and asking; not owners, signals, leases, watches or the size of a pipe.
+
+    A lock of a range is granted and not taken: it excludes other processes, of which a session has none, and on files
+    that sessions share it would tell them of each other. What a lock of an open file description would exclude is not
+    known here, so those are refused.
+    """
+    asking = (1, 3, 5, 9, 11, 36, 1025, 1032, 1034)  # GET: FD, FL, LK, OWN, SIG, OFD_LK, LEASE, PIPE_SZ, SEALS
+    setting = (0, 2, 4, 1030, 1033)  # DUPFD, SETFD, SETFL, DUPFD_CLOEXEC, ADD_SEALS
+    locks = (6, 7)  # SETLK, SETLKW
+    return _one_of(1, (*asking, *setting), _give(_ALLOW), _one_of(1, locks, _give(_ERRNO | 0), _DENY))
+
+
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _NAMES = (15, 16, 0x53564D41)
-_PROGRAMS = (26, 50, 51, 52)
-"""Options that give a socket a program for the kernel to run."""
+_PLAIN_OPTIONS = (2, 7, 8, 9, 13, 18, 19, 20, 21)
+"""REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, LINGER, RCVLOWAT, SNDLOWAT, RCVTIMEO, SNDTIMEO. Others give a socket a program
+for the kernel to run, or have the host's pid, groups or pidfd come along with what it sends."""
+_SOCKET_QUESTIONS = (*_PLAIN_OPTIONS, 3, 4, 30, 38, 39)
+"""Also TYPE, ERROR, ACCEPTCONN, PROTOCOL, DOMAIN. Others tell of the peer, which is the host: PEERCRED, PEERPIDFD."""
 
 CHECKED: dict[str, Callable[[], Block]] = {
     "clone": _thread_only,
     "kill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
     "tkill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
     "tgkill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
-    "fcntl": lambda: _one_of(
-        1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ), _DENY, _give(_ALLOW)
-    ),
+    "fcntl": _control_file,
+    "futex": _own_futex,
     "ioctl": lambda: _one_of(1, _TERMINAL_QUESTIONS, _give(_ALLOW), _give(_ERRNO | errno.ENOTTY)),
     "prctl": lambda: _one_of(0, _NAMES, _give(_ALLOW), _DENY),
     "prlimit64": lambda: _zero(2),  # asking, not setting
     "socketpair": _stream_pair,
-    "setsockopt": lambda: _one_of(2, _PROGRAMS, _DENY, _give(_ALLOW)),
+    "setsockopt": lambda: _one_of(2, _PLAIN_OPTIONS, _give(_ALLOW), _DENY),
+    "getsockopt": lambda: _one_of(2, _SOCKET_QUESTIONS, _give(_ALLOW), _DENY),
     "sendto": lambda: _zero(4),  # to the peer, not to an address
     "sched_setaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),
     "sched_getaffinity": lambda: _one_of(0, (0,), _give(_ALLOW), _DENY),

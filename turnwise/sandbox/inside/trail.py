@@ -47,28 +47,35 @@ class Trail:
         steps = self.steps
         if len(steps) >= MAX_STEPS:
             steps = steps[: MAX_STEPS // 2] + steps[MAX_STEPS // 2 + 1 :]
-        return Trail(self.source, self.source_size, composed(self.matrix, change), (*steps, (name, arguments)))
+        return Trail(self.source, self.source_size, composed(self.matrix, change), (*steps, (name[:80], arguments)))
 
-    def box(self, size: tuple[int, int]) -> list[float] | None:
-        """The part of the source that an image of this size shows; None when it is not a rectangle of it."""
+    def frame(self, size: tuple[int, int]) -> list[float] | None:
+        """The rectangle of the source's plane that an image of this size shows; None when it is none."""
         if self.matrix is None or self.source_size is None:
             return None
         a, b, c, d, e, f = self.matrix
         if (b or d) and (a or e):
             return None
         width, height = size
-        across = sorted((c, a * width + b * height + c))
-        down = sorted((f, d * width + e * height + f))
-        left, right = (min(max(x, 0), self.source_size[0]) for x in across)
-        upper, lower = (min(max(y, 0), self.source_size[1]) for y in down)
+        left, right = sorted((c, a * width + b * height + c))
+        upper, lower = sorted((f, d * width + e * height + f))
+        return [tidy(left), tidy(upper), tidy(right), tidy(lower)]
+
+    def box(self, size: tuple[int, int]) -> list[float] | None:
+        """What of that lies on the source; None when nothing does."""
+        frame = self.frame(size)
+        if frame is None or self.source_size is None:
+            return None
+        left, right = (min(max(x, 0), self.source_size[0]) for x in frame[::2])
+        upper, lower = (min(max(y, 0), self.source_size[1]) for y in frame[1::2])
         if left >= right or upper >= lower:
             return None
-        return [tidy(left), tidy(upper), tidy(right), tidy(lower)]
+        return [left, upper, right, lower]
 
     def report(self, size: tuple[int, int]) -> dict[str, Any]:
         """As it goes to the host."""
         steps = [{"name": name, "arguments": arguments} for name, arguments in self.steps]
-        return {"source": self.source, "box": self.box(size), "steps": steps}
+        return {"source": self.source, "box": self.box(size), "frame": self.frame(size), "steps": steps}
 
 
 UNKNOWN = Trail()
@@ -135,7 +142,7 @@ def short(value: Any, depth: int = 0) -> Any:
 def shortened(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments as a step shows them."""
     found = {str(name)[:40]: short(value) for name, value in list(arguments.items())[:8]}
-    return found if len(repr(found)) <= MAX_ARGUMENTS else {}
+    return found if len(ascii(found)) <= MAX_ARGUMENTS else {}
 
 
 def trail_of(image: Any) -> Trail:

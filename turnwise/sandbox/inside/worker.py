@@ -22,7 +22,7 @@ from turnwise.sandbox.inside.execute import Interpreter, TimeLimit, describe, ou
 from turnwise.sandbox.inside.images import Gallery, Inputs, Source
 from turnwise.sandbox.inside.packages import Current, change_packages
 from turnwise.sandbox.inside.warmup import warm_up
-from turnwise.sandbox.wire import PREFIX, ProtocolError, lengths
+from turnwise.sandbox.wire import PREFIX, REQUESTS, ProtocolError, lengths
 
 globals()["__builtins__"] = dict(vars(builtins))  # our own: code in the session may replace those of all modules
 
@@ -88,7 +88,7 @@ class Channel:
             if not count:
                 return None
             have += count
-        total, header_size = lengths(bytes(first[: PREFIX.size]))
+        total, header_size = lengths(bytes(first[: PREFIX.size]), REQUESTS)
         end = PREFIX.size + total
         frame = first
         if end > FIRST_READ:

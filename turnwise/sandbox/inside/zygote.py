@@ -4,7 +4,8 @@ It is started by `exec`, never forked from the host, so that nothing of the host
 runs no untrusted code. It ends when the host does.
 
     host --SEQPACKET--> zygote: {"open": n, "scratch": path, "rehearse": bool} with the session's end of a socket
-    zygote --> host: {"ready": ...} or {"refused": ...} once, then {"opened": n} with a pidfd, {"ended": n, ...}
+    zygote --> host: {"ready": ...} or {"refused": ...} once, then {"opened": n} with a pidfd, {"failed": n, ...},
+        {"ended": n, ...}
 """
 
 import gc
@@ -119,18 +120,31 @@ class _Zygote:
         if not message:
             os._exit(0)  # the host let go; everything here ends with us
         request = json.loads(message)
+        if not descriptors:  # we have no room for one
+            return self._fail(request, {"reason": "no descriptor is left in the zygote"})
         try:
             child = self._fork(itself)
         except isolate.LayerError as error:
             os.close(descriptors[0])
-            return _say(self.control, {"failed": request["open"], "refused": _refusal(error)})
+            return self._fail(request, {"refused": _refusal(error)})
         if child == 0:
             become_session(self.ground, self.settings, descriptors[0], request)
         os.close(descriptors[0])
-        pidfd = os.pidfd_open(child)
+        pidfd = -1
+        try:
+            pidfd = os.pidfd_open(child)
+            self.poll.register(pidfd, select.EPOLLIN)
+            _say(self.control, {"opened": request["open"]}, pidfd)
+        except OSError as error:  # too many descriptors, open or on their way: this one session fails, not all
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            if pidfd >= 0:
+                os.close(pidfd)  # which takes it out of the poll
+            return self._fail(request, {"reason": f"{error.strerror} in the zygote"})
         self.numbers[pidfd] = (request["open"], child)
-        self.poll.register(pidfd, select.EPOLLIN)
-        _say(self.control, {"opened": request["open"]}, pidfd)
+
+    def _fail(self, request: dict[str, Any], why: dict[str, Any]) -> None:
+        _say(self.control, {"failed": request["open"], **why})
 
     def _fork(self, itself: int) -> int:
         if self.ground.plan.namespaces:
