@@ -132,7 +132,7 @@ def test_waiting_gradients_are_not_lost_silently(decoder: Decoder) -> None:
 def test_saved_policy_is_a_hugging_face_folder(decoder: Decoder, kind: str, tmp_path: Path) -> None:
     learner = make(decoder, kind)
     train(learner, 3)
-    learner.save_policy(tmp_path)
+    learner.decoder.save(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = torch.randint(0, 96, (30,), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
