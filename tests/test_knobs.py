@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from turnwise.compose import check, compose, configure
+from turnwise.compose import compose, configure
 from turnwise.config import Config, SamplingConfig, ScoringConfig, TrainingConfig
+from turnwise.config_check import check_config
 from turnwise.errors import ConfigError
 from turnwise.knobs import Range, range_of, without_null
 
@@ -62,7 +63,7 @@ def test_a_value_outside_its_range_is_refused_in_one_line(key: str, hint: type, 
         config = Config()
         setattr(getattr(config, section) if section else config, name, value)
         with pytest.raises(ConfigError) as in_python:
-            check(config)
+            check_config(config)
         for caught in (on_line, in_file, in_python):
             text = str(caught.value)
             assert "\n" not in text
@@ -98,5 +99,5 @@ def test_the_ends_of_a_range_belong_to_it() -> None:
 )  # fmt: skip
 def test_a_config_made_in_python_is_checked_as_well(made: Any, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check(made)
+        check_config(made)
     assert expected in str(caught.value)

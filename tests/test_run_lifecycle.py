@@ -18,6 +18,7 @@ from rich.console import Console
 from turnwise import configure
 from turnwise.choices import Resume
 from turnwise.cli import main
+from turnwise.config import Config
 from turnwise.errors import ConfigError, PluginError, StorageError, TurnwiseError
 from turnwise.report import TrainReport
 from turnwise.storage.run_dir import RunDir
@@ -131,7 +132,7 @@ ODD = [
 
 @pytest.mark.parametrize("name", ODD)
 def test_the_printed_command_names_the_run_whatever_it_is_called(name: str) -> None:
-    words = shlex.split(resume_command(name, f"/tmp/{name}"))
+    words = shlex.split(resume_command(name, Config(runs_dir=f"/tmp/{name}")))
     assert words[:2] == ["turnwise", "train"]
     config = configure(*words[2:])
     assert (config.run, config.runs_dir, config.resume) == (name, f"/tmp/{name}", Resume.auto)
@@ -144,7 +145,7 @@ def test_the_printed_command_goes_on_with_everything_that_was_asked_for(
     asked = ["seed=7", "sampling.temperature=0.8", "learner.lr=1e-4", "runs_dir='my runs'", "run='it, again'"]
     assert main(["train", *TINY, *asked, "training.steps=1"]) == 0
     capsys.readouterr()
-    assert main([*shlex.split(resume_command("it, again", "my runs"))[1:], "training.steps=2"]) == 0
+    assert main([*shlex.split(resume_command("it, again", Config(runs_dir="my runs")))[1:], "training.steps=2"]) == 0
     folder = tmp_path / "my runs" / "it, again"
     assert status_of(folder).reason == "all 2 steps done"
     log = (folder / "log.txt").read_text()
@@ -449,3 +450,24 @@ def test_the_accuracy_of_nothing_is_no_number(tmp_path: Path) -> None:
     from turnwise.web.runs import Runs
 
     assert Runs([report.run]).open("r").details(time.time())["accuracy"] is None
+
+
+def test_a_run_that_was_sent_imports_nothing_when_it_goes_on_unless_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "imported"
+    plugin = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nasync def fair(trajectory):\n    return 1.0\n"
+    (tmp_path / "mine.py").write_text(plugin)
+    named = "scoring.scorers.default=mine.py:fair"
+    assert main(["train", *TINY, "run=a", "training.steps=1", named]) == 0
+    marker.unlink()
+    capsys.readouterr()
+    again = shlex.split(resume_command("a", configure(*TINY, named)))[1:]
+    assert again == ["train", "run=a", "resume=auto", "--trust-run"]
+    assert main([*again[:-1], "training.steps=2"]) == 2
+    told = capsys.readouterr().err
+    assert "mine.py:fair" in told and "--trust-run" in told and told.count("\n") == 1
+    assert not marker.exists() and status_of(tmp_path / "runs" / "a").reason == "all 1 steps done"
+    assert main([*again, "training.steps=2"]) == 0
+    assert marker.exists()

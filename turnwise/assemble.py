@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.choices import EngineName
-from turnwise.compose import check
 from turnwise.config import Config, EngineConfig, SamplingConfig
+from turnwise.config_check import check_config
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
@@ -72,7 +72,7 @@ def prepare(
     scorer: Scorer | None = None,
 ) -> Prepared:
     """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
-    check(config)
+    check_config(config)
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []

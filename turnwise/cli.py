@@ -99,6 +99,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     commands["eval"].add_argument("--no-transcript", action="store_true", help="leave out the example transcript")
     command("train", _train, "train with reinforcement learning, then evaluate")
     commands["train"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    commands["train"].add_argument(
+        "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
+    )
     command("check", _check, "try everything that can go wrong, load no model; `check sandbox` attacks the sandbox")
     commands["check"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("sft", _sft, "fine-tune a model on scripted or recorded trajectories")
@@ -167,7 +170,7 @@ def _eval(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     from turnwise.trainer.resuming import compose_training, resume_command
 
-    composed = compose_training(args.overrides, args.config)
+    composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     _refuse_unread(composed)
     from rich.console import Console
 
@@ -178,7 +181,7 @@ def _train(args: argparse.Namespace) -> int:
     out.print(report.table())
     out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
     if not report.after:
-        command = resume_command(report.run.name, composed.config.runs_dir)
+        command = resume_command(report.run.name, composed.config)
         out.print(f"go on with: {command}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")

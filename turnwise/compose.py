@@ -2,17 +2,16 @@
 
 import dataclasses
 import enum
-import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
+from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import problems, without_null
+from turnwise.knobs import without_null
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
 
@@ -22,9 +21,6 @@ INPUTS = (
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
-DEFAULT, COMMAND_LINE = "default", "command line"
-SMALLEST_TEMPERATURE = 1e-3
-"""Below it logits divided by the temperature leave the range of float32; 0 is greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ def compose(
     origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
-    check(config, origins)
+    check_config(config, origins)
     return Composed(config, origins, recorded)
 
 
@@ -144,33 +140,6 @@ def to_yaml(config: Config) -> str:
         return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
     return write_yaml(plain(dataclasses.asdict(config)))
-
-
-def check(config: Config, origins: Mapping[str, str] | None = None) -> None:
-    """Refuse a config with a value that cannot be used, however it was made; `origins` say where values are from."""
-    if not isinstance(config, Config):
-        raise ConfigError(f"expected a Config, as turnwise.configure gives it, not {type(config).__name__}")
-    for key, problem in problems(config):
-        origin = (origins or {}).get(key, DEFAULT)
-        raise ConfigError(f"{'' if origin in (DEFAULT, COMMAND_LINE) else f'{origin}: '}{key} {problem}")
-    if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
-        raise ConfigError(
-            f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
-            f"not {config.sampling.temperature}"
-        )
-    if config.sandbox.min_level is SandboxLevel.auto:
-        raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
-    most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens
-    if most is not None and zone > most:
-        raise ConfigError(f"algorithm.overlong_tokens must be at most rollout.max_tokens={most}, not {zone}")
-    trackers = config.tracking.to
-    for name in trackers:
-        if name not in [choice.value for choice in TrackerName]:
-            raise ConfigError(f"tracking.to: {unknown('tracker', name, [choice.value for choice in TrackerName])}")
-        if trackers.count(name) > 1:
-            raise ConfigError(f"tracking.to names {name!r} more than once")
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.learner.device):
-        raise ConfigError(f"learner.device must be cpu or cuda, not {config.learner.device!r}")
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from turnwise.assemble import Prepared, open_stage, prepare
 from turnwise.chat.selfcheck import tell
 from turnwise.checks.start import refuse_faults
-from turnwise.compose import check, to_yaml
+from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
+from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.plan_text import introduce
@@ -50,7 +51,7 @@ def evaluate(
 
     `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
     """
-    check(config)
+    check_config(config)
     if config.eval.dump_jsonl is not None:
         check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
     prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)

@@ -12,8 +12,9 @@ from turnwise.checks.findings import Report as Report
 from turnwise.checks.start import examine
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import EngineName
-from turnwise.compose import DEFAULT, Composed, unread
+from turnwise.compose import Composed, unread
 from turnwise.config import Config
+from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text

@@ -7,8 +7,8 @@ from rich.progress import Progress
 
 from turnwise.assemble import Prepared, make_renderer, model_folder, open_stage, prepare
 from turnwise.choices import Precision
-from turnwise.compose import check
 from turnwise.config import Config
+from turnwise.config_check import check_config
 from turnwise.engines.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.files import check_folder
@@ -24,7 +24,7 @@ from turnwise.types import Group, Sample, Trajectory
 
 def run_sft(config: Config, console: Console | None = None) -> Path:
     """Train `model.path` on trajectories and write the result to `sft.out`; returns that folder."""
-    check(config)
+    check_config(config)
     check_folder(Path(config.sft.out), "sft.out")
     console, out = console or Console(stderr=True), Path(config.sft.out)
     with holding(out, "sft", lambda text: console.print(text, markup=False, soft_wrap=True)):

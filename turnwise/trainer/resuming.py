@@ -14,6 +14,7 @@ from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK, holding
 from turnwise.storage.run_dir import CONFIG, RunDir, check_name
+from turnwise.trust import FLAG, check_run, check_trust, reaches
 
 MAY_CHANGE = (
     "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
@@ -25,19 +26,27 @@ _WHERE = ("run", "runs_dir", "resume")
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
-def compose_training(overrides: Sequence[str], config_file: Path | None) -> Composed:
-    """The config of `turnwise train`. A run that goes on has its own; only what is given anew differs."""
+def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
+    """The config of `turnwise train`. A run that goes on has its own; only what is given anew differs.
+
+    What it would have us import or reach has to be given anew too, unless the run is `trusted`.
+    """
     given = compose(overrides, config_file)
     recorded = _folder(given.config) / CONFIG if _asks_to_resume(given.config) else None
     if recorded is None or not recorded.is_file():
         return given
-    return compose(overrides, config_file, recorded=recorded)
+    directory = RunDir.open(recorded.parent)
+    check_run(directory, trusted=trusted)
+    composed = compose(overrides, config_file, recorded=recorded)
+    check_trust(directory, composed.config, given.config, trusted=trusted)
+    return composed
 
 
-def resume_command(name: str, runs_dir: str) -> str:
-    """What goes on with a run; its config it has itself."""
-    place = [] if runs_dir == Config.runs_dir else [f"runs_dir={_quoted(runs_dir)}"]
-    return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto"])
+def resume_command(name: str, config: Config) -> str:
+    """What goes on with a run that was made here; its config it has itself."""
+    place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
+    trust = [FLAG] if reaches(config, Path.cwd() / config.runs_dir) else []
+    return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto", *trust])
 
 
 def _quoted(text: str) -> str:

@@ -205,7 +205,7 @@ class TrainRun:
             if self.whole and self.progress.step > self._saved_step:
                 with suppress(StorageError):  # the failure is the news, also when the disk is full
                     await self.save(engines)
-                    self.note(f"go on with: {resume_command(self.dir.name, self.config.runs_dir)}")
+                    self.note(f"go on with: {resume_command(self.dir.name, self.config)}")
             raise
 
     def _look_back(self) -> Found[RunState]:
