@@ -413,6 +413,7 @@ MODELS: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
     "junk for a config": ("config.json", lambda old: b"junk"),
     "a list for a config": ("config.json", lambda old: b"[]"),
     "an unknown architecture": ("config.json", member(model_type="nope")),
+    "a billion layers": ("config.json", member(num_hidden_layers=10**9)),
     "no weights": ("model.safetensors", None),
     "junk for weights": ("model.safetensors", lambda old: b"junk"),
     "half the weights": ("model.safetensors", lambda old: old[: len(old) // 2]),

@@ -88,8 +88,9 @@ def prepare(
     scoring = Scoring.of(config.scoring, sources, own)
     renderer, dropped = None, 0
     if config.engine.name is not EngineName.openai:
+        rows = _embedding_rows(config)
         renderer = make_renderer(config)
-        chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox)
+        chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
         Scoring.check(config.scoring, chosen)
     return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
@@ -174,16 +175,19 @@ def make_renderer(config: Config) -> Renderer:
     )
 
 
+def _embedding_rows(config: Config) -> int | None:
+    """How many tokens the model knows; a folder that cannot be loaded is refused before its tokenizer is read."""
+    if config.engine.name is not EngineName.torch:
+        return None
+    from turnwise.engines.checkpoint_format import check_folder
+
+    return check_folder(model_folder(config.model.path)).vocab_size
+
+
 def fit_prompts(
-    samples: list[Sample], config: Config, renderer: Renderer, plan: Plan, toolbox: Toolbox
+    samples: list[Sample], config: Config, renderer: Renderer, plan: Plan, toolbox: Toolbox, rows: int | None
 ) -> tuple[list[Sample], int]:
     """(samples whose first prompt fits, how many did not), counted with the tools the model will really see."""
-
-    rows = None
-    if config.engine.name is EngineName.torch:
-        from turnwise.engines.checkpoint_format import check_folder
-
-        rows = check_folder(model_folder(config.model.path)).vocab_size
 
     def count(sample: Sample) -> int:
         if sample.images:

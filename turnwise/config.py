@@ -217,7 +217,7 @@ class SftConfig:
     steps: int = knob(2000, at_least(1))
     batch_tokens: int = knob(8192, at_least(1))
     """Tokens packed into one batch."""
-    lr: float = knob(2e-3, more_than(0, 1))
+    lr: float = knob(2e-3, more_than(0))
     warmup: int = knob(50, at_least(0))
     weight_decay: float = knob(0.01, at_least(0))
     script: str | None = None
@@ -322,8 +322,8 @@ class AlgorithmConfig:
 class LearnerConfig:
     """How weights change."""
 
-    lr: float = knob(1e-5, at_least(0, 1))
-    critic_lr: float = knob(1e-4, at_least(0, 1), only("algorithm.advantage", "gae"))
+    lr: float = knob(1e-5, at_least(0))
+    critic_lr: float = knob(1e-4, at_least(0), only("algorithm.advantage", "gae"))
     shared_critic: bool = knob(False, only("algorithm.advantage", "gae"))
     """Put the value head on the policy's own trunk instead of a copy."""
     weight_decay: float = knob(0.0, at_least(0))

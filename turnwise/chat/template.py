@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import TemplateError, one_line
+from turnwise.errors import TemplateError
 from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
 THINK, UNTHINK = "<think>", "</think>"
@@ -71,7 +71,7 @@ class ChatTemplate:
             return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
         except Exception as error:  # a template is a stranger's program
             roles = ", ".join(message.role for message in messages)
-            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {one_line(error)}") from error
+            raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
 
     def needed(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message]:
         """As much of the history as the suffix depends on: the first prompt, or all of it."""

@@ -302,13 +302,15 @@ def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dic
 
 def check_folder(folder: Path) -> DecoderConfig:
     """The decoder of a folder whose weights can be opened; none is read."""
-    config = read_config(folder)
+    config, tensors = read_config(folder), 0
     for path in _tensor_files(folder):
         try:
-            with safe_open(path, framework="pt"):
-                pass
+            with safe_open(path, framework="pt") as shard:
+                tensors += len(shard.keys())
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from error
+    if config.num_layers > tensors:
+        raise EngineError(f"{folder}: config.json says {config.num_layers} layers, the weights are {tensors} tensors")
     return config
 
 
