@@ -228,25 +228,6 @@ def _open_to_all(path: str) -> bool:
     return all(os.stat(one).st_mode & 0o005 == 0o005 for one in (path, *map(str, Path(path).parents)))
 
 
-class Watch:
-    """Looks at a running call again and again until it is cancelled."""
-
-    def __init__(self, place: "_Place") -> None:
-        self._place = place
-        self._loop = asyncio.get_running_loop()
-        self._next = self._loop.call_later(WATCH_SECONDS, self._look)
-
-    def cancel(self) -> None:
-        self._next.cancel()
-
-    def _look(self) -> None:
-        excess = self._place.excess(WATCH_SECONDS)
-        if excess is not None:
-            self._place.child.give_up(excess)
-        else:
-            self._next = self._loop.call_later(WATCH_SECONDS, self._look)
-
-
 @dataclass(eq=False, slots=True)
 class _Place:
     """A session's process and, where it has no file system of its own, its folder and the quota on it."""
@@ -256,17 +237,36 @@ class _Place:
     limits: Limits
     among: set["_Place"]
 
-    def excess(self, seconds: float) -> str | None:
+    async def excess(self, seconds: float) -> str | None:
         if self.child.pidfd < 0:  # inside gVisor, whose own memory and processes these are
             return None
-        if seconds > QUICK_SECONDS and scratch.threads_of(self.child.pidfd) > self.limits.threads:
-            return f"it has more than {self.limits.threads} threads"
-        if self.folder is None:
-            return None
-        return scratch.excess(self.folder, self.child.pidfd, size=self.limits.scratch, files=self.limits.files)
+        # Off the loop: the code decides how many files there are to look at. With a descriptor of its own, since the
+        # session may be closed meanwhile, and to the end, so that it is closed.
+        return await asyncio.shield(asyncio.to_thread(self._excess, os.dup(self.child.pidfd), seconds))
 
-    def watch(self) -> "Watch":
-        return Watch(self)
+    def _excess(self, pidfd: int, seconds: float) -> str | None:
+        try:
+            if seconds > QUICK_SECONDS and scratch.threads_of(pidfd) > self.limits.threads:
+                return f"it has more than {self.limits.threads} threads"
+            if self.folder is None:
+                return None
+            return scratch.excess(self.folder, pidfd, size=self.limits.scratch, files=self.limits.files)
+        except FileNotFoundError:
+            if self in self.among:
+                raise
+            return None  # the folder went with its session
+        finally:
+            os.close(pidfd)
+
+    def watch(self) -> "asyncio.Task[None]":
+        return asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        excess = None
+        while excess is None:
+            await asyncio.sleep(WATCH_SECONDS)
+            excess = await self.excess(WATCH_SECONDS)
+        self.child.give_up(excess)
 
     async def leave(self) -> None:
         self.among.discard(self)

@@ -144,7 +144,7 @@ class LocalSession:
         finally:
             deadline.cancel()
             watch.cancel()
-        if (excess := place.excess(taken)) is not None:
+        if (excess := await place.excess(taken)) is not None:
             return replace(result, status=Status.KILLED, kept=False, notices=(*result.notices, f"{excess}; {LOST}"))
         if result.status is Status.TIMEOUT:
             note = f"stopped after {seconds:g} s; variables keep the values they had at that point"
@@ -168,7 +168,7 @@ class Place(Protocol):
 
     child: Child
 
-    def excess(self, seconds: float) -> str | None:
+    async def excess(self, seconds: float) -> str | None:
         """What there is too much of after so many seconds, where the kernel does not see to that: threads, files."""
         ...
 

@@ -1,5 +1,6 @@
 """The `python` tool: runs what the model wrote in a sandbox session that lasts as long as the episode."""
 
+import asyncio
 import base64
 import binascii
 import os
@@ -75,7 +76,7 @@ class PythonTool:
     async def open(self, context: ToolContext) -> ToolSession:
         if self._pool is None:
             raise EpisodeError("the python tool was not started")
-        images = [read_image(image, number) for number, image in enumerate(context.sample.images)]
+        images = [await asyncio.to_thread(read_image, image, n) for n, image in enumerate(context.sample.images)]
         session = self._pool.session(seed=context.seed, images=images, stateless=self.sandbox.stateless)
         return _PythonSession(session)
 
@@ -91,7 +92,8 @@ class _PythonSession:
             raise EpisodeError(f"the sandbox failed: {error}") from error
         if result.status is not Status.OK:
             raise ToolError(_words(result))
-        return ToolResult(_words(result) or "(no output)", info=_facts(result))
+        info = await asyncio.to_thread(_facts, result) if result.images else _facts(result)  # PNG takes its time
+        return ToolResult(_words(result) or "(no output)", info=info)
 
     async def close(self) -> None:
         await self.session.close()
