@@ -193,6 +193,7 @@ class Run:
             "checkpoints": self._checkpoints(),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
+            "left_out": table.left_out,
             "problems": self.series.problems() + [f"{one['file']}: {one['reason']}" for one in table.damaged],
             "version": version,
         }
