@@ -1,4 +1,4 @@
-"""All trajectories of a run as one table in memory, kept up to date, and a page of it."""
+"""The newest trajectories of a run as one table in memory, kept up to date, and a page of it."""
 
 import threading
 from collections.abc import Iterator, Mapping
