@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError, ScoringFailed, StorageError
 from turnwise.rescoring import compare, rescore, with_scorer
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.service import Scoring
-from turnwise.storage.trajectories import read_trajectories, write_trajectories
+from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -226,8 +226,53 @@ def test_verdicts_are_written_again_and_drawings_are_there_to_look_at(tmp_path: 
     before = (run.path / "eval/step_000000.parquet").read_bytes()
     assert "data" not in drawing["images"][0], "it lies in a file of the run now"
     for name in ("first", "second"):
-        assert invoke(str(run.path), "--name", name) == 0
+        assert invoke(str(run.path), "--trust-run", "--name", name) == 0
         (after,) = read_trajectories(run.path / f"rescored/{name}/eval/step_000000.parquet")
         assert after.remarks == [Remark(f"{__file__}:Looking", "1 data:image/png;base64,", 1.0, 0)]
         assert after.turns[0].calls[0].info == {"images": [{"source": None, "file": drawing["images"][0]["file"]}]}
     assert (run.path / "eval/step_000000.parquet").read_bytes() == before
+
+
+def recorded(folder: Path, *files: list[Trajectory]) -> Path:
+    (folder / "config.yaml").write_text(to_yaml(configure()))
+    (folder / "trajectories").mkdir()
+    for number, trajectories in enumerate(files):
+        write_trajectories(folder / f"trajectories/step_{number:06d}.parquet", trajectories)
+    return folder
+
+
+def test_a_run_is_rescored_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file is in memory at a time: it is written before the next is read."""
+    folder = recorded(tmp_path, *([trajectory(f"s{n}", 0, "#### 18", 1.0)] for n in range(3)))
+    done: list[str] = []
+
+    def spied(name: str, real: Any) -> Any:
+        return lambda path, *rest: done.append(f"{name} {path.stem[-1]}") or real(path, *rest)
+
+    monkeypatch.setattr("turnwise.rescoring.read_trajectories", spied("read", read_trajectories))
+    monkeypatch.setattr("turnwise.rescoring.write_trajectories", spied("write", write_trajectories))
+    assert invoke(str(folder), "--name", "x") == 0
+    assert done == ["read 0", "write 0", "read 1", "write 1", "read 2", "write 2"]
+    found = json.loads((folder / "rescored/x/comparison.json").read_text())
+    assert found["trajectories"] == found["groups"] == 3 and len(found["changes"]) == 3
+
+
+def test_a_rescoring_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = recorded(tmp_path, [trajectory("a", 0, "18", 1.0)], [trajectory("b", 0, "18", 1.0)])
+
+    def full(path: Path, trajectories: list[Trajectory]) -> None:
+        if "step_000001" in path.name:
+            raise StorageError("the disk is full")
+        write_trajectories(path, trajectories)
+
+    monkeypatch.setattr("turnwise.rescoring.write_trajectories", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        invoke(str(folder), "--name", "x")
+    assert list((folder / "rescored").iterdir()) == []
+
+
+def test_the_data_sources_of_a_file_are_read_without_the_rest(tmp_path: Path) -> None:
+    made = [trajectory(f"s{n}", 0, "18", 1.0) for n in range(100)]
+    made[7] = replace(made[7], sample=replace(made[7].sample, data_source="other"))
+    write_trajectories(tmp_path / "a.parquet", made)
+    assert read_sources(tmp_path / "a.parquet") == {"arithmetic", "other"}

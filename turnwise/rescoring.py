@@ -1,6 +1,9 @@
 """Scoring again what a run has recorded, without a model, and what that would have changed."""
 
 import copy
+import os
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,11 +14,12 @@ from rich.table import Table
 from turnwise.choices import Advantage
 from turnwise.config import Config, ScoringConfig
 from turnwise.errors import ConfigError, StorageError
+from turnwise.files import cannot
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
 from turnwise.storage.images import recalled
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import read_trajectories, write_trajectories
+from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
 from turnwise.together import each
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
@@ -80,6 +84,30 @@ class Comparison:
     groups: int
     varied: list[GroupChange]
     """Groups that lost or gained variance."""
+
+    @classmethod
+    def of_nothing(cls, scorer: str, advantage: Advantage) -> "Comparison":
+        """Before the first file."""
+        chosen = advantage if advantage in GROUP_BASELINES else Advantage.dr_grpo
+        return cls(scorer, chosen.value, [], 0, [])
+
+    def with_file(self, file: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> "Comparison":
+        """With what changes in one more file; of its trajectories only the rewards are kept."""
+        groups: dict[tuple[str, int], list[int]] = {}
+        for at, trajectory in enumerate(before):
+            groups.setdefault((trajectory.sample.id, trajectory.step), []).append(at)
+        numbers = {at: number for number, places in enumerate(groups.values()) for at in places}
+        chosen = Advantage(self.advantage)
+        old, new = (_advantages(trajectories, numbers, chosen) for trajectories in (before, after))
+        self.changes.extend(
+            Change(file, b.sample.id, b.sibling, b.reward, a.reward, b.parts, a.parts, x, y, a.failure)
+            for b, a, x, y in zip(before, after, old, new, strict=True)
+        )
+        for (sample, _), places in groups.items():
+            rewards, news = ([r for at in places if (r := side[at].reward) is not None] for side in (before, after))
+            if (len(set(rewards)) > 1) != (len(set(news)) > 1):
+                self.varied.append(GroupChange(file, sample, rewards, news))
+        return replace(self, groups=self.groups + len(groups))
 
     def summary(self) -> dict[str, Any]:
         """The counts."""
@@ -179,26 +207,10 @@ def compare(
 
     The siblings of a group are the trajectories of one file with the same sample and step.
     """
-    chosen = advantage if advantage in GROUP_BASELINES else Advantage.dr_grpo
-    changes: list[Change] = []
-    varied: list[GroupChange] = []
-    count = 0
+    found = Comparison.of_nothing(scorer, advantage)
     for file, (before, after) in files.items():
-        groups: dict[tuple[str, int], list[int]] = {}
-        for at, trajectory in enumerate(before):
-            groups.setdefault((trajectory.sample.id, trajectory.step), []).append(at)
-        count += len(groups)
-        numbers = {at: number for number, places in enumerate(groups.values()) for at in places}
-        old, new = (_advantages(trajectories, numbers, chosen) for trajectories in (before, after))
-        changes += [
-            Change(file, b.sample.id, b.sibling, b.reward, a.reward, b.parts, a.parts, x, y, a.failure)
-            for b, a, x, y in zip(before, after, old, new, strict=True)
-        ]
-        for (sample, _), places in groups.items():
-            rewards, news = ([r for at in places if (r := side[at].reward) is not None] for side in (before, after))
-            if (len(set(rewards)) > 1) != (len(set(news)) > 1):
-                varied.append(GroupChange(file, sample, rewards, news))
-    return Comparison(scorer, chosen.value, changes, count, varied)
+        found = found.with_file(file, before, after)
+    return found
 
 
 def _advantages(trajectories: Sequence[Trajectory], groups: Mapping[int, int], advantage: Advantage) -> list[float]:
@@ -238,17 +250,24 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     folder = run.path / FOLDER / name
     if folder.exists():
         raise StorageError(f"{folder} exists; nothing recorded is overwritten: choose another name")
-    stored = {path.relative_to(run.path).as_posix(): read_trajectories(path) for path in recorded_files(run)}
-    sources = sorted({t.sample.data_source for trajectories in stored.values() for t in trajectories})
-    scoring = Scoring.of(config.scoring, sources)
-    pairs: dict[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]] = {}
-    async with scoring.running():
-        for file, before in stored.items():
-            with recalled(run, before):
-                pairs[file] = before, await rescore(before, scoring)
+    files = recorded_files(run)
+    scoring = Scoring.of(config.scoring, sorted({source for path in files for source in read_sources(path)}))
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
-    found = compare(pairs, ", ".join(scorers), config.algorithm.advantage)
-    for file, (_, after) in pairs.items():
-        write_trajectories(run.file(f"{FOLDER}/{name}/{file}"), after)
-    run.write_json(f"{FOLDER}/{name}/comparison.json", found.as_json())
+    found = Comparison.of_nothing(", ".join(scorers), config.algorithm.advantage)
+    unfinished = f"{FOLDER}/.{name}.{secrets.token_hex(4)}.tmp"
+    try:
+        async with scoring.running():
+            for path in files:  # one after the other: a long run does not fit into memory
+                file = path.relative_to(run.path).as_posix()
+                before = read_trajectories(path)
+                with recalled(run, before):
+                    after = await rescore(before, scoring)
+                found = found.with_file(file, before, after)
+                write_trajectories(run.file(f"{unfinished}/{file}"), after)
+        run.write_json(f"{unfinished}/comparison.json", found.as_json())
+        os.rename(run.path / unfinished, folder)
+    except OSError as error:
+        raise cannot("write", folder, error) from error
+    finally:  # all of it or nothing
+        shutil.rmtree(run.path / unfinished, ignore_errors=True)
     return found

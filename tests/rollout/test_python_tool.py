@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from turnwise.rollout.toolbox import Toolbox, load_tool
 from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
+from turnwise.sandbox.results import Picture
 from turnwise.storage.conduct import program
 from turnwise.types import Image, Sample
 
@@ -111,8 +113,14 @@ def test_code_is_taken_out_of_fences_and_tags(text: str, code: str) -> None:
     assert program(text) == code
 
 
-def test_images_come_in_by_name_and_their_provenance_is_recorded(tmp_path: Path) -> None:
+def test_images_come_in_by_name_and_their_provenance_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from PIL import Image as Pillow
+
+    drawing: list[int] = []
+    real = Picture.png
+    monkeypatch.setattr(Picture, "png", lambda self: drawing.append(threading.get_ident()) or real(self))
 
     path = tmp_path / "cat.png"
     Pillow.new("RGB", (40, 30), (200, 10, 10)).save(path)
@@ -129,6 +137,7 @@ def test_images_come_in_by_name_and_their_provenance_is_recorded(tmp_path: Path)
     assert "(40, 30)" in result.text and "[image 1: show, 10x20]" in result.text  # type: ignore[attr-defined]
     facts = result.info["images"][0]  # type: ignore[attr-defined]
     assert facts["source"] == "cat.png" and facts["box"] == [5.0, 6.0, 15.0, 26.0]
+    assert drawing and threading.get_ident() not in drawing, "PNG is made off the event loop"
 
 
 LIE = """

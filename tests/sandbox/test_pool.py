@@ -3,13 +3,14 @@
 import asyncio
 import os
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox import probe
+from turnwise.sandbox import probe, scratch
 from turnwise.sandbox.folders import PREFIX, PoolFolder, sweep
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
@@ -87,6 +88,25 @@ def test_too_much_in_the_scratch_folder_ends_the_session_where_the_kernel_has_no
     limits = Limits(scratch=4 * MIB, files=20)
     assert play(body, level=SandboxLevel.L2, limits=limits) == [Status.KILLED, Status.KILLED]
     assert play(body, level=SandboxLevel.L3, limits=limits) == [Status.ERROR, Status.ERROR]
+
+
+def test_the_scratch_folder_is_looked_at_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the code runs and after it: how long that takes is up to the code."""
+    threads: list[int] = []
+    real = scratch.excess
+
+    def spy(*args: object, **kwargs: object) -> str | None:
+        threads.append(threading.get_ident())
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scratch, "excess", spy)
+
+    async def body(pool: SandboxPool) -> object:
+        async with pool.session() as session:
+            return (await session.run("import time\nopen('file', 'w')\ntime.sleep(0.3)\n1")).value
+
+    assert play(body, level=SandboxLevel.L2) == "1"
+    assert len(threads) > 1 and threading.get_ident() not in threads
 
 
 @BOTH

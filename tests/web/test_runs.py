@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
 from turnwise.web.configs import diff, read_config
-from turnwise.web.glance import glance
+from turnwise.web.glance import Course, glance
 from turnwise.web.life import GONE, Shown
 from turnwise.web.runs import NotFound, Runs
 
@@ -227,6 +227,35 @@ def test_a_long_runs_course_is_picked_out_evenly(tmp_path):
     assert list(found.spark) == sorted(found.spark) and found.spark[0] < 0.02 and found.spark[-1] > 0.96
     assert max(later - earlier for earlier, later in zip(found.spark, found.spark[1:], strict=False)) < 0.04
     assert (found.step, found.reward, found.accuracy, found.step_seconds) == (1999, 1999 / 2000, 0.5, 3.0)
+
+
+def test_what_was_read_of_the_metrics_is_not_read_again(tmp_path):
+    """Lines of the same length in place of the first ones: a look that read them again would find them."""
+    run = a_run(tmp_path, steps=0)
+    course, path = Course(run), run.path / "metrics.jsonl"
+    line = '{{"step": {step}, "seconds": 1.0, "critic/score/mean": {reward}}}\n'
+    path.write_text("".join(line.format(step=1000 + n, reward=0.25) for n in range(1000)))
+    assert set(glance(run, course).spark) == {0.25}
+    with path.open("r+") as file:
+        file.write("".join(line.format(step=1000 + n, reward=0.75) for n in range(900)))
+        file.seek(0, 2)
+        file.write(line.format(step=2000, reward=0.5))
+        file.write('{"step": 2001, "critic/score/mean": 0.')
+    found = glance(run, course)
+    assert set(found.spark) == {0.25, 0.5} and (found.reward, found.step) == (0.5, 2000)
+    with path.open("a") as file:
+        file.write("125}\n")
+    assert (glance(run, course).reward, glance(run, course).step) == (0.125, 2001)
+    path.unlink()
+    run.append_jsonl("metrics.jsonl", {"step": 1, "critic/score/mean": 1e-05})
+    assert glance(run, course).spark == (1e-05,), "a file written anew is another"
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", "true", '"0.5"', "1e999", "[1]", "-"])
+def test_what_is_no_number_is_no_reward(tmp_path, value):
+    run = a_run(tmp_path, steps=0)
+    (run.path / "metrics.jsonl").write_text(f'{{"step": 1, "critic/score/mean": {value}, "loss": 2}}\n')
+    assert glance(run).reward is None
 
 
 def test_an_evaluations_accuracy_is_in_its_report(tmp_path):

@@ -315,3 +315,67 @@ def test_a_snapshot_stays_as_it_was_while_the_table_goes_on(run_dir, make):
 
 def test_a_run_without_folders_is_no_error(tmp_path: Path):
     assert Table(RunDir(tmp_path)).refresh() is False
+
+
+def test_the_newest_are_held_and_what_is_left_out_is_told(run_dir, make):
+    """Ten steps of three: with room for twelve the oldest files are left out, whole, however they are read."""
+    for step in range(1, 11):
+        rows = [make(f"s{step}-{n}", step=step, question=f"only in {step}", parts={"p": step}) for n in range(3)]
+        record(run_dir, train(step), rows)
+    at_once, growing = Table(run_dir, most=12), Table(run_dir, most=12)
+    at_once.refresh(None)
+    while growing.refresh(0.0) or growing.pending:
+        assert growing.size <= 12
+    for table in (at_once, growing):
+        kept = [info.step for info in table.shards()]
+        assert kept == list(range(11 - len(kept), 11)) and 2 <= len(kept) <= 4
+        left = 10 - len(kept)
+        assert table.left_out == {"trajectories": 3 * left, "files": left, "step": left}
+        assert listing(table)["left_out"] == table.left_out and listing(table)["total"] == table.size
+        assert table.pending == 0 and table.damaged == []
+        assert not any(text == "only in 1" for text in table.codes("question")[1]), "their texts are let go"
+        assert listing(table, filter="parts.p >= 10")["matched"] == 3
+        assert sorted({row["question"] for row in listing(table)["rows"]}) == sorted(f"only in {step}" for step in kept)
+
+
+def test_a_long_running_run_stays_within_the_bound(run_dir, make):
+    table = Table(run_dir, most=12)
+    for step in range(1, 40):
+        record(run_dir, train(step), [make(f"s{step}-{n}", step=step) for n in range(3)])
+        table.refresh()
+        assert table.size <= 12 and table.shards()[-1].step == step
+        values = table.codes("sample_id")[1]
+        assert len(values) <= 13, "nor does what it knows of texts grow"
+    assert table.left_out["trajectories"] + table.size == 39 * 3
+    assert table.refresh() is False
+
+
+def test_links_to_what_is_left_out_still_open(run_dir, make):
+    for step in range(1, 8):
+        record(run_dir, train(step), [make(f"s{step}-{n}", step=step, reward=n) for n in range(3)])
+    table = Table(run_dir, most=6)
+    table.refresh(None)
+    assert "trajectories/step_000001" not in [info.shard for info in table.shards()]
+    entry = table.entry("trajectories/step_000001", 2)
+    assert (entry["sample_id"], entry["reward"], entry["step"], entry["row"]) == ("s1-2", 2.0, 1, 2)
+    assert table.siblings("trajectories/step_000001", "s1-1") == [1]
+    assert table.shard_size("trajectories/step_000002") == 3
+    assert table.path("trajectories/step_000001").is_file()
+    assert table.size <= 6
+    with pytest.raises(NotThere, match="there is no row 3"):
+        table.entry("trajectories/step_000001", 3)
+    with pytest.raises(NotThere):
+        table.entry("trajectories/step_000099", 0)
+
+
+def test_one_file_larger_than_the_bound_is_shown_whole(run_dir, make):
+    record(run_dir, train(1), [make(f"a{n}") for n in range(3)])
+    record(run_dir, train(2), [make(f"b{n}", step=2) for n in range(9)])
+    table = Table(run_dir, most=4)
+    table.refresh(None)
+    assert table.size == 9 and table.left_out == {"trajectories": 3, "files": 1, "step": 1}
+
+
+def test_a_run_that_fits_leaves_nothing_out(run_dir, make):
+    record(run_dir, train(1), [make()])
+    assert full(run_dir).left_out is None and listing(full(run_dir))["left_out"] is None

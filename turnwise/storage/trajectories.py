@@ -67,6 +67,13 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
     return [found[row] for row in rows]
 
 
+def read_sources(path: Path) -> set[str]:
+    """The data sources of a file's samples; nothing else is read."""
+    with _opened(path) as file:
+        batches = file.iter_batches(columns=["data_source"])
+        return {source for batch in batches for source in batch.column("data_source").to_pylist()}
+
+
 def read_texts(path: Path) -> list[list[str]]:
     """The texts of every trajectory's messages, for looking something up; nothing else is read."""
     columns = [f"messages.list.element.{name}" for name in ("text", "parts.list.element.value")]

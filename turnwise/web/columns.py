@@ -75,6 +75,13 @@ class Pool:
             found.append(code)
         return np.array(found, dtype=np.int32)
 
+    def taking(self, other: "Pool", codes: Array) -> Array:
+        """Codes of another pool in this one, which takes in the values that they name and no others."""
+        named = np.unique(codes[codes != _UNKNOWN])
+        renamed = np.full(len(other.values) + 1, _UNKNOWN, dtype=np.int32)  # the last is for null, code -1
+        renamed[named] = self.codes([other.values[code] for code in named.tolist()])
+        return renamed[codes]
+
     def lowered(self) -> list[str]:
         """The texts in lower case, for searching."""
         known = self._lowered
@@ -286,6 +293,22 @@ class Snapshot:
             columns[name] = joined if in_order else joined[take]
         parts = self._merged_parts(list(blocks.values()), take, end)
         return Snapshot(self.pools, tuple(r[0] for r in rows), tuple(r[2] for r in rows), columns, *parts)
+
+    def without_first(self, shards: int) -> "Snapshot":
+        """A new snapshot without so many of the oldest shards, and without the texts that only they held."""
+        start, pools = int(self.starts[shards]), Pools()
+        columns = {
+            name: pools.by_column[name].taking(self.pools.by_column[name], values[start:])
+            if name in pools.by_column
+            else values[start:].copy()
+            for name, values in self.columns.items()
+        }
+        kept = self.part_rows >= start
+        parts = pools.parts.taking(self.pools.parts, self.part_codes[kept])
+        return Snapshot(
+            pools, self.infos[shards:], self.uses[shards:], columns,
+            self.part_rows[kept] - start, parts, self.part_values[kept],
+        )  # fmt: skip
 
     def _merged_parts(self, blocks: list[Block], take: Array, end: int) -> tuple[Array, Array, Array]:
         """Reward parts by their new rows; those of rows that are gone are left out."""

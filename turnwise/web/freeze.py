@@ -256,7 +256,7 @@ class _Frozen:
         asked = {"split": split, "filter": filter, "sort": "step", "order": "desc", "limit": _PAGE}
         for offset in range(0, max(len(rows), 1), _PAGE):
             answer = {"total": total, "matched": len(rows), "offset": offset, "rows": rows[offset : offset + _PAGE]}
-            answer |= {"error": None, "pending": 0, "damaged": table.damaged}
+            answer |= {"error": None, "pending": 0, "damaged": table.damaged, "left_out": table.left_out}
             self.add(f"{self._base}/trajectories", answer, **asked, offset=offset)
 
     def _with_images(self, value: Any) -> Any:

@@ -1,9 +1,12 @@
-"""What the list of runs shows of each: a few lines picked out of metrics.jsonl, since reading them all takes long."""
+"""What the list of runs shows of each: a few numbers of metrics.jsonl, read on as it grows."""
 
 import json
 import math
+import os
+import re
 import statistics
-from collections.abc import Iterator
+from array import array
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +17,10 @@ from turnwise.storage.run_dir import METRICS, RunDir
 
 REWARD, ACCURACY = "critic/score/mean", "val/accuracy"
 SPARK = 60
-_FEW_LINES = 240
 _RECENT = 20
+_TAIL = 256
+"""Bytes before the place reached, by which the file is known again."""
+_NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,75 +36,81 @@ class Glance:
     """Typical seconds between the newest steps."""
 
 
-def glance(run: RunDir) -> Glance:
-    """Look at a run's metrics; an evaluation, which has none, is looked up in its report."""
-    path = run.path / METRICS
+class Course:
+    """What a glance needs of a run's metrics.jsonl: read once, then on from where it was left."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.path / METRICS
+        self._forget()
+
+    def _forget(self) -> None:
+        self._inode, self._end, self._tail = -1, 0, b""
+        self.recent: deque[bytes] = deque(maxlen=_RECENT)
+        self.rewards = array("d")
+        self.accuracy: float | None = None
+
+    def read_on(self) -> None:
+        """Take in the whole lines that are new; a file that was replaced is read again."""
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            start = self._end - len(self._tail)
+            same = status.st_ino == self._inode and status.st_size >= self._end
+            if not same or os.pread(file.fileno(), len(self._tail), start) != self._tail:
+                self._forget()
+            self._inode = status.st_ino
+            file.seek(self._end)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                self._end += len(line)
+                self._take(line)
+            start = max(self._end - _TAIL, 0)
+            self._tail = os.pread(file.fileno(), self._end - start, start)
+
+    def _take(self, line: bytes) -> None:
+        self.recent.append(line)
+        if (reward := _value(line, REWARD)) is not None:
+            self.rewards.append(reward)
+        if (accuracy := _value(line, ACCURACY)) is not None:
+            self.accuracy = accuracy
+
+
+def glance(run: RunDir, course: Course | None = None) -> Glance:
+    """Look at a run's metrics; an evaluation, which has none, is looked up in its report.
+
+    `course` is what earlier looks have read.
+    """
+    course = course or Course(run)
     try:
-        data = path.read_bytes()
+        course.read_on()
     except FileNotFoundError:
         return Glance(accuracy=_reported(run))
     except OSError as error:
-        raise cannot("read", path, error) from error
-    data = data[: data.rfind(b"\n") + 1]
-    recent = [record for line in data[_start_of_last(data, _RECENT) :].split(b"\n") if (record := _record(line))]
+        raise cannot("read", run.path / METRICS, error) from error
+    recent = [record for line in course.recent if (record := _record(line))]
     newest = recent[-1] if recent else {}
     trained = [(record["step"], seconds) for record in recent if (seconds := _number(record, "seconds")) is not None]
     between = [
         later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
     ]
+    rewards = course.rewards
+    count = min(SPARK, len(rewards))
     return Glance(
         step=newest.get("step", 0),
         seconds=_number(newest, "seconds"),
-        reward=_last(data, REWARD),
-        accuracy=_last(data, ACCURACY),
-        spark=tuple(_spark(data)),
+        reward=rewards[-1] if rewards else None,
+        accuracy=course.accuracy,
+        spark=tuple(rewards[(len(rewards) - 1) * place // max(count - 1, 1)] for place in range(count)),
         step_seconds=statistics.median(between) if between else 0.0,
     )
 
 
-def _start_of_last(data: bytes, lines: int) -> int:
-    """Where the last so many lines begin."""
-    at = len(data) - 1  # the line end of the last one
-    for _ in range(lines):
-        at = data.rfind(b"\n", 0, at)
-        if at < 0:
-            return 0
-    return at + 1
-
-
-def _last(data: bytes, name: str) -> float | None:
-    """The newest value of a metric."""
-    needle = json.dumps(name).encode() + b":"
-    end = len(data)
-    while (at := data.rfind(needle, 0, end)) >= 0:
-        start = data.rfind(b"\n", 0, at) + 1
-        value = _number(_record(data[start : data.find(b"\n", at)]), name)
-        if value is not None:
-            return value
-        end = start
-    return None
-
-
-def _spark(data: bytes) -> Iterator[float]:
-    """The reward's course: of all lines if they are few, else of lines picked at equal distances in the file."""
-    if data.count(b"\n") <= _FEW_LINES:
-        values = [value for line in data.split(b"\n") if (value := _number(_record(line), REWARD)) is not None]
-        count = min(SPARK, len(values))
-        yield from (values[(len(values) - 1) * place // max(count - 1, 1)] for place in range(count))
-        return
-    seen = -1
-    for place in range(SPARK):
-        at = data.find(b"\n", len(data) * place // SPARK) + 1 if place else 0
-        for _ in range(4):  # an evaluation's line has no reward: take the next
-            end = data.find(b"\n", at)
-            if end < 0 or at <= seen:
-                break
-            seen = at
-            value = _number(_record(data[at:end]), REWARD)
-            if value is not None:
-                yield value
-                break
-            at = end + 1
+def _value(line: bytes, name: str) -> float | None:
+    """A metric of a line, which is not read whole: a run has thousands of lines with a hundred metrics each."""
+    at = line.find(needle := json.dumps(name).encode() + b":")
+    found = _NUMBER.match(line, at + len(needle)) if at >= 0 else None
+    value = float(found[0]) if found else math.nan
+    return value if math.isfinite(value) else None
 
 
 def _reported(run: RunDir) -> float | None:

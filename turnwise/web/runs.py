@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, RunDir
 from turnwise.storage.status import STATUS
 from turnwise.web.configs import read_config
-from turnwise.web.glance import Glance, glance
+from turnwise.web.glance import Course, Glance, glance
 from turnwise.web.life import Life, life_of
 from turnwise.web.series import Series
 
@@ -43,6 +43,7 @@ class Run:
         self._refreshing = threading.Lock()
         self._refresh_began = 0.0
         self.series = Series(self.dir)
+        self._course = Course(self.dir)
         self._roots = roots
         self._table: Table | None = None
         self.table_used = 0.0
@@ -119,7 +120,7 @@ class Run:
         signature = self._signature(_GLANCED)
         with self._lock:
             if self._glance is None or self._glance[0] != signature:
-                self._glance = signature, glance(self.dir)
+                self._glance = signature, glance(self.dir, self._course)
             return self._glance[1]
 
     def config(self) -> tuple[str, dict[str, str]]:
@@ -193,6 +194,7 @@ class Run:
             "checkpoints": self._checkpoints(),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
+            "left_out": table.left_out,
             "problems": self.series.problems() + [f"{one['file']}: {one['reason']}" for one in table.damaged],
             "version": version,
         }

@@ -1,4 +1,4 @@
-"""All trajectories of a run as one table in memory, kept up to date, and a page of it."""
+"""The newest trajectories of a run as one table in memory, kept up to date, and a page of it."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,27 @@ import numpy as np
 from turnwise.errors import unknown
 from turnwise.storage.index import COLUMNS, Shard, ToolUse
 from turnwise.storage.run_dir import RunDir
-from turnwise.web.columns import GROUPED, KINDS, NULLABLE, SPLITS, Array, Block, Kind, Pools, ShardInfo, Snapshot
+from turnwise.web.columns import (
+    GROUPED,
+    KINDS,
+    NULLABLE,
+    SPLITS,
+    Array,
+    Block,
+    Kind,
+    Pools,
+    ShardInfo,
+    Snapshot,
+    info_of,
+    shard_name,
+)
 from turnwise.web.feed import Feed
 from turnwise.web.filters import BadFilter, compile
 
 __all__ = ["SPLITS", "NotThere", "ShardInfo", "Table", "listing"]
 
+MOST = 250_000
+"""Trajectories held in memory, some 1 kB each; of a longer run the oldest are left out, which its pages say."""
 TIME_SLICE = 0.15
 """Seconds one refresh may take for reading; what is left is read by the next."""
 _SEARCHED = ("question", "answer", "sample_id")
@@ -31,10 +46,14 @@ class NotThere(LookupError):
 
 
 class Table:
-    """The entries of a run's trajectories. Reading works on a snapshot, so other threads may refresh meanwhile."""
+    """The entries of a run's newest trajectories. Reading works on a snapshot: other threads may refresh meanwhile."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, most: int = MOST) -> None:
         self.run = run
+        self._most = most
+        self._left_out: dict[str, ShardInfo] = {}
+        self._apart = Snapshot(Pools())
+        """The one file that was left out and last asked for."""
         self._feed = Feed(run)
         self._lock = threading.Lock()
         self._snapshot = Snapshot(Pools())
@@ -57,21 +76,48 @@ class Table:
     def _look(self) -> bool:
         void = self._feed.look()
         if void:
-            self._snapshot = Snapshot(Pools())
+            self._snapshot, self._left_out, self._apart = Snapshot(Pools()), {}, Snapshot(Pools())
         return void
 
     def _take(self, shards: Iterator[Shard]) -> bool:
         blocks: dict[str, Block] = {}
+        before, left_out, rows = self._snapshot, len(self._left_out), 0
         for shard in shards:
+            if self._is_too_old(shard):
+                continue
             try:
                 block = self._snapshot.pools.block(shard)
             except (ValueError, TypeError, OverflowError, AttributeError) as error:  # a line nobody of us wrote
                 self._feed.forget(shard.file, f"its line of the index makes no sense: {error}")
                 continue
             blocks[block.info.shard] = block
+            rows += block.info.size
+            if rows > self._most // 10:  # never much more than the bound, however much there is to read at once
+                self._snapshot = self._trimmed(self._snapshot.with_blocks(blocks))
+                blocks, rows = {}, 0
         if blocks:
-            self._snapshot = self._snapshot.with_blocks(blocks)
-        return bool(blocks)
+            self._snapshot = self._trimmed(self._snapshot.with_blocks(blocks))
+        return self._snapshot is not before or len(self._left_out) > left_out
+
+    def _is_too_old(self, shard: Shard) -> bool:
+        """Whether a file is older than all that are held while no more can be; it is then counted and passed over."""
+        name, infos = shard_name(shard.file), self._snapshot.infos
+        if name is None or not self._left_out or name in self._snapshot.places:
+            return False
+        info = info_of(name, shard.size, shard.columns["step"])
+        if infos and (info.step, name) >= (infos[0].step, infos[0].shard):
+            return False
+        self._left_out[name] = info
+        return True
+
+    def _trimmed(self, snapshot: Snapshot) -> Snapshot:
+        """Within the bound, by leaving out the oldest files; a tenth more than needed, since trimming copies it all."""
+        if snapshot.size <= self._most:
+            return snapshot
+        over = snapshot.size - self._most * 9 // 10
+        first = min(int(np.searchsorted(snapshot.starts, over)), len(snapshot.infos) - 1)
+        self._left_out |= {info.shard: info for info in snapshot.infos[:first]}
+        return snapshot.without_first(first)
 
     def _find(self, shard: str) -> tuple[Snapshot, int]:
         """The snapshot with a shard, and its number there; one not read yet is read now: links open at once."""
@@ -85,10 +131,21 @@ class Table:
                     self._take(iter([found] if found is not None else []))
                 self._tell()
         snapshot = self._snapshot
+        if shard in self._left_out:
+            snapshot = self._read_apart(shard)
         number = snapshot.places.get(shard)
         if number is None:
             raise NotThere(f"this run has no trajectory file {shard[:120]!r}")
         return snapshot, number
+
+    def _read_apart(self, shard: str) -> Snapshot:
+        """A file that was left out, by itself: its links still open."""
+        with self._lock:
+            if shard not in self._apart.places:
+                found = self._feed.shard_from_file(f"{shard}.parquet")
+                blocks = {} if found is None else {shard: (pools := Pools()).block(found)}
+                self._apart = Snapshot(pools).with_blocks(blocks) if blocks else Snapshot(Pools())
+            return self._apart
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -111,6 +168,15 @@ class Table:
     def size(self) -> int:
         """How many trajectories."""
         return self._snapshot.size
+
+    @property
+    def left_out(self) -> dict[str, int] | None:
+        """What does not fit: {"trajectories", "files", "step"}, `step` being the last; None when all is here."""
+        infos = list(self._left_out.values())
+        if not infos:
+            return None
+        count = sum(info.size for info in infos)
+        return {"trajectories": count, "files": len(infos), "step": max(info.step for info in infos)}
 
     def shards(self) -> list[ShardInfo]:
         """The files by step; `shard_index` counts in this order."""
@@ -230,6 +296,7 @@ def listing(
         "error": None,
         "pending": table.pending,
         "damaged": table.damaged,
+        "left_out": table.left_out,
     }
 
 

@@ -76,7 +76,7 @@ class PythonTool:
     async def open(self, context: ToolContext) -> ToolSession:
         if self._pool is None:
             raise EpisodeError("the python tool was not started")
-        images = [read_image(image, number) for number, image in enumerate(context.sample.images)]
+        images = [await asyncio.to_thread(read_image, image, n) for n, image in enumerate(context.sample.images)]
         session = self._pool.session(seed=context.seed, images=images, stateless=self.sandbox.stateless)
         return _PythonSession(session, images)
 

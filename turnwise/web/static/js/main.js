@@ -195,7 +195,13 @@ function runLine(body) {
     h("span", { class: "muted" }, [body.task, body.model, body.seconds ? seconds(body.seconds) : null].filter(Boolean).join(" · ")),
     body.updated && !frozen ? h("span", { class: "muted", title: moment(body.updated) }, "updated ", h("span", { dataset: { updated: body.updated } }, ago(body.updated))) : null,
     body.pending ? h("span", { class: "muted", role: "status" }, `reading trajectories, ${number(body.pending)} files left`) : null,
+    body.left_out ? h("p", { class: "muted", role: "note" }, leftOut(body.left_out)) : null,
     failing ? h("p", { class: `run-why why-${body.state}` }, body.reason) : null, unread(body.problems ?? []));
+}
+
+// A run longer than the board holds in memory: what its lists, health and spreads are of.
+function leftOut({ trajectories, files, step }) {
+  return `The oldest ${number(trajectories)} trajectories (${number(files)} files, up to step ${number(step)}) are not listed, searched or judged here; the curves show every step, and a link to one of them still opens.`;
 }
 
 // Files of the run that the board could not read: never silently less.
