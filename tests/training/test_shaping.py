@@ -71,7 +71,9 @@ def test_failures_are_booked():
         "trajectories/total": 12, "trajectories/failed": 5,
     }  # fmt: skip
     book.stop_if_failing(5 / 12)
-    with pytest.raises(TurnwiseError, match=r"5 of 12 episodes failed \(rollout.max_failures=0.4\); most often \(5\): the"):
+    with pytest.raises(
+        TurnwiseError, match=r"5 of 12 episodes failed \(rollout.max_failures=0.4\); most often \(5\): the"
+    ):
         book.stop_if_failing(0.4)
     with pytest.raises(ConfigError, match="between 0 and 1"):
         book.stop_if_failing(1.5)
