@@ -140,9 +140,9 @@ def test_verls_batch_signature(functions, trajectory):
         ("short", PluginError, "returned 2 results for 3 trajectories"),
         ("number", PluginError, "returned float; it must return a list"),
         ("verl_without_score", PluginError, "a dict without 'score'"),
-        ("raises", KeyError, "'gone'"),
-        ("stops", RuntimeError, "StopIteration"),
-        ("own_timeout", TimeoutError, "mine"),
+        ("raises", PluginError, "KeyError: 'gone'"),
+        ("stops", PluginError, "RuntimeError: "),
+        ("own_timeout", PluginError, "TimeoutError: mine"),
         ("failing", ScoringFailed, "no judge"),
     ],
 )
