@@ -60,6 +60,13 @@ def again(trajectories: list[Trajectory], config: ScoringConfig) -> list[Traject
     return asyncio.run(rescore(trajectories, Scoring.of(config, ["arithmetic"])))
 
 
+def test_the_mean_of_no_rewards_is_no_number() -> None:
+    before = [trajectory("a", 0, "?", 1.0), trajectory("b", 0, "18", None, "the endpoint died")]
+    found = compare({"f": (before, again(before, ScoringConfig(scorers={"default": LONGER})))}, "x", Advantage.rloo)
+    assert found.summary()["mean_reward"] is found.summary()["new_mean_reward"] is None
+    assert "-" in list(found.tables()[0].columns[1].cells)
+
+
 def test_what_would_change_by_hand() -> None:
     before = [
         trajectory("a", 0, "18", 1.0), trajectory("a", 1, "1234", 0.0),  # longer is better: the signs flip

@@ -334,6 +334,30 @@ def test_a_signal_during_the_start_is_one_line(tmp_path: Path, verb: str, number
     assert not (tmp_path / "runs").exists(), "nothing had begun"
 
 
+SLOW_WORKER = (
+    "import os, pathlib, time\n"
+    "first = pathlib.Path('first')\n"
+    "first.exists() or first.write_text(str(os.getpid()))\n"
+    "if first.read_text() != str(os.getpid()):\n"  # a worker of the pool
+    "    pathlib.Path('reached').touch()\n"
+    "    time.sleep(600)\n"
+    "def score(trajectory):\n    return 1.0\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("verb", ["eval", "train"])
+def test_a_signal_while_things_are_started_leaves_a_stopped_run(tmp_path: Path, verb: str, number: int) -> None:
+    (tmp_path / "plug.py").write_text(SLOW_WORKER)
+    asked = ("scoring.scorers={default: 'plug.py:score'}", "scoring.run=pool", "scoring.workers=1", "eval.samples=2")
+    process = start(tmp_path, verb, "run=r", *asked, "rollout.tools=[python]", "rollout.interaction=null")
+    wait_for(tmp_path / "reached", "", process)
+    check_stopped(tmp_path, process, number, verb)
+    status = status_of(tmp_path / "runs" / "r")
+    assert (status.state, status.reason) == (State.STOPPED, f"stopped by {signal.Signals(number).name}")
+    assert not (tmp_path / "runs" / "r" / ".lock").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_eval_leaves_a_stopped_run_and_no_folders(tmp_path: Path, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW)

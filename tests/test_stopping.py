@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_a_second_signal_ends_what_does_not_want_to_end() -> None:
     with pytest.raises(Stopped):
         run_stoppable(work())
     assert closed == ["closed"]
+
+
+def test_a_loop_that_does_not_turn_is_interrupted_in_what_it_does() -> None:
+    async def work() -> None:
+        send()
+        time.sleep(600)
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        run_stoppable(work())
 
 
 def test_work_that_ends_in_spite_of_it_has_its_result() -> None:

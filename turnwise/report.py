@@ -220,9 +220,9 @@ class TrainReport:
         table = Table(title=f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}")
         for column in ("held-out samples", "before", "after"):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
-        for name in self.before:
-            after = self.after.get(name)
-            table.add_row(name, f"{self.before[name]:.1%}", "-" if after is None else f"{after:.1%}")
+        for name in dict.fromkeys((*self.before, *self.after)):
+            cells = [f"{side[name]:.1%}" if name in side else "-" for side in (self.before, self.after)]
+            table.add_row(name, *cells)
         return table
 
 

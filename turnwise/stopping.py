@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+HEARING_SECONDS = 3.0
+"""How long an event loop may be busy with one thing before a signal interrupts that."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -33,8 +36,17 @@ def stoppable() -> Iterator[None]:
 
 
 def run_stoppable(work: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run. The first signal cancels the work, which closes what it opened; a second one ends it at once."""
+    """As asyncio.run. The first signal cancels the work, which closes what it opened; a second one ends it at once.
+
+    So does the first where the loop does not hear of it: somebody's code, or a large file, keeps it from turning.
+    """
     received: list[int] = []
+    asked, heard = threading.Event(), threading.Event()
+
+    def insist() -> None:
+        asked.wait()
+        if not heard.wait(HEARING_SECONDS):
+            os.kill(os.getpid(), received[0])
 
     async def body() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -44,11 +56,22 @@ def run_stoppable(work: Coroutine[Any, Any, T]) -> T:
             received.append(number)
             if len(received) > 1:
                 raise Stopped(number)
+            asked.set()
             # Through the loop's own door, which wakes it: a signal alone does not end its wait.
-            loop.call_soon_threadsafe(task.cancel, str(Stopped(number)))
+            loop.call_soon_threadsafe(cancel, str(Stopped(number)))
 
+        def cancel(reason: str) -> None:
+            heard.set()
+            task.cancel(reason)
+
+        # Started before there is a signal: inside a handler, which may have interrupted just that, no thread can be.
+        threading.Thread(target=insist, name="turnwise-stopping", daemon=True).start()
         with _handling(stop):
-            return await work
+            try:
+                return await work
+            finally:
+                heard.set()
+                asked.set()
 
     try:
         return asyncio.run(body())
