@@ -58,6 +58,24 @@ def test_a_template_that_rewrites_history_is_refused_everywhere(tmp_path: Path) 
         assert "chat template" in words
 
 
+def test_a_template_that_leaves_the_header_to_the_policy_is_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "headless.jinja").write_text(TOOLLESS.partition("{% if add")[0])
+    alone = ("rollout.tools=[]", "rollout.interaction=null")
+    for words in three_ways(tmp_path, f"chat.template={tmp_path}/headless.jinja", *alone):
+        assert "ignores add_generation_prompt" in words and "<|im_start|>assistant" in words
+
+
+@pytest.mark.parametrize("end", ["<|im_start|>assistant\n", ""], ids=["always a header", "none at all"])
+def test_templates_whose_prompt_is_whole_without_being_asked_for_are_fine(tmp_path: Path, end: str) -> None:
+    inst = "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}<|im_end|>{% else %}[{{ m.content }}]{% endif %}{% endfor %}"
+    always = TOOLLESS.partition("{% if add")[0] + end
+    (tmp_path / "own.jinja").write_text(always if end else inst)
+    report = preflight(
+        compose([*SMALL, f"chat.template={tmp_path}/own.jinja", "rollout.tools=[]", "rollout.interaction=null"])
+    )
+    assert report.passed, errors(report)
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [

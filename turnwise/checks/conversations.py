@@ -5,6 +5,7 @@ from typing import Any
 
 from turnwise.assemble import Prepared
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.replies import fresh_mark
 from turnwise.checks.findings import Outcome, Report
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.rollout.plan import Route
@@ -21,6 +22,7 @@ def one_of_each(prepared: Prepared) -> dict[Route, Sample]:
 
 def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     """Does the template only append? Tried on every kind of reply this plan can bring, alone and one after another."""
+    _demand_header(renderer)
     kwargs = prepared.config.chat.template_kwargs
     strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
     rewriting = []
@@ -40,6 +42,20 @@ def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> No
         report.add("chat template", Outcome.WARNING, f"rewrites history at: {names}; handled as {renderer.history}")
     else:
         report.add("chat template", Outcome.OK, "only appends; earlier tokens never change")
+
+
+def _demand_header(renderer: Renderer) -> None:
+    """A template that ignores add_generation_prompt leaves the policy to write the header of its own message."""
+    hello = Message(Role.USER, "hello")
+    opened = renderer.render([hello], (), reply=True)
+    mark = fresh_mark([opened])
+    shown = renderer.render([hello, Message(Role.ASSISTANT, mark)], (), reply=False)
+    head = shown.removeprefix(opened).partition(mark)[0].strip()
+    if opened == renderer.render([hello], (), reply=False) and shown.startswith(opened) and head:
+        raise TemplateError(
+            f"the chat template ignores add_generation_prompt: prompts would end without {head!r}, which stands "
+            "before an assistant's words; try chat.template=chatml_hermes"
+        )
 
 
 def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exchanges: Sequence[Exchange]) -> None:
