@@ -11,8 +11,10 @@ from turnwise import configure
 from turnwise.cli import main
 from turnwise.compose import _knobs, to_yaml
 from turnwise.config import Config
+from turnwise.errors import ConfigError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
+from turnwise.trainer.resuming import compose_training, resume_command
 from turnwise.trust import reaches
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -161,6 +163,32 @@ def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
     (sent / name).unlink()
     (sent / name).symlink_to(sent / "config.yaml")
     assert main(["show", str(sent)]) == 0
+
+
+def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):
+    path, mark = evil
+    for overrides in ([f"rollout.tools=['{path}:score']"], [f"task='{path}:score'"], [f"rollout.agent='{path}:score'"],
+                      [f"rollout.interaction='{path}:Judge'"], ["sandbox.min_level=L0"], ["sandbox.url='http://127.0.0.1:1'"]):  # fmt: skip
+        sent = run(*overrides)
+        asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
+        before = sorted(sent.rglob("*"))
+        assert main(asked) == 2
+        assert "--trust-run" in capsys.readouterr().err and not mark.exists() and sorted(sent.rglob("*")) == before
+    with pytest.raises(ConfigError, match="--trust-run"):
+        compose_training(asked[1:], None)
+    assert compose_training(asked[1:], None, trusted=True).config.sandbox.url == "http://127.0.0.1:1"
+    assert compose_training([*asked[1:], "sandbox.url=http://127.0.0.1:1"], None).config.sandbox.url is not None
+
+
+def test_where_a_run_lies_is_not_for_the_run_to_say(run, tmp_path):
+    sent = run(f"runs_dir={tmp_path / 'elsewhere'}", "run=another", "resume=never")
+    composed = compose_training([f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"], None)
+    assert (composed.config.runs_dir, composed.config.run) == (str(sent.parent), sent.name)
+
+
+def test_the_resume_command_says_what_it_takes(tmp_path):
+    assert resume_command("first", "runs", configure()) == "turnwise train run=first resume=auto"
+    assert resume_command("first", "runs", configure("rollout.tools=['a:b']")).endswith("resume=auto --trust-run")
 
 
 def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):

@@ -29,17 +29,19 @@ _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
     """The config of `turnwise train`. A run that goes on has its own; only what is given anew differs.
 
-    What it would have us import or reach has to be given anew too, unless the run is `trusted`.
+    Plug-ins, addresses and the like that only the run names are refused unless it is `trusted`. Where the run lies is
+    never the run's to say.
     """
     given = compose(overrides, config_file)
     recorded = _folder(given.config) / CONFIG if _asks_to_resume(given.config) else None
     if recorded is None or not recorded.is_file():
         return given
-    directory = RunDir.open(recorded.parent)
+    directory = RunDir(recorded.parent)
     check_run(directory, trusted=trusted)
     composed = compose(overrides, config_file, recorded=recorded)
-    check_trust(directory, composed.config, given.config, trusted=trusted)
-    return composed
+    config = replace(composed.config, **{key: getattr(given.config, key) for key in _WHERE})
+    check_trust(directory, config, given.config, trusted=trusted)
+    return replace(composed, config=config)
 
 
 def resume_command(name: str, config: Config) -> str:
