@@ -175,20 +175,20 @@ def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, c
         assert main(asked) == 2
         assert "--trust-run" in capsys.readouterr().err and not mark.exists() and sorted(sent.rglob("*")) == before
     with pytest.raises(ConfigError, match="--trust-run"):
-        compose_training(asked[1:], None)
+        compose_training(asked[1:], None, trusted=False)
     assert compose_training(asked[1:], None, trusted=True).config.sandbox.url == "http://127.0.0.1:1"
-    assert compose_training([*asked[1:], "sandbox.url=http://127.0.0.1:1"], None).config.sandbox.url is not None
+    assert compose_training([*asked[1:], "sandbox.url=http://127.0.0.1:1"], None, trusted=False).config.sandbox.url is not None
 
 
 def test_where_a_run_lies_is_not_for_the_run_to_say(run, tmp_path):
     sent = run(f"runs_dir={tmp_path / 'elsewhere'}", "run=another", "resume=never")
-    composed = compose_training([f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"], None)
+    composed = compose_training([f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"], None, trusted=False)
     assert (composed.config.runs_dir, composed.config.run) == (str(sent.parent), sent.name)
 
 
 def test_the_resume_command_says_what_it_takes(tmp_path):
-    assert resume_command("first", "runs", configure()) == "turnwise train run=first resume=auto"
-    assert resume_command("first", "runs", configure("rollout.tools=['a:b']")).endswith("resume=auto --trust-run")
+    assert resume_command("first", configure()) == "turnwise train run=first resume=auto"
+    assert resume_command("first", configure("rollout.tools=['a:b']")).endswith("resume=auto --trust-run")
 
 
 def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
@@ -218,6 +218,7 @@ VALUES = {
     "tracking.to": "=[wandb]", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
+    "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
 }  # fmt: skip
 
 
