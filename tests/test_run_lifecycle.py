@@ -310,7 +310,14 @@ def test_a_second_process_in_a_run_is_refused_and_the_first_goes_on(
 
 # --- signals ------------------------------------------------------------------------------------------------------
 
-SLOW = "async def slow(trajectory):\n    import asyncio, pathlib\n    pathlib.Path('reached').touch()\n    await asyncio.sleep(600)\n"
+SLOW = (
+    "import asyncio, pathlib\n"
+    "async def slow(trajectory):\n"
+    "    if pathlib.Path('runs/r').exists() or pathlib.Path('r').exists():\n"  # not when it is tried out
+    "        pathlib.Path('reached').touch()\n"
+    "        await asyncio.sleep(600)\n"
+    "    return 0.0\n"
+)
 SLOW_IMPORT = "import pathlib, time\npathlib.Path('reached').touch()\ntime.sleep(600)\n"
 
 
@@ -338,7 +345,7 @@ SLOW_WORKER = (
     "import os, pathlib, time\n"
     "first = pathlib.Path('first')\n"
     "first.exists() or first.write_text(str(os.getpid()))\n"
-    "if first.read_text() != str(os.getpid()):\n"  # a worker of the pool
+    "if first.read_text() != str(os.getpid()) and pathlib.Path('runs/r').exists():\n"  # a worker, not when tried out
     "    pathlib.Path('reached').touch()\n"
     "    time.sleep(600)\n"
     "def score(trajectory):\n    return 1.0\n"

@@ -177,7 +177,10 @@ def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, c
     with pytest.raises(ConfigError, match="--trust-run"):
         compose_training(asked[1:], None, trusted=False)
     assert compose_training(asked[1:], None, trusted=True).config.sandbox.url == "http://127.0.0.1:1"
-    assert compose_training([*asked[1:], "sandbox.url=http://127.0.0.1:1"], None, trusted=False).config.sandbox.url is not None
+    assert (
+        compose_training([*asked[1:], "sandbox.url=http://127.0.0.1:1"], None, trusted=False).config.sandbox.url
+        is not None
+    )
 
 
 def test_where_a_run_lies_is_not_for_the_run_to_say(run, tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -61,7 +62,7 @@ def evaluate(
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
     config = prepared.config
-    await refuse_faults(prepared)
+    await refuse_faults(prepared, say=partial(console.print, markup=False, highlight=False, soft_wrap=True))
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     with holding(run.path, "eval", lambda text: _note(run, console, text)):
         run.write_text(CONFIG, to_yaml(config))

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from rich.console import Console
 
@@ -43,8 +44,9 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
     """The run from its first evaluation to its last."""
     config = prepared.config
-    await refuse_faults(prepared, heldout)
-    with open_run(config, lambda text: console.print(text, markup=False, soft_wrap=True)) as (directory, resuming):
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    await refuse_faults(prepared, heldout, say=say)
+    with open_run(config, say) as (directory, resuming):
         run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
         if run.is_over():
             return run.report(f"already finished: {run.reason}")

@@ -25,8 +25,6 @@ class Finding:
     text: str
     kind: type[TurnwiseError] = TurnwiseError
     """What is raised when it is an error that nobody reads in a report."""
-    may_pass: bool = False
-    """A run goes on with it and counts such failures: rollout.max_failures and scoring.max_failures say how many."""
 
 
 @dataclass(slots=True)
@@ -46,9 +44,9 @@ class Report:
         """No check ended in an error."""
         return not self.errors
 
-    def add(self, check: str, outcome: Outcome, text: str, *, may_pass: bool = False) -> None:
+    def add(self, check: str, outcome: Outcome, text: str) -> None:
         """Note one finding; one that is there already is not noted again."""
-        finding = Finding(check, outcome, text, may_pass=may_pass)
+        finding = Finding(check, outcome, text)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -66,9 +64,8 @@ class Report:
 
     def raise_errors(self) -> None:
         """Stop a run that has no report to show: the first error, and how many more there are."""
-        errors = [finding for finding in self.errors if not finding.may_pass]
-        if not errors:
+        if not self.errors:
             return
-        first, more = errors[0], len(errors) - 1
+        first, more = self.errors[0], len(self.errors) - 1
         rest = f" (and {more} more: `turnwise check` lists them)" if more else ""
         raise first.kind(f"{first.check}: {first.text}{rest}")

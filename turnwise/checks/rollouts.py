@@ -19,6 +19,8 @@ from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajector
 SECONDS = 60.0
 """For all of it; a judge may be slow, but a person waits for the start."""
 ANSWER = "#### 0"
+LEFT_UNDONE = "scripted rollout"
+"""The check that ran out of time."""
 
 
 async def check_rollouts(prepared: Prepared, report: Report) -> None:
@@ -28,7 +30,7 @@ async def check_rollouts(prepared: Prepared, report: Report) -> None:
             for trajectory in await _play(prepared, report):
                 await _score(prepared, trajectory, report)
     except TimeoutError:
-        report.add("scripted rollout", Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
+        report.add(LEFT_UNDONE, Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
     prepared.scoring.metrics()  # what was spent on trying is not the run's
 
 
@@ -45,7 +47,7 @@ async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
             report.add(name, Outcome.ERROR, f"{type(error).__name__}: {error}")
             continue
         if trajectory.stop_reason is StopReason.FAILED:
-            report.add(name, Outcome.ERROR, trajectory.failure or "it failed", may_pass=True)
+            report.add(name, Outcome.ERROR, trajectory.failure or "it failed")
             continue
         problem = _problem(trajectory)
         turns = f"{len(trajectory.turns)} turns, {trajectory.stop_reason}"
@@ -63,7 +65,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
     except TurnwiseError as error:
         report.refuse(name, error)
     except ScoringFailed as error:
-        report.add(name, Outcome.ERROR, f"{spec} cannot score: {error}", may_pass=True)
+        report.add(name, Outcome.ERROR, f"{spec} cannot score: {error}")
     except Exception as error:  # a scorer is a stranger's code
         text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
         report.add(name, Outcome.ERROR, text)

@@ -1,25 +1,38 @@
 """The one function behind `check`, `eval` and `train`: what is wrong with data, template, tools, scorers or engine."""
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from turnwise.assemble import Prepared, open_endpoint
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
-from turnwise.checks.rollouts import check_rollouts
+from turnwise.checks.rollouts import LEFT_UNDONE, check_rollouts
 from turnwise.data.lint import faults
 from turnwise.errors import DataError
 from turnwise.rollout.openai_messages import check_image
 
 ENDPOINT_SECONDS = 5.0
+PATIENCE_SECONDS = 3.0
 
 
-async def refuse_faults(*prepared: Prepared) -> None:
-    """Stop a run before anything is written, with the words `turnwise check` would have used."""
+async def refuse_faults(*prepared: Prepared, say: Callable[[str], None]) -> None:
+    """Stop a run before anything is written, with the words `turnwise check` would have used.
+
+    `say` is told when it takes long, and what it took too long for.
+    """
     report = Report()
-    await examine(prepared, report)
+    waiting = "one scripted episode per data source is being tried out: tools, users or scorers take their time"
+    patience = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, say, waiting)
+    try:
+        await examine(prepared, report)
+    finally:
+        patience.cancel()
     report.raise_errors()
+    for finding in report.findings:
+        if finding.check == LEFT_UNDONE:
+            say(f"{finding.check}: {finding.text}")
 
 
 async def examine(every: Sequence[Prepared], report: Report) -> None:
