@@ -340,7 +340,7 @@ CODE = {
     "leaves": ("import sys; sys.exit()\n", "SystemExit"),
     "an exception of another kind": ("class Odd(BaseException): pass\nraise Odd('x')\n", "Odd: x"),
     "a generator's end": ("raise GeneratorExit\n", "GeneratorExit"),
-    "a group": ("raise ExceptionGroup('g', [ValueError(1)])\n", "ExceptionGroup"),
+    "a group": ("raise ExceptionGroup('g', [ValueError(1)])\n", "ValueError: 1"),
     "no end": ("def f(): f()\nf()\n", "RecursionError"),
     "a slip": ("def (\n", "SyntaxError"),
     "null characters": ("x = 1\0\n", "null bytes"),

@@ -80,13 +80,13 @@ def test_templates_whose_prompt_is_whole_without_being_asked_for_are_fine(tmp_pa
     ("body", "problem"),
     [
         ("raise ValueError('no such answer')", "raised ValueError: no such answer"),
-        ("return None", "returned NoneType as a score"),
-        ("return float('nan')", "returned nan as a score"),
-        ("return float('inf')", "returned inf as a score"),
-        ("return '1'", "returned str as a score"),
-        ("return [1.0]", "returned list as a score"),
+        ("return None", "returned None (NoneType) as a score"),
+        ("return float('nan')", "returned nan (float) as a score"),
+        ("return float('inf')", "returned inf (float) as a score"),
+        ("return '1'", "returned '1' (str) as a score"),
+        ("return [1.0]", "returned [1.0] (list) as a score"),
         ("return {}", "returned an empty dict"),
-        ("return {'score': None}", "returned NoneType as part 'score'"),
+        ("return {'score': None}", "returned None (NoneType) as part 'score'"),
     ],
 )
 def test_a_scorer_that_cannot_score_is_refused_everywhere(tmp_path: Path, body: str, problem: str) -> None:
@@ -114,7 +114,7 @@ def test_samples_and_scorers_of_python_callers_are_looked_at_too(tmp_path: Path)
         return "good"
 
     sample = Sample("q", (Message(Role.USER, "6*7?"),), "mine", ground_truth="42")
-    with pytest.raises(PluginError, match="returned str as a score"):
+    with pytest.raises(PluginError, match="returned 'good' .str. as a score"):
         evaluate(config, samples=[sample], scorer=broken, console=QUIET)  # type: ignore[arg-type]
 
     async def fine(trajectory: Trajectory) -> float:
@@ -137,7 +137,8 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     assert runs(tmp_path) == []
 
 
-def test_failures_that_a_run_counts_are_told_by_check_and_do_not_keep_it_from_starting(tmp_path: Path) -> None:
+def test_a_user_that_fails_at_the_start_is_refused_by_check_and_run_alike(tmp_path: Path) -> None:
+    """A run counts failures that come later; one that is there at the start is mended first."""
     (tmp_path / "moody.py").write_text(
         "from turnwise import BaseInteraction\n"
         "class Moody(BaseInteraction):\n"
@@ -146,8 +147,9 @@ def test_failures_that_a_run_counts_are_told_by_check_and_do_not_keep_it_from_st
     )
     chosen = ("eval.samples=2", f"runs_dir={tmp_path}/runs", f"rollout.interaction={tmp_path}/moody.py:Moody")
     assert "asleep" in errors(preflight(compose(chosen)))
-    config = configure(*chosen, "rollout.max_failures=1", "sampling.max_tokens=8")
-    assert evaluate(config, console=QUIET).sources[0].episodes == 2
+    with pytest.raises(TurnwiseError, match="asleep"):
+        evaluate(configure(*chosen, "rollout.max_failures=1"), console=QUIET)
+    assert not (tmp_path / "runs").exists()
 
 
 # --- what only training asks for ----------------------------------------------------------------------------------
@@ -160,7 +162,6 @@ def test_failures_that_a_run_counts_are_told_by_check_and_do_not_keep_it_from_st
         ("algorithm.overlong_tokens=5", "rollout.max_tokens, which is not set"),
         ("training.minibatches=100000", "a step has 192 episodes"),
         ("training.groups=33", "33 samples cannot be made from 32"),
-        ("learner.device=abacus", "learner.device=abacus"),
         ("learner.device=cuda:77", "learner.device=cuda:77"),
         ("data.train_files=nowhere.parquet", "nowhere.parquet"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from turnwise import waiting
 from turnwise.engines.batching import Batcher, Request
 from turnwise.engines.decoder import Decoder
+from turnwise.engines.exactness import REGIMES
 from turnwise.engines.sampler import SamplingParams
 
 
@@ -21,7 +22,7 @@ def request(name, tokens):
 
 
 def test_a_request_waits_until_it_has_a_row(decoder: Decoder, now) -> None:
-    batcher = Batcher(decoder, str, 1, 0, 0)
+    batcher = Batcher(decoder, str, REGIMES[0], 1, 0, 0)
     first, second = request("a", 3), request("b", 2)
     assert batcher.submit(first) is batcher.submit(second) is None
     now[0] = 10.0
@@ -38,7 +39,7 @@ def test_a_request_waits_until_it_has_a_row(decoder: Decoder, now) -> None:
 
 
 def test_new_weights_pause_those_that_write(decoder: Decoder, now, monkeypatch) -> None:
-    batcher = Batcher(decoder, str, 1, 0, 0)
+    batcher = Batcher(decoder, str, REGIMES[0], 1, 0, 0)
     writes, waits = request("a", 50), request("b", 2)
     batcher.submit(writes)
     batcher.step()

@@ -9,6 +9,7 @@ from turnwise.choices import Precision
 from turnwise.compose import configure
 from turnwise.engines.checkpoint_format import config_from_hf
 from turnwise.engines.decoder import Decoder
+from turnwise.engines.exactness import REGIMES
 from turnwise.engines.learner import LearnerSettings, TorchLearner
 from turnwise.engines.optimizer import OptimizerSettings
 from turnwise.errors import TurnwiseError
@@ -23,7 +24,7 @@ def learner(temperature: float = 1.0, precision: Precision | None = None) -> Tor
     small = {**SHAPE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "head_dim": 16, "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
     decoder = Decoder.fresh(config_from_hf(json.loads(json.dumps(small))), seed=0)
-    settings = LearnerSettings(OptimizerSettings(lr=1e-2), precision=precision)
+    settings = LearnerSettings(OptimizerSettings(lr=1e-2), precision=precision, regime=REGIMES[0])
     return TorchLearner(decoder, settings, temperature=temperature)
 
 

@@ -283,7 +283,7 @@ def test_a_plugin_that_fails_in_the_worker_only_is_told_at_the_start(plugin):
         async with running(ScorerSpec(f"{path}:score")):
             pass
 
-    with pytest.raises(PluginError, match="DataError: not here"):
+    with pytest.raises(PluginError, match="failed: not here"):
         asyncio.run(main())
 
 
