@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,20 @@ def test_processes_share_the_cache_and_a_killed_one_leaves_it_whole(tmp_path: Pa
     for number in range(200):
         assert cache.get(f"shared-{number}") in ("one", "two")
         assert (cache.get(f"one-{number}"), cache.get(f"two-{number}")) == ("one", "two")
+    cache.close()
+
+
+def test_processes_that_open_the_cache_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    taken = sqlite3.connect(tmp_path / FILE, isolation_level=None, check_same_thread=False)
+    taken.execute("CREATE TABLE other (key TEXT)")
+    taken.execute("BEGIN IMMEDIATE")
+    freed = threading.Timer(0.5, taken.execute, ("COMMIT",))
+    freed.start()
+    cache = ReplyCache(tmp_path)  # "database is locked" when it does not wait
+    freed.join()
+    taken.close()
+    cache.put("a", "1")
+    assert cache.get("a") == "1"
     cache.close()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,26 @@ class ReplyCache:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
-            # A log beside the file: readers and one writer at once, and no wait for the disk on each verdict.
-            self._database.execute("PRAGMA journal_mode=WAL")
+            self._keep_a_log()
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
         except (OSError, sqlite3.Error) as error:
             raise self._cannot("open", error) from error
+
+    def _keep_a_log(self) -> None:
+        """A log beside the file: readers and one writer at once, and no wait for the disk on each verdict.
+
+        SQLite does not wait for its turn here, whatever the timeout: of several processes that start at once one wins.
+        """
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def get(self, key: str) -> str | None:
         """The reply to an equal request, if there was one."""
