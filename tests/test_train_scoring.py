@@ -82,8 +82,8 @@ def test_a_judge_that_goes_away_leaves_trajectories_unscored_and_the_run_goes_on
     assert rates[-1] > 0
 
 
-def test_too_many_failures_stop_the_run_with_the_reason(tmp_path: Path) -> None:
-    nobody = "http://127.0.0.1:9/v1"
-    config = configure(*SMALL, options(nobody), f"runs_dir={tmp_path}", "run=r", "scoring.max_failures=0.1")
-    with pytest.raises(TurnwiseError, match=r"could not be scored \(scoring.max_failures=0.1\); most often"):
+def test_a_judge_that_is_not_there_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    config = configure(*SMALL, options("http://127.0.0.1:9/v1"), f"runs_dir={tmp_path}/runs", "run=r")
+    with pytest.raises(TurnwiseError, match="the judge gave no reply"):
         train(config, console=QUIET)
+    assert not (tmp_path / "runs").exists()

@@ -131,7 +131,7 @@ def test_peft_reads_the_adapter(base: Decoder, targets: tuple[str, ...], tmp_pat
     ours = learner.logprobs(part, [30], torch.arange(1, 30))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     merged = with_adapter.merge_and_unload().state_dict()
-    learner.save_policy(tmp_path / "merged")
+    learner.decoder.save(tmp_path / "merged")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).state_dict()
     assert again.keys() == merged.keys()
     for name, tensor in again.items():
