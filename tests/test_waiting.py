@@ -156,3 +156,21 @@ def test_a_slot_comes_back_whatever_happens(run):
             pytest.fail("it was cancelled while it waited")
 
     assert run(main) is False
+
+
+def test_a_wait_with_hardly_any_time_left_does_not_keep_the_loop_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left stands still meanwhile, however little it is."""
+    looks = 0
+
+    def still() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    async def run() -> None:
+        async with waiting.budget(1e-7), waiting.slot(asyncio.Semaphore(1)):
+            await asyncio.sleep(0.5)
+
+    monkeypatch.setattr(waiting, "clock", still)
+    asyncio.run(run())
+    assert looks < 100

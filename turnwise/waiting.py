@@ -9,6 +9,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 
+SOONEST = 0.05
+"""Seconds between two looks at a budget. Its rest stands still while an episode waits: a small one would be looked at
+without a pause."""
 clock: Callable[[], float] = time.monotonic
 
 
@@ -80,7 +83,7 @@ async def budget(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
         nonlocal timer
         left = limit - (clock() - start - waits.seconds())
         if left > 0:
-            timer = loop.call_later(left, look, limit)
+            timer = loop.call_later(max(left, SOONEST), look, limit)
         else:
             deadline.reschedule(loop.time())
 

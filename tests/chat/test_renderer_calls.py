@@ -208,6 +208,17 @@ def test_a_call_that_is_cut_short_or_ended_otherwise_is_never_written_twice(make
         assert check_of(talk).problem is None
 
 
+@pytest.mark.parametrize("words", [call_text(1), "<tool_call>\n</tool_call>", f"Look: {call_text(2)}"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_episode_may_end_with_calls_that_nobody_answered(make, shape, words):
+    """A budget ends it so; what the template would make of the calls, no model saw."""
+    for end in (SHAPES[shape][1], None):
+        talk = Talk(make(SHAPES[shape][0]), [Message(Role.USER, "What is it?")])
+        ask(talk, 1, SHAPES[shape][1])
+        message = talk.say(words, None if end is None else talk.renderer.tokenizer.added_ids[end])
+        assert message.tool_calls and check_of(talk).problem is None
+
+
 def test_words_that_the_template_moves_behind_the_result_end_the_episode(make):
     text = NESTED.replace("OPEN", "").replace("RESULT", PLAIN_RESULT)
     moved = text.replace(

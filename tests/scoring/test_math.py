@@ -72,6 +72,8 @@ COLUMN = r"\begin{pmatrix}1\\2\end{pmatrix}"
         (r"\begin{pmatrix} 1 & 2 \\* [ 0.3em ] 3 & 4 \end{pmatrix}", ROWS, True),
         (r"\begin{pmatrix} 1 & 2 \\ \, 3 & 4 \end{pmatrix}", ROWS, True),
         (r"\begin{pmatrix} 1 & 2 \\\ 3 & 4 \end{pmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \cr 3 & 4 \cr \end{pmatrix}", ROWS, True),
+        (r"\begin{pmatrix} 1 & 2 \cr 3 & 5 \end{pmatrix}", ROWS, False),
         (r"\left(\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right)", ROWS, True),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", ROWS, False),
         (r"\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}", ROWS, False),

@@ -170,7 +170,9 @@ class Renderer:
             if stretch.policy:
                 ended = stretch.ids[-1] in self.stop_ids
                 words = stretch.ids[:-1] if ended else stretch.ids
-                found = self._follow(walk, words, messages[: spoken[stretch.turn] + 1], tools)
+                until = spoken[stretch.turn] + 1
+                spelled = until == len(messages)  # the words of a last message are what `check` compares
+                found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
                 walk.ended(decode(stretch.ids[-1:]) if ended else "")
             else:
                 found = walk.told(decode(stretch.ids))
@@ -181,11 +183,11 @@ class Renderer:
         return None
 
     def _follow(
-        self, walk: Walk, words: list[int], messages: Sequence[Message], tools: Sequence[JsonSchema]
+        self, walk: Walk, words: list[int], messages: Sequence[Message], tools: Sequence[JsonSchema], *, spelled: bool
     ) -> str | None:
-        """Go past the last of these messages, which the policy wrote."""
+        """Go past the last of these messages, which the policy wrote; `spelled` as it did, whatever it calls."""
         decode, encode = self.tokenizer.decode, self.tokenizer.encode
-        if not self.template.is_structured(messages[-1]):
+        if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
             return walk.said(decode(encode(decode(words), after="").ids), self.template.thought.strip())
         disguise = self._disguise(messages)

@@ -25,6 +25,7 @@ _MEANT = {
     **dict.fromkeys((r"\,", r"\;", r"\:", "\\ ", "\\\n", "~", r"\quad", r"\qquad"), " "),
     **dict.fromkeys((r"\!", r"\$"), ""),
     **dict.fromkeys((r"\degree", "\u00b0"), r"^\circ"),
+    **dict.fromkeys((r"\cr", r"\tabularnewline"), "\\\\ "),
     r"\varnothing": r"\emptyset",
     "\u2212": "-",
 }
