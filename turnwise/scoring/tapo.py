@@ -28,7 +28,9 @@ class Need(enum.Enum):
     """Tools only cost: a tool turn is worth `needless`."""
 
 
-@wire("acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "red_lines", "max_crop")
+@wire(
+    "acc_weight", "format_weight", "tool_weight", "need", "view", "show_images", "needless", "red_lines", "max_crop"
+)  # fmt: skip
 async def tapo(
     trajectory: Trajectory,
     *,
