@@ -207,9 +207,34 @@ def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{"agent_name": "PLUGIN:loop"}, {"extra_info": {"index": 9, "interaction_kwargs": {"name": "PLUGIN:Judge"}}}],
+    ids=["agent", "interaction"],
+)
+def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, named, capsys):
+    """A run may be sent with a project around it, and its data lie anywhere there."""
+    path, mark = evil
+    row = {"prompt": [{"role": "user", "content": "1+1?"}], "data_source": "arithmetic",
+           "reward_model": {"ground_truth": "2"}}  # fmt: skip
+    last = json.loads(json.dumps(row | named).replace("PLUGIN", str(path)))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*([row] * 3), last])))
+    files = "data.train_files=[rows.jsonl]", "data.eval_files=[rows.jsonl]"
+    sent = run("task=null", *files)
+    asked = [f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
+    assert main(["train", *asked]) == 2
+    said = capsys.readouterr().err
+    assert "rows.jsonl, whose row 3 names" in said and "--trust-run" in said and not mark.exists()
+    assert compose_training(asked, None, trusted=True).config.data.train_files == ["rows.jsonl"]
+    assert resume_command("mine", configure("task=null", *files)).endswith("--trust-run")
+    assert compose_training([*asked, *files], None, trusted=False).config.data.train_files == ["rows.jsonl"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert compose_training(asked, None, trusted=False).config.data.train_files == ["rows.jsonl"]
+
+
 HARMLESS = {
-    "run", "runs_dir", "model.path", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
-    "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device", "tracking.to",
+    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.script", "sft.recorded", "sft.out",
 }  # fmt: skip
 """Data, names of ours, and what a run that is opened does not read (`eval.` and `sft.` have no run to open)."""
@@ -218,7 +243,7 @@ NEEDED = {
     "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
 }  # fmt: skip
 VALUES = {
-    "tracking.to": "=[wandb]", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
+    "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
