@@ -2,6 +2,7 @@
 
 import enum
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from turnwise import configure
 from turnwise.cli import main
 from turnwise.compose import _knobs, to_yaml
 from turnwise.config import Config
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.scoring.judge.images import data_url
+from turnwise.scoring.red_lines import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
 from turnwise.trust import reaches
-from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
 @pytest.fixture
@@ -163,6 +166,30 @@ def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
     (sent / name).unlink()
     (sent / name).symlink_to(sent / "config.yaml")
     assert main(["show", str(sent)]) == 0
+
+
+@pytest.mark.parametrize("name", ["eval/step_000001.parquet", "status.json", "metrics.jsonl", "index.jsonl", "log.txt"])
+def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path):
+    """Whatever they make of it, the commands end."""
+    sent = run()
+    os.mkfifo(sent / name)
+    for asked in (["show"], ["rescore"], ["filter", "--out", str(tmp_path / "a.parquet")], ["report", "--out", str(tmp_path / "a.html")]):  # fmt: skip
+        assert main([asked[0], str(sent), *asked[1:]]) in (0, 2)
+
+
+def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ScoringFailed, match="no regular file"):
+        data_url(Image(str(tmp_path / "a.png")), 100)
+    with pytest.raises(ScoringFailed, match="no regular file"):
+        _size(str(tmp_path / "a.png"))
+
+
+def test_a_config_that_would_fill_the_memory_is_not_read(run, capsys):
+    sent = run()
+    os.truncate(sent / "config.yaml", 1 << 40)
+    assert main(["rescore", str(sent)]) == 2
+    assert "that is no config" in capsys.readouterr().err
 
 
 def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):
