@@ -169,10 +169,12 @@ def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["eval/step_000001.parquet", "status.json", "metrics.jsonl", "index.jsonl", "log.txt"])
-def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path):
+def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path, capsys):
     """Whatever they make of it, the commands end."""
     sent = run()
     os.mkfifo(sent / name)
+    asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
+    assert main(asked) == 2 and f"{name}, which is no file" in capsys.readouterr().err
     for asked in (["show"], ["rescore"], ["filter", "--out", str(tmp_path / "a.parquet")], ["report", "--out", str(tmp_path / "a.html")]):  # fmt: skip
         assert main([asked[0], str(sent), *asked[1:]]) in (0, 2)
 

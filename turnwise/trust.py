@@ -32,7 +32,7 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
     if trusted:
         return
     found = ["${...}, which may read the environment"] if "${" in text else []
-    _refuse(run, [*found, *(f"{link.relative_to(run.path)} -> {os.readlink(link)}" for link in _links(run.path))])
+    _refuse(run, [*found, *_links(run.path)])
 
 
 def check_trust(run: RunDir, found: Config, told: Config, *, trusted: bool, section: str = "") -> None:
@@ -145,12 +145,16 @@ def _lies_in(name: str, place: Path) -> bool:
     return "\0" in name or Path(name).expanduser().resolve().is_relative_to(place.resolve())
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Links that lead out of a run: what is written to it would be written there."""
+def _links(folder: Path) -> Iterator[str]:
+    """Links that lead out of a run, where what is written to it would be written; and pipes, which would hold us."""
     for place in (folder, *(entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.is_symlink())):
         for entry in sorted(place.iterdir()):
-            if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
-                yield entry
+            name = entry.relative_to(folder)
+            if entry.is_symlink():
+                if not entry.resolve().is_relative_to(folder.resolve()):
+                    yield f"{name} -> {os.readlink(entry)}"
+            elif not entry.is_file() and not entry.is_dir():
+                yield f"{name}, which is no file"
 
 
 def _refuse(run: RunDir, found: list[str]) -> None:
