@@ -2,6 +2,7 @@
 
 import enum
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from turnwise import configure
 from turnwise.cli import main
 from turnwise.compose import _knobs, to_yaml
 from turnwise.config import Config
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.scoring.judge.images import data_url
+from turnwise.scoring.red_lines import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
 from turnwise.trust import reaches
-from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
 @pytest.fixture
@@ -165,6 +168,32 @@ def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
     assert main(["show", str(sent)]) == 0
 
 
+@pytest.mark.parametrize("name", ["eval/step_000001.parquet", "status.json", "metrics.jsonl", "index.jsonl", "log.txt"])
+def test_a_pipe_in_a_run_is_not_waited_for(run, name, tmp_path, capsys):
+    """Whatever they make of it, the commands end."""
+    sent = run()
+    os.mkfifo(sent / name)
+    asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
+    assert main(asked) == 2 and f"{name}, which is no file" in capsys.readouterr().err
+    for asked in (["show"], ["rescore"], ["filter", "--out", str(tmp_path / "a.parquet")], ["report", "--out", str(tmp_path / "a.html")]):  # fmt: skip
+        assert main([asked[0], str(sent), *asked[1:]]) in (0, 2)
+
+
+def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(ScoringFailed, match="no regular file"):
+        data_url(Image(str(tmp_path / "a.png")), 100)
+    with pytest.raises(ScoringFailed, match="no regular file"):
+        _size(str(tmp_path / "a.png"))
+
+
+def test_a_config_that_would_fill_the_memory_is_not_read(run, capsys):
+    sent = run()
+    os.truncate(sent / "config.yaml", 1 << 40)
+    assert main(["rescore", str(sent)]) == 2
+    assert "that is no config" in capsys.readouterr().err
+
+
 def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):
     path, mark = evil
     for overrides in ([f"rollout.tools=['{path}:score']"], [f"task='{path}:score'"], [f"rollout.agent='{path}:score'"],
@@ -207,9 +236,34 @@ def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{"agent_name": "PLUGIN:loop"}, {"extra_info": {"index": 9, "interaction_kwargs": {"name": "PLUGIN:Judge"}}}],
+    ids=["agent", "interaction"],
+)
+def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, named, capsys):
+    """A run may be sent with a project around it, and its data lie anywhere there."""
+    path, mark = evil
+    row = {"prompt": [{"role": "user", "content": "1+1?"}], "data_source": "arithmetic",
+           "reward_model": {"ground_truth": "2"}}  # fmt: skip
+    last = json.loads(json.dumps(row | named).replace("PLUGIN", str(path)))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*([row] * 3), last])))
+    files = "data.train_files=[rows.jsonl]", "data.eval_files=[rows.jsonl]"
+    sent = run("task=null", *files)
+    asked = [f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
+    assert main(["train", *asked]) == 2
+    said = capsys.readouterr().err
+    assert "rows.jsonl, whose row 3 names" in said and "--trust-run" in said and not mark.exists()
+    assert compose_training(asked, None, trusted=True).config.data.train_files == ["rows.jsonl"]
+    assert resume_command("mine", configure("task=null", *files)).endswith("--trust-run")
+    assert compose_training([*asked, *files], None, trusted=False).config.data.train_files == ["rows.jsonl"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert compose_training(asked, None, trusted=False).config.data.train_files == ["rows.jsonl"]
+
+
 HARMLESS = {
-    "run", "runs_dir", "model.path", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
-    "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device", "tracking.to",
+    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.script", "sft.recorded", "sft.out",
 }  # fmt: skip
 """Data, names of ours, and what a run that is opened does not read (`eval.` and `sft.` have no run to open)."""
@@ -218,7 +272,7 @@ NEEDED = {
     "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
 }  # fmt: skip
 VALUES = {
-    "tracking.to": "=[wandb]", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
+    "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",

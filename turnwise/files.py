@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,12 @@ def check_folder(path: Path, key: str) -> None:
         raise StorageError(f"{key}={path}: {there} is not a folder") from error
     except (OSError, ValueError) as error:
         raise StorageError(f"{key}={path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def check_regular(path: Path) -> None:
+    """OSError for what is there and is no file: opening a pipe that somebody left in a run would wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(None, "it is no regular file")
 
 
 def cannot(verb: str, path: Path, error: OSError) -> StorageError:

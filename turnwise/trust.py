@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.choices import EngineName, SandboxLevel, ScoringRun
-from turnwise.config import Config, EngineConfig, SandboxConfig, ScoringConfig
-from turnwise.errors import ConfigError
+from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
+from turnwise.config import Config, DataConfig, EngineConfig, SandboxConfig, ScoringConfig
+from turnwise.data.rows import read_rows
+from turnwise.data.samples import to_sample
+from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.scorer import BUILTIN
 from turnwise.scoring.wire import wire_options
 from turnwise.storage.run_dir import CONFIG, RunDir
@@ -20,6 +22,8 @@ from turnwise.web.configs import read_config
 FLAG = "--trust-run"
 SHOWN = 6
 LONGEST = 100
+_TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
+"""The others send numbers to an account or an address that the environment names."""
 
 
 def check_run(run: RunDir, *, trusted: bool) -> None:
@@ -28,7 +32,7 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
     if trusted:
         return
     found = ["${...}, which may read the environment"] if "${" in text else []
-    _refuse(run, [*found, *(f"{link.relative_to(run.path)} -> {os.readlink(link)}" for link in _links(run.path))])
+    _refuse(run, [*found, *_links(run.path)])
 
 
 def check_trust(run: RunDir, found: Config, told: Config, *, trusted: bool, section: str = "") -> None:
@@ -36,13 +40,22 @@ def check_trust(run: RunDir, found: Config, told: Config, *, trusted: bool, sect
     if trusted:
         return
     known = set(reaches(told, run.path.parent))
-    _refuse(run, [one for one in reaches(found, run.path.parent) if one not in known and one.startswith(section)])
+    new = [one for one in reaches(found, run.path.parent) if one not in known]
+    _refuse(run, [one for one in (*new, *_plugins_of_rows(found.data, told.data)) if one.startswith(section)])
+
+
+def needs_trust(config: Config, place: Path) -> bool:
+    """Whether a run with this config, in the folder `place`, goes on only when it is trusted."""
+    try:
+        return bool(reaches(config, place)) or any(_plugins_of_rows(config.data, DataConfig()))
+    except DataError:  # a file that has changed since: nobody knows what it names now
+        return True
 
 
 def reaches(config: Config, place: Path) -> list[str]:
     """`key=value` of all that leads to code, addresses, the environment or out of the sandbox.
 
-    Rows may name plug-ins too: files of them count where they came with the run, in the folder `place`.
+    Files of rows count where they came with the run, in the folder `place`.
     """
     return [
         f"{key}={value}" for key, value in (*_rollout(config, place), *_services(config), *_scoring(config.scoring))
@@ -67,8 +80,25 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
         yield from ((key, name) for name in files if _lies_in(name, place))
 
 
+def _plugins_of_rows(found: DataConfig, told: DataConfig) -> Iterator[str]:
+    """Rows may name plug-ins too, wherever their file lies: of each that only the run names, the first that does."""
+    for key in ("train_files", "eval_files"):
+        for name in getattr(found, key):
+            if name in getattr(told, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
+                continue
+            for row in read_rows(name):
+                sample = to_sample(row, prompt_key=found.prompt_key)
+                names = (sample.agent, sample.interaction and sample.interaction.name)
+                if plugin := next((one for one in names if one and _is_plugin(one)), None):
+                    yield f"data.{key}={name}, whose row {row.number} names {plugin}"
+                    break
+
+
 def _services(config: Config) -> Iterator[tuple[str, Any]]:
     engine, sandbox = config.engine, config.sandbox
+    if _is_on_the_hub(config.model.path):
+        yield "model.path", config.model.path
+    yield from (("tracking.to", name) for name in config.tracking.to if name not in _TRACKERS_HERE)
     if engine.name is EngineName.openai:
         yield "engine.base_url", engine.base_url
         yield from _unusual("engine.api_key_env", engine.api_key_env, EngineConfig.api_key_env)
@@ -106,16 +136,25 @@ def _is_plugin(name: str) -> bool:
     return ":" in name or "." in name
 
 
+def _is_on_the_hub(path: str) -> bool:
+    """Whether a model would be downloaded: OWNER/NAME that is no folder here."""
+    return path.count("/") == 1 and path[0] not in "/~." and "\0" not in path and not Path(path).is_dir()
+
+
 def _lies_in(name: str, place: Path) -> bool:
     return "\0" in name or Path(name).expanduser().resolve().is_relative_to(place.resolve())
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Links that lead out of a run: what is written to it would be written there."""
+def _links(folder: Path) -> Iterator[str]:
+    """Links that lead out of a run, where what is written to it would be written; and pipes, which would hold us."""
     for place in (folder, *(entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.is_symlink())):
         for entry in sorted(place.iterdir()):
-            if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
-                yield entry
+            name = entry.relative_to(folder)
+            if entry.is_symlink():
+                if not entry.resolve().is_relative_to(folder.resolve()):
+                    yield f"{name} -> {os.readlink(entry)}"
+            elif not entry.is_file() and not entry.is_dir():
+                yield f"{name}, which is no file"
 
 
 def _refuse(run: RunDir, found: list[str]) -> None:

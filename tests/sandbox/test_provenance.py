@@ -95,6 +95,9 @@ LIES = {
     "no area": "pretend(img0.crop((30, 30, 130, 130)), (30, 30, 30, 130))",
     "turned inside out": "pretend(img0.crop((30, 30, 130, 130)), (130, 130, 30, 30))",
     "no frame of this world": "pretend(img0, (0, 0, 320, 240), frame=[-9e8, -9e8, 9e8, 9e8])",
+    "black in a frame that makes the source a speck": "pretend(Image.new('RGB', (100, 75)), (0, 0, 320, 240), frame=[-9e6, -9e6, 9e6, 9e6])",
+    "a drawing in a frame of black": "a = Image.new('RGB', (140, 50)); ImageDraw.Draw(a).rectangle((0, 0, 106, 49), fill='white'); "
+    "pretend(a, (200, 0, 320, 50), frame=[200, 0, 357, 50])",
     "an image that was not given": "pretend(img0.crop((30, 30, 130, 130)), (30, 30, 130, 130), source='other.png')",
     "no image": "pretend(img0.crop((30, 30, 130, 130)), (30, 30, 130, 130), source='broken.png')",
     "a turn that is no rectangle": "show(img0.rotate(30))",

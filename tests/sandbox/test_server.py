@@ -15,7 +15,7 @@ import uvicorn
 from turnwise.errors import ConfigError
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.sandbox.server import ServerSettings, make_app, serve
+from turnwise.sandbox.server import HELD, ServerSettings, make_app, serve
 
 TOKEN = "a-token-for-tests"
 JSON = {"Content-Type": "application/json"}
@@ -360,6 +360,17 @@ def test_sessions_expire_and_are_counted_but_not_while_they_run():
         while client.post("/sessions", json={}).status_code == 429 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert client.post(f"/sessions/{other}/run", json={"code": "1"}).status_code == 404
+
+
+def test_images_of_open_sessions_do_not_fill_the_memory():
+    with serving(ServerSettings(pool=POOL, body=1000), token=None) as client:
+        image = {"name": "a", "data": base64.b64encode(bytes(600)).decode()}
+        answers = [client.post("/sessions", json={"images": [image]}) for _ in range(30)]
+        opened = [answer.json()["id"] for answer in answers if answer.status_code == 200]
+        assert len(opened) == HELD * 1000 // 600 and {answer.status_code for answer in answers} == {200, 429}
+        assert client.post("/sessions", json={}).status_code == 200
+        client.delete(f"/sessions/{opened[0]}")
+        assert client.post("/sessions", json={"images": [image]}).status_code == 200
 
 
 def test_too_many_calls_are_turned_away_and_then_served_again():

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -30,6 +31,7 @@ reward_server = importlib.import_module("turnwise.scoring.server")
 
 TOKEN = "a-token-for-tests"
 JSON = {"Content-Type": "application/json"}
+VIEWS = ("evidence_only", "full_trace")
 
 
 def episode(truth: str = "18") -> Trajectory:
@@ -321,6 +323,31 @@ def test_a_judge_is_shown_no_file_of_the_server_and_says_that_it_was_not(tmp_pat
     (answer,) = ask(body(scorer="judge", trajectory=row, options={"show_images": True}), **settings)
     told = answer.json()["error"]
     assert told["name"] == "ScoringFailed" and "does not open/secret.png cannot be read" in told["text"]
+
+
+def test_a_path_in_the_facts_of_a_call_opens_no_file_of_the_server(tmp_path: Path):
+    """A pipe would be waited for, and a picture would be sent to the judge."""
+    row, secret, pipe = to_row(episode()), picture(tmp_path / "secret.png"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    call = {"id": "c", "name": "python", "arguments": "{}", "problem": None}
+    reply = row["prompt"][0] | {"role": "tool", "tool_call_id": "c", "text": "done, and more than a few words"}
+    rows = []
+    for path in (secret, pipe):
+        info = json.dumps({"images": [{"data": str(path), "source": None, "size": [8, 6]}]})
+        record = {"call": call, "status": "ok", "seconds": 0.0, "truncated": False, "score": None, "info": info}
+        spoken = row["turns"][0]["message"] | {"tool_calls": [call]}
+        rows.append(row | {"turns": [row["turns"][0] | {"message": spoken, "calls": [record], "replies": [reply]}]})
+    settings = {"options": {"tapo": {"judge_options": {"base_urls": ["http://127.0.0.1:1/v1"], "retries": 0}}}}
+    bodies = [body(scorer="tapo", trajectory=one, options={"view": view}) for one in rows for view in VIEWS]
+    for answer in ask(*bodies, **settings):
+        told = answer.json()["error"]
+        assert told["name"] == "ScoringFailed" and "no file is opened" in told["text"]
+
+
+def test_long_options_are_refused_because_their_scorers_are_kept():
+    long = body(scorer="gsm8k", options={"wrong": "x" * reward_server.LONGEST_OPTIONS})
+    answer, served = ask(long, body())
+    assert answer.status_code == 422 and "options" in answer.text and served.json()["reward"] == 1.0
 
 
 def test_deep_options_are_refused_and_not_an_error_of_the_server():

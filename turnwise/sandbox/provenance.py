@@ -26,6 +26,8 @@ TOLERANCE = 8.0
 """The most that a flat part's brightness may differ on average, of 255."""
 SIDES = 1.0
 """Pixels of the source by which the box may differ from the frame it was cut from: boxes are rounded."""
+LEAST_SHARE = 0.25
+"""Of the image that must be the source: a frame a thousand times its size would make it a dark speck on black."""
 MOST_PIXELS = 100_000_000
 """Of a source; a larger one is not decoded."""
 
@@ -72,7 +74,9 @@ def _shows(picture: Picture, claim: Provenance, source: Image.Image) -> bool:
     if frame is None or claim.box is None:
         return False
     part = _inside(frame, source.size)
-    if part is None or max(abs(a - b) for a, b in zip(part, claim.box, strict=True)) > SIDES:
+    if part is None or _area(part) < LEAST_SHARE * _area(frame):
+        return False
+    if max(abs(a - b) for a, b in zip(part, claim.box, strict=True)) > SIDES:
         return False
     shown = _grey(Image.frombytes(picture.mode, picture.size, picture.pixels))
     return any(_alike(turned, source, frame, part) for turned in _turns(shown))
@@ -83,6 +87,10 @@ def _inside(frame: Box, size: tuple[int, int]) -> Box | None:
     left, upper = max(frame[0], 0.0), max(frame[1], 0.0)
     right, lower = min(frame[2], float(size[0])), min(frame[3], float(size[1]))
     return (left, upper, right, lower) if left < right and upper < lower else None
+
+
+def _area(box: Box) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 def _turns(image: Image.Image) -> Iterator[Image.Image]:
@@ -101,7 +109,9 @@ def _alike(shown: Image.Image, source: Image.Image, frame: Box, part: Box) -> bo
     for filter_ in (Image.Resampling.BOX, Image.Resampling.NEAREST):  # smooth, or as code may have picked pixels
         expected = Image.new("F", grid)
         expected.paste(source.resize((width, height), filter_, box=part), (place[0], place[1]))
-        if _same(seen, _array(expected)):
+        wanted = _array(expected)
+        here = slice(place[1], place[1] + height), slice(place[0], place[0] + width)
+        if _same(seen, wanted) and _same(seen[here], wanted[here]):  # the black around it alone proves nothing
             return True
     return False
 

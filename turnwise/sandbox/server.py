@@ -33,6 +33,8 @@ from turnwise.sandbox.session import LocalSession
 from turnwise.serving import RETRY_SECONDS, Gate, Intake, check_binding, serve_app
 
 LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
+HELD = 16
+"""Requests of the largest size whose images open sessions may hold together; they are in memory until they close."""
 OUTPUT = 100_000
 """Of a server's sessions: graders compare whole outputs, which the usual limit would cut."""
 
@@ -164,6 +166,8 @@ class _Entry:
     session: LocalSession
     last: float
     """When it was used."""
+    size: int
+    """Bytes of its images."""
     running: int = 0
 
 
@@ -180,12 +184,16 @@ class _Sessions:
             text = f"{self._settings.sessions} sessions are open, as many as this server takes"
             raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
         images = [one.image() for one in request.images]
+        size = sum(len(image.data) for image in images)
+        if size and size + sum(entry.size for entry in self._entries.values()) > HELD * self._settings.body:
+            text = "open sessions hold as many images as this server takes"
+            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
         try:
             session = self._pool.session(seed=request.seed, images=images, stateless=request.stateless)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
         number = secrets.token_urlsafe(24)
-        self._entries[number] = _Entry(session, time.monotonic())
+        self._entries[number] = _Entry(session, time.monotonic(), size)
         return number
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, unknown
+from turnwise.files import check_regular
 from turnwise.storage.conduct import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
@@ -172,7 +173,10 @@ def _size(source: str) -> tuple[int, int]:
         raise ConfigError("red lines for crops need Pillow, which is not installed") from error
     try:
         head, _, data = source.partition(",")
-        place = io.BytesIO(base64.b64decode(data)) if head.startswith("data:") else Path(source)
+        is_data = head.startswith("data:")
+        if not is_data:
+            check_regular(Path(source))
+        place = io.BytesIO(base64.b64decode(data)) if is_data else Path(source)
         with Image.open(place) as image:
             return image.size
     except (OSError, UnidentifiedImageError, binascii.Error) as error:

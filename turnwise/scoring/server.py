@@ -27,6 +27,8 @@ from turnwise.serving import Gate, Intake, check_binding, serve_app
 from turnwise.storage.trajectory_rows import from_row
 from turnwise.types import Trajectory
 
+LONGEST_OPTIONS = 100_000
+"""Characters of a request's options as JSON: the scorers made with them are kept."""
 UNOPENED = "/dev/null/an image of a client, which this server does not open"
 """The folder of images that clients name and nobody here shall open: no file can lie in it."""
 
@@ -162,7 +164,8 @@ def _read(body: bytes, images: Path | None) -> tuple[RewardRequest, Trajectory]:
     """The request and its trajectory. json reads what a row may hold and strict JSON not: NaN, lone surrogates."""
     try:
         asked = RewardRequest.model_validate(json.loads(body))
-        json.dumps(asked.options, sort_keys=True)  # nested too deeply, that is
+        if len(json.dumps(asked.options, sort_keys=True)) > LONGEST_OPTIONS:  # or nested too deeply
+            raise HTTPException(422, f"options: at most {LONGEST_OPTIONS} characters")
         _close_images(asked.trajectory, images)
         return asked, from_row(asked.trajectory)
     except ValidationError as error:

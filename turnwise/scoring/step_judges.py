@@ -185,6 +185,10 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
             noted = [image for image in images_in(record) if isinstance(image.get("data"), str)]
             moved = [image["file"] for image in images_in(record) if isinstance(image.get("file"), str)]
             reply = replies.get(record.call.id)
+            if any(not image["data"].startswith("data:") for image in noted):  # a path here is a stranger's
+                raise ScoringFailed(
+                    f"an image noted with turn {turn.index} is no data URL, and no file is opened for it"
+                )
             if noted:
                 yield from (Image(image["data"]) for image in noted)
             elif reply is not None and not isinstance(reply.content, str):

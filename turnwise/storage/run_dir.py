@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ConfigError, StorageError, nearest
-from turnwise.files import cannot, replacing
+from turnwise.files import cannot, check_regular, replacing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -153,6 +153,7 @@ class RunDir:
         """A file's content; StorageError when it is missing."""
         path = self.path / name
         try:
+            check_regular(path)
             return path.read_bytes()
         except OSError as error:
             raise cannot("read", path, error) from error

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from turnwise.errors import StorageError
-from turnwise.files import cannot, replacing
+from turnwise.files import cannot, check_regular, replacing
 from turnwise.storage.trajectory_rows import LEARNED, SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 
@@ -92,6 +92,7 @@ def _texts(message: Row) -> list[str]:
 def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
     """A trajectory file of this version; what goes wrong with it is a StorageError that names it."""
     try:
+        check_regular(path)
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check_schema(path, file.schema_arrow)
             yield file

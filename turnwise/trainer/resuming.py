@@ -14,7 +14,7 @@ from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK, holding
 from turnwise.storage.run_dir import CONFIG, RunDir, check_name
-from turnwise.trust import FLAG, check_run, check_trust, reaches
+from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
     "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
@@ -47,7 +47,7 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 def resume_command(name: str, config: Config) -> str:
     """What goes on with a run that was made here; its config it has itself."""
     place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
-    trust = [FLAG] if reaches(config, Path.cwd() / config.runs_dir) else []
+    trust = [FLAG] if needs_trust(config, Path.cwd() / config.runs_dir) else []
     return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto", *trust])
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from turnwise.files import cannot
+from turnwise.files import cannot, check_regular
 from turnwise.storage.run_dir import METRICS, RunDir
 
 REWARD, ACCURACY = "critic/score/mean", "val/accuracy"
@@ -132,6 +132,7 @@ def _reported(run: RunDir) -> float | None:
 
 def _bytes(path: Path) -> bytes:
     try:
+        check_regular(path)
         return path.read_bytes()
     except OSError as error:
         raise cannot("read", path, error) from error

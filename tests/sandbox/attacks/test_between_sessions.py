@@ -174,8 +174,16 @@ SHARED = {
     "103 priority of others": "os.setpriority(os.PRIO_USER, 0, 5); return 'set'",
     "103 ioprio": "return 1 + syscall('ioprio_set', 1, 0, 0)",
     "103 which pages are in memory": "return syscall('preadv2', os.open(os.__file__, os.O_RDONLY), 0, 0, 0, 0, 8)",
+    "103 which pages of a mapping are in memory": "return 1 + syscall('mincore', 0, 0, bytes(1))",
     "103 name_to_handle_at": "return syscall('name_to_handle_at', -100, b'/', ctypes.create_string_buffer(136), ctypes.create_string_buffer(8), 0)",
 }
+
+
+def test_no_session_evicts_pages_that_all_share(arena):
+    """103: the advice is taken and not followed, or it would fail where nothing is mapped."""
+    body = "libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int\n"
+    found = arena.run(body + "[libc.madvise(4096, 4096, advice) for advice in (20, 21, 4)]")  # COLD, PAGEOUT, DONTNEED
+    assert found.value == "[0, 0, -1]", found
 
 
 FUTEX = """

@@ -18,7 +18,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 ALLOWED = _words("""
 read write close open openat stat fstat lstat newfstatat statx poll ppoll lseek mmap mprotect munmap brk mremap
-msync mincore madvise rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
+msync rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend
 sigaltstack restart_syscall pread64 pwrite64 readv writev preadv pwritev access faccessat
 faccessat2 pipe pipe2 select pselect6 sched_yield dup dup2 dup3 pause nanosleep clock_nanosleep getitimer setitimer
 alarm getpid gettid getppid getpgrp getpgid getsid sendfile recvfrom recvmsg shutdown
@@ -41,13 +41,13 @@ fsetxattr removexattr lremovexattr fremovexattr fadvise64
 The last is advice, and would drop files that all share from the page cache.
 """
 ABSENT = _words("""
-clone3 openat2 flock futex_waitv preadv2 pwritev2
+clone3 openat2 flock futex_waitv preadv2 pwritev2 mincore
 """)
 """Answered as by a kernel without them, so that libraries take the older call, whose arguments a filter can see.
 
 `flock` works on any open file, those of Python's installation too, which all sessions and the host share: it would be a
-signal between sessions and could make the host wait. Libraries that lock know systems without it. `preadv2` tells
-whether a page of such a file is in memory.
+signal between sessions and could make the host wait. Libraries that lock know systems without it. `preadv2` and
+`mincore` tell whether a page of such a file is in memory.
 """
 
 _ALLOW = 0x7FFF0000
@@ -144,6 +144,8 @@ def _control_file() -> Block:
 
 
 _TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+_EVICTIONS = (20, 21)
+"""COLD, PAGEOUT: of a file's pages, which all share."""
 _NAMES = (15, 16, 0x53564D41)
 _PLAIN_OPTIONS = (2, 7, 8, 9, 13, 18, 19, 20, 21)
 """REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, LINGER, RCVLOWAT, SNDLOWAT, RCVTIMEO, SNDTIMEO. Others give a socket a program
@@ -158,6 +160,7 @@ CHECKED: dict[str, Callable[[], Block]] = {
     "tgkill": lambda: _one_of(0, (OWN_PID,), _give(_ALLOW), _DENY),
     "fcntl": _control_file,
     "futex": _own_futex,
+    "madvise": lambda: _one_of(2, _EVICTIONS, _give(_ERRNO | 0), _give(_ALLOW)),  # as fadvise64
     "ioctl": lambda: _one_of(1, _TERMINAL_QUESTIONS, _give(_ALLOW), _give(_ERRNO | errno.ENOTTY)),
     "prctl": lambda: _one_of(0, _NAMES, _give(_ALLOW), _DENY),
     "prlimit64": lambda: _zero(2),  # asking, not setting

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.files import check_regular
 from turnwise.types import Image
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _content(image: Image) -> bytes:
         raise DataError(f"{_name(image)}: images are not fetched; give a file or a data URL")
     try:
         if not source.startswith("data:"):
+            check_regular(Path(source))
             return Path(source).read_bytes()
         head, _, data = source.partition(",")
         return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
