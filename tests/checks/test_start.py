@@ -211,3 +211,10 @@ def test_a_template_error_keeps_its_kind(tmp_path: Path) -> None:
         evaluate(
             configure(*SMALL, f"chat.template={tmp_path}/toolless.jinja", f"runs_dir={tmp_path}/runs"), console=QUIET
         )
+
+
+def test_what_is_wrong_with_both_splits_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def nothing(trajectory):\n    return None\n")
+    told, evaluated, trained = three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:nothing")
+    assert told == evaluated == trained
+    assert told.count("returned None") == 1
