@@ -505,6 +505,20 @@ def test_commands(command: str) -> None:
     assert refused(*command.split())
 
 
+@pytest.mark.parametrize(("command", "expected"), [
+    ("evall", "turnwise: unknown command 'evall': did you mean 'eval'?"),
+    ("sandbox sreve", "turnwise sandbox: unknown action 'sreve': did you mean 'serve'?"),
+    ("show", "turnwise show: the following arguments are required: RUN ("),
+    ("rescore", "turnwise rescore: the following arguments are required: RUN ("),
+    ("board --port x", "turnwise board: argument --port: invalid int value: 'x'"),
+    ("eval --config", "turnwise eval: argument --config: expected one argument"),
+])  # fmt: skip
+def test_words_that_make_no_command(command: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(expected)
+
+
 def test_words_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nope"]) == 2
     assert capsys.readouterr().err == "turnwise: unknown argument '--nope': valid: --help, --version, -h.\n"
