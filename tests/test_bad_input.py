@@ -233,7 +233,9 @@ def test_files_that_are_none() -> None:
 
 def test_words_mean_the_same_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("\ufeffrun: no\nboard: yes\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: {y: 2020-01-01}}}\n")
+    file.write_text(
+        "\ufeffrun: no\nboard: yes\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: {y: 2020-01-01}}}\n"
+    )
     config = compose([], file).config
     assert (config.run, config.board, config.seed, config.learner.lr) == ("no", True, 10, 1e-5)
     assert config == configure("run=no", "board=yes", "seed=010", "learner.lr=1e-5", "scoring.options.x.y='2020-01-01'")
