@@ -218,3 +218,9 @@ def test_what_is_wrong_with_both_splits_is_said_once(tmp_path: Path) -> None:
     told, evaluated, trained = three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:nothing")
     assert told == evaluated == trained
     assert told.count("returned None") == 1
+
+
+def test_a_scorer_that_changes_the_record_is_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def tidy(trajectory):\n    trajectory.messages.clear()\n    return 1.0\n")
+    for words in three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:tidy"):
+        assert "mine.py:tidy changes the messages, turns or tokens" in words
