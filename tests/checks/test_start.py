@@ -224,3 +224,17 @@ def test_a_scorer_that_changes_the_record_is_refused_everywhere(tmp_path: Path) 
     (tmp_path / "mine.py").write_text("def tidy(trajectory):\n    trajectory.messages.clear()\n    return 1.0\n")
     for words in three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:tidy"):
         assert "mine.py:tidy changes the messages, turns or tokens" in words
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("return None", "never called chat.generate()"),
+        ("raise SystemExit(3)", "mine.py:loop: SystemExit: 3"),
+        ("raise ValueError('no')", "mine.py:loop: ValueError: no"),
+    ],
+)
+def test_a_loop_that_cannot_play_is_refused_everywhere(tmp_path: Path, body: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(f"async def loop(chat):\n    {body}\n")
+    for words in three_ways(tmp_path, f"rollout.agent={tmp_path}/mine.py:loop"):
+        assert problem in words

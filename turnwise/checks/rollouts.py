@@ -79,6 +79,8 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
 
 
 def _problem(trajectory: Trajectory) -> str | None:
+    if not trajectory.turns:
+        return "the agent loop ended before the policy said anything: it never called chat.generate()"
     policy = sum(origin is Origin.POLICY for ledger in trajectory.segments for origin in ledger.origins)
     if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.turns):
         return f"the ledger holds {policy} policy tokens, the turns another number"
