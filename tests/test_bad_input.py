@@ -125,6 +125,20 @@ def write(**files: str | bytes) -> None:
         ("rollout.tools=[null]", "rollout.tools"),
         ("rollout.tools=null", "rollout.tools"),
         ("data.eval_files={a: b}", "data.eval_files"),
+        ("sampling.max_tokens=null", "sampling.max_tokens must be a whole number, not null"),
+        ("eval.samples=x", "eval.samples must be a whole number, not 'x'"),
+        ("sampling.temperature=true", "must be a number, not 'True'"),
+        ("sampling.stop={a: b}", "sampling.stop must be a list of texts"),
+        ("sampling.stop=['']", "an empty text would end every turn"),
+        ("scoring.weights=[1]", "scoring.weights must be a mapping of names to values"),
+        ("scoring.weights.acc=x", "scoring.weights.acc must be a number, not 'x'"),
+        ("scoring.scorers.arithmetic=null", "scoring.scorers.arithmetic must be text, not null"),
+        ("scoring.options={gsm8k: 3}", "scoring.options.gsm8k must be options by name"),
+        ("scoring.options.gsm8k=null", "scoring.options.gsm8k must be options by name"),
+        ("chat.template_kwargs=3", "chat.template_kwargs must be a mapping of names to values"),
+        ("rollout.tools=[null]", "rollout.tools[0] must be text, not null"),
+        ("engine=null", "engine.name must be one of 'torch'"),
+        ("engine=scripted", "set engine.script"),
         ("algorithm.overlong_tokens=500 rollout.max_tokens=100", "at most rollout.max_tokens=100"),
     ],
 )  # fmt: skip
@@ -219,10 +233,12 @@ def test_files_that_are_none() -> None:
 
 def test_words_mean_the_same_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("\ufeffrun: no\nboard: yes\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: 2020-01-01}}\n")
+    file.write_text(
+        "\ufeffrun: no\nboard: yes\nseed: 010\nlearner: {lr: 1e-5}\nscoring: {options: {x: {y: 2020-01-01}}}\n"
+    )
     config = compose([], file).config
     assert (config.run, config.board, config.seed, config.learner.lr) == ("no", True, 10, 1e-5)
-    assert config == configure("run=no", "board=yes", "seed=010", "learner.lr=1e-5", "scoring.options.x='2020-01-01'")
+    assert config == configure("run=no", "board=yes", "seed=010", "learner.lr=1e-5", "scoring.options.x.y='2020-01-01'")
 
 
 def test_written_yaml_reads_back_whatever_the_text_looks_like() -> None:
@@ -489,6 +505,20 @@ def test_training(override: str) -> None:
 ])  # fmt: skip
 def test_commands(command: str) -> None:
     assert refused(*command.split())
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    ("evall", "turnwise: unknown command 'evall': did you mean 'eval'?"),
+    ("sandbox sreve", "turnwise sandbox: unknown action 'sreve': did you mean 'serve'?"),
+    ("show", "turnwise show: the following arguments are required: RUN ("),
+    ("rescore", "turnwise rescore: the following arguments are required: RUN ("),
+    ("board --port x", "turnwise board: argument --port: invalid int value: 'x'"),
+    ("eval --config", "turnwise eval: argument --config: expected one argument"),
+])  # fmt: skip
+def test_words_that_make_no_command(command: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(expected)
 
 
 def test_words_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:

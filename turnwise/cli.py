@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 from turnwise.stopping import Stopped, run_stoppable, stoppable
@@ -32,6 +32,18 @@ Every command takes key=value overrides and --config FILE; `turnwise check` list
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its mistakes are told like all others: on one line, with the nearest valid name."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message} (`{self.prog} --help` says more)")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            text = unknown(str(action.metavar or action.dest).lower(), str(value), map(str, action.choices))
+            raise argparse.ArgumentError(None, text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 for a failed check, 2 for a mistake in what was asked, 128 + a signal."""
     try:
@@ -46,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help()
                 return 0
             return _run(args, rest, commands)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     except Stopped as stop:  # before there was a command
         sys.stderr.write(f"turnwise: {stop}\n")
         return stop.exit_code
@@ -76,7 +91,7 @@ def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="turnwise",
         description="Multi-turn, tool-calling reinforcement learning of language-model agents.",
         epilog=EPILOG,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import without_null
+from turnwise.knobs import kind_of, without_null
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
 
@@ -21,6 +22,8 @@ INPUTS = (
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
+_VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
+"""The value in a sentence of OmegaConf's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +344,13 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
+    knobs = dict(_knobs(Config))
+    if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
+        value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)
+        null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
+        said = "null" if null else value
+        inside = typing.get_args(knob.hint)[-1] if "[" in key or key not in knobs else knob.hint
+        return f"{where}{key} must be {kind_of(inside)}" + ("" if said is None else f", not {said}")
     telling = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
     return where + (f"{key}: {telling}" if key and key not in telling else telling)
 

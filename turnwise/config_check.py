@@ -25,6 +25,11 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
             f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "
             f"not {config.sampling.temperature}"
         )
+    if "" in config.sampling.stop:
+        raise ConfigError("sampling.stop: an empty text would end every turn at once")
+    for name, options in config.scoring.options.items():
+        if not isinstance(options, dict):
+            raise ConfigError(f"scoring.options.{name} must be options by name, such as {{wrong: 0}}, not {options!r}")
     if config.sandbox.min_level is SandboxLevel.auto:
         raise ConfigError("sandbox.min_level is a level (L0, L2, L3 or L4); auto is for sandbox.level")
     most, zone = config.rollout.max_tokens, config.algorithm.overlong_tokens

@@ -93,6 +93,15 @@ def without_null(hint: Any) -> Any:
     return hint
 
 
+def kind_of(hint: Any) -> str:
+    """What a knob of this type takes, in words."""
+    outer = typing.get_origin(hint) or hint
+    if isinstance(outer, type) and issubclass(outer, enum.Enum):
+        return f"one of {', '.join(repr(choice.value) for choice in outer)}"
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return (kinds | {list: "a list of texts", dict: "a mapping of names to values"}).get(outer, "a value")
+
+
 def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(key, what is wrong with its value) of every knob of a config, wherever the value came from."""
     hints = typing.get_type_hints(type(section))
@@ -119,21 +128,21 @@ def _wanted(value: Any, hint: Any, limits: Range | None) -> str | None:
     if hint is str:
         return _wanted_text(value) or (None if value.strip() else "text that is not empty")
     if typing.get_origin(hint) is list:
-        return None if isinstance(value, list) and not any(map(_wanted_text, value)) else "a list of texts"
+        return None if isinstance(value, list) and not any(map(_wanted_text, value)) else kind_of(hint)
     if typing.get_origin(hint) is dict:
         if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-            return "a mapping of names to values"
+            return kind_of(hint)
         found = (_wanted(entry, inner[1], Range()) for entry in value.values() if inner[1] is not Any)
         return next((f"a mapping whose values are each {wanted}" for wanted in found if wanted), None)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return None if isinstance(value, hint) else f"one of {', '.join(repr(choice.value) for choice in hint)}"
-    return None if isinstance(value, hint) else {bool: "true or false"}.get(hint, f"a {hint.__name__}")
+        return None if isinstance(value, hint) else kind_of(hint)
+    return None if isinstance(value, hint) else kind_of(hint) if hint is bool else f"a {hint.__name__}"
 
 
 def _wanted_number(value: Any, hint: type, limits: Range | None) -> str | None:
     kinds = (int,) if hint is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
-        return "a whole number" if hint is int else "a number"
+        return kind_of(hint)
     return None if limits is None or limits.holds(value) else str(limits)
 
 

@@ -211,3 +211,30 @@ def test_a_template_error_keeps_its_kind(tmp_path: Path) -> None:
         evaluate(
             configure(*SMALL, f"chat.template={tmp_path}/toolless.jinja", f"runs_dir={tmp_path}/runs"), console=QUIET
         )
+
+
+def test_what_is_wrong_with_both_splits_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def nothing(trajectory):\n    return None\n")
+    told, evaluated, trained = three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:nothing")
+    assert told == evaluated == trained
+    assert told.count("returned None") == 1
+
+
+def test_a_scorer_that_changes_the_record_is_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def tidy(trajectory):\n    trajectory.messages.clear()\n    return 1.0\n")
+    for words in three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:tidy"):
+        assert "mine.py:tidy changes the messages, turns or tokens" in words
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("return None", "never called chat.generate()"),
+        ("raise SystemExit(3)", "mine.py:loop: SystemExit: 3"),
+        ("raise ValueError('no')", "mine.py:loop: ValueError: no"),
+    ],
+)
+def test_a_loop_that_cannot_play_is_refused_everywhere(tmp_path: Path, body: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(f"async def loop(chat):\n    {body}\n")
+    for words in three_ways(tmp_path, f"rollout.agent={tmp_path}/mine.py:loop"):
+        assert problem in words

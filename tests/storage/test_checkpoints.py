@@ -129,3 +129,12 @@ def test_a_damaged_newer_checkpoint_never_costs_the_one_just_written(run: RunDir
     (damaged / "manifest.json").unlink()
     write_checkpoint(run, 2, fill("w2"), keep=1)
     assert found(run) == "w2" and "step_000001" not in names(run)
+
+
+def test_a_manifest_that_lists_nothing_proves_nothing(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, "r", "train")
+    folder = write_checkpoint(run, 1, lambda place: (place / "a").write_text("x") and None, keep=1)
+    (folder / "manifest.json").write_text('{"step": 1, "files": {}}')
+    found = find_checkpoint(run, lambda place: place)
+    assert found.checkpoint is None
+    assert found.passed_over == ["step_000001: manifest.json lists no files"]

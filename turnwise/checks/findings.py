@@ -45,14 +45,16 @@ class Report:
         return not self.errors
 
     def add(self, check: str, outcome: Outcome, text: str) -> None:
-        """Note one finding; one that is there already is not noted again."""
-        finding = Finding(check, outcome, text)
-        if finding not in self.findings:
-            self.findings.append(finding)
+        """Note one finding; one that is there already, such as of both splits, is not noted again."""
+        self._note(Finding(check, outcome, text))
 
     def refuse(self, check: str, error: TurnwiseError) -> None:
         """Note an error that was raised."""
-        self.findings.append(Finding(check, Outcome.ERROR, str(error), type(error)))
+        self._note(Finding(check, Outcome.ERROR, str(error), type(error)))
+
+    def _note(self, finding: Finding) -> None:
+        if finding not in self.findings:
+            self.findings.append(finding)
 
     @contextlib.contextmanager
     def noting(self, check: str) -> Iterator[None]:

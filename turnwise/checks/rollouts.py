@@ -1,6 +1,7 @@
 """One scripted episode for every kind of sample, scored as a real one would be: no model, and no tool is run."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -60,6 +61,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
     source = trajectory.sample.data_source
     scorer = prepared.scoring.scorers[source]
     name, spec = f"scorer of {source}", getattr(scorer, "__qualname__", type(scorer).__name__)
+    before = copy.deepcopy((trajectory.messages, trajectory.turns, trajectory.segments))
     try:
         score = await evaluate(scorer, trajectory)
     except TurnwiseError as error:
@@ -70,10 +72,15 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
         text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
         report.add(name, Outcome.ERROR, text)
     else:
+        if before != (trajectory.messages, trajectory.turns, trajectory.segments):
+            report.add(name, Outcome.ERROR, f"{spec} changes the messages, turns or tokens that it is given to read")
+            return
         report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {ANSWER!r}")
 
 
 def _problem(trajectory: Trajectory) -> str | None:
+    if not trajectory.turns:
+        return "the agent loop ended before the policy said anything: it never called chat.generate()"
     policy = sum(origin is Origin.POLICY for ledger in trajectory.segments for origin in ledger.origins)
     if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.turns):
         return f"the ledger holds {policy} policy tokens, the turns another number"

@@ -9,7 +9,9 @@ from turnwise.assemble import Prepared, open_endpoint
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import LEFT_UNDONE, check_rollouts
+from turnwise.choices import EngineName
 from turnwise.data.lint import faults
+from turnwise.engines.scripted import lines
 from turnwise.errors import DataError
 from turnwise.rollout.openai_messages import check_image
 
@@ -45,6 +47,9 @@ async def examine(every: Sequence[Prepared], report: Report) -> None:
             with report.noting("endpoint"):
                 await _check_endpoint(prepared, report)
             continue
+        if prepared.config.engine.name is EngineName.scripted:
+            with report.noting("engine"):
+                lines(prepared.config.engine.script)
         with report.noting("chat template"):
             check_template(prepared, prepared.renderer, report)
         with report.noting("tool schemas"):

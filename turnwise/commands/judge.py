@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar="key=value",
         help="config values, such as scoring.options.judge.base_urls=[http://127.0.0.1:18901/v1]",
     )

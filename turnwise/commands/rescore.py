@@ -18,7 +18,11 @@ HELP = "score a recorded run again, with another scorer, options or weights, and
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/first")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="config values, such as scoring.options.gsm8k.wrong=-0.1"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="config values, such as scoring.options.gsm8k.wrong=-0.1",
     )
     parser.add_argument("--scorer", default=None, help="score everything with this one (default: as the run did)")
     parser.add_argument(

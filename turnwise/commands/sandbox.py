@@ -12,7 +12,9 @@ HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["serve"], help="serve: answer requests until stopped")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="config values, such as sandbox.seconds=5")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="config values, such as sandbox.seconds=5"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one needs a token")
     parser.add_argument("--port", type=int, default=8080)
 

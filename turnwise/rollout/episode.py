@@ -137,7 +137,8 @@ async def _loop(chat: Conversation, route: Route) -> StopReason:
         ours = chat.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
         if ours is not None or not route.is_own:
             raise ours or cause  # noqa: B904 (it has its own cause, which a log shows)
-        raise EpisodeError(f"agent loop {route.agent}: {one_line(cause)}") from error
+        said = str(cause) if isinstance(cause, strangers.StrangerError) else one_line(cause)
+        raise EpisodeError(f"agent loop {route.agent}: {said}") from error
     if chat.broken is not None:
         raise chat.broken
     return chat.ended or StopReason.ANSWERED

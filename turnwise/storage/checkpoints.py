@@ -105,6 +105,8 @@ def _all(run: RunDir) -> list[Path]:
 def _problem(folder: Path) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not manifest["files"]:
+            return f"{MANIFEST} lists no files"
         for name, digest in manifest["files"].items():
             path = folder / name
             if not path.is_file():
