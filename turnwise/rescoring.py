@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.files import cannot
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
-from turnwise.storage.images import recalled
+from turnwise.storage.images import recalled, with_copies
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
 from turnwise.together import each
@@ -200,6 +200,13 @@ def _unscored(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=turns, reward=None, parts={}, remarks=[], advantage=None, failure=failure)
 
 
+def _as_recorded(old: Trajectory, new: Trajectory) -> Trajectory:
+    """The new scores with the words and images of the old record."""
+    for then, now in zip(old.turns, new.turns, strict=True):
+        now.replies = then.replies
+    return replace(new, sample=old.sample, messages=old.messages)
+
+
 def compare(
     files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: Advantage
 ) -> Comparison:
@@ -260,8 +267,10 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
             for path in files:  # one after the other: a long run does not fit into memory
                 file = path.relative_to(run.path).as_posix()
                 before = read_trajectories(path)
-                with recalled(run, before):
-                    after = await rescore(before, scoring)
+                shown = with_copies(run, before)
+                with recalled(run, shown):
+                    scored = await rescore(shown, scoring)
+                after = [_as_recorded(old, new) for old, new in zip(before, scored, strict=True)]
                 found = found.with_file(file, before, after)
                 write_trajectories(run.file(f"{unfinished}/{file}"), after)
         run.write_json(f"{unfinished}/comparison.json", found.as_json())

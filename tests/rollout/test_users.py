@@ -307,6 +307,7 @@ WRONG = [
     ({"value": (True, "bye", 10**400, {})}, "a finite number or None"),
     ({"value": (True, "bye", 1.0, "extra")}, "a dict of JSON values"),
     ({"value": (True, "bye", 1.0, {"a": object()})}, "a dict of JSON values"),
+    ({"value": (False, "x" * 500_001, None, {})}, "returned '500001 characters', not at most 500000 characters"),
     ({"raise": True}, "generate_response: KeyError: 'lost'"),
     ({"score": "good"}, "calculate_score returned 'good', not"),
     ({"start": 7}, "start_interaction returned 7, not"),
@@ -314,7 +315,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kwargs", "words"), WRONG, ids=[str(kwargs) for kwargs, _ in WRONG])
+@pytest.mark.parametrize(("kwargs", "words"), WRONG, ids=[str(kwargs)[:80] for kwargs, _ in WRONG])
 def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
     spec = InteractionSpec(f"{ME}:Odd", kwargs)
     samples = [sample("good", interaction=InteractionSpec(f"{ME}:Odd")), sample("bad", interaction=spec)]

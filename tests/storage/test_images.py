@@ -2,11 +2,12 @@
 
 import base64
 import io
+from pathlib import Path
 
 import pytest
 from PIL import Image as Picture
 
-from turnwise.storage.images import IMAGES, Album, image_kind, recalled
+from turnwise.storage.images import IMAGES, Album, image_kind, recalled, with_copies
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import (
@@ -141,3 +142,16 @@ def test_only_images_of_the_run_are_recalled(run, tmp_path, name):
     made = episode(info={"images": [{"file": name}]})
     with recalled(run, [made]):
         assert made.calls[0].info["images"] == [{"file": name}]
+
+
+def test_a_scorer_sees_the_runs_copies_and_no_other_files(run, tmp_path):
+    (tmp_path / "cat.png").write_bytes(png("red"))
+    made = episode([tmp_path / "cat.png", tmp_path / "secret.png"])
+    Album(run).keep([made])
+    (tmp_path / "secret.png").write_bytes(png("blue"))
+    (tmp_path / "cat.png").unlink()
+    (shown,) = with_copies(run, [made])
+    first, second = (image.source for image in shown.sample.images)
+    assert first.startswith(str(run.path / "images")) and Path(first).read_bytes() == png("red")
+    assert str(tmp_path / "secret.png") not in second and second.endswith("secret.png")
+    assert made.sample.images[0].source == str(tmp_path / "cat.png"), "the record stays"

@@ -20,6 +20,9 @@ from turnwise.types import InteractionSpec, Message, Role, Sample
 _PACKAGE = "turnwise.rollout.interactions"
 _METHODS = ("start_interaction", "generate_response", "calculate_score", "finalize_interaction")
 
+LONGEST_REPLY = 500_000
+"""Characters of one message of a user: more would keep the event loop busy for many seconds, and fits no context."""
+
 
 class Interaction(Protocol):
     """What is asked of an interaction object; verl's classes fit as they are."""
@@ -166,6 +169,9 @@ class SimulatedUser:
         value = await self._call("generate_response", (self.instance_id, said), self._kwargs)
         match value:
             case (bool() as end, str() as text, score, extra):
+                if len(text) > LONGEST_REPLY:
+                    wanted = f"at most {LONGEST_REPLY} characters"
+                    raise self._wrong("generate_response", f"{len(text)} characters", wanted)
                 self._note(extra)
                 return end, text, self._score("generate_response", score)
         shape = "(should_terminate: bool, text: str, score: float | None, extra: dict)"

@@ -5,16 +5,18 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.files import replacing
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Image, Trajectory
+from turnwise.types import Image, Message, Trajectory
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
+NOT_KEPT = "/dev/null/an image that the run did not keep"
 _KEPT = re.compile(r"images/[0-9a-f]+\.[a-z]+")
 _MIME = {"jpg": "jpeg"}
 _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
@@ -26,7 +28,7 @@ class Album:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._known: set[str] | None = None
+        self._known: dict[str, str] | None = None
 
     def keep(self, trajectories: Sequence[Trajectory]) -> None:
         """Copy the image files that trajectories name, and move what tools drew out of the calls' info.
@@ -55,7 +57,40 @@ class Album:
         content = _read(Path(source))
         if content is not None and (file := _keep(self._run, content)) is not None:
             self._run.append_jsonl(IMAGES, {"source": source, "file": file})
-            self._known.add(source)
+            self._known[source] = file
+
+
+def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories with the run's own copies in the place of images that lay elsewhere.
+
+    No other file is named any more: the run may have been sent, and what it names is then a file of the reader's.
+    """
+    files = {source: str(run.path / file) for source, file in _known(run).items() if _KEPT.fullmatch(file)}
+
+    def kept(image: Image) -> Image:
+        if image.source.startswith(("data:", "http:", "https:")):
+            return image
+        return Image(files.get(image.source, f"{NOT_KEPT}/{Path(image.source).name}"))
+
+    def shown(message: Message) -> Message:
+        if isinstance(message.content, str):
+            return message
+        parts = tuple(kept(part) if isinstance(part, Image) else part for part in message.content)
+        return replace(message, content=parts)
+
+    return [
+        replace(
+            trajectory,
+            sample=replace(
+                trajectory.sample,
+                images=tuple(map(kept, trajectory.sample.images)),
+                prompt=tuple(map(shown, trajectory.sample.prompt)),
+            ),
+            messages=[shown(message) for message in trajectory.messages],
+            turns=[replace(turn, replies=[shown(reply) for reply in turn.replies]) for turn in trajectory.turns],
+        )
+        for trajectory in trajectories
+    ]
 
 
 @contextmanager
@@ -80,18 +115,18 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
             picture["file"] = name
 
 
-def _known(run: RunDir) -> set[str]:
-    """The sources that have a picture; a line that makes no sense only means that a picture is kept again."""
+def _known(run: RunDir) -> dict[str, str]:
+    """The copy of each source; a line that makes no sense only means that a picture is kept again."""
     if not (run.path / IMAGES).is_file():
-        return set()
-    found = set()
+        return {}
+    found = {}
     for line in run.read_text(IMAGES).split("\n"):
         try:
             entry = parse(line) if line else None
         except (ValueError, RecursionError):
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("source"), str):
-            found.add(entry["source"])
+        if isinstance(entry, dict) and isinstance(entry.get("source"), str) and isinstance(entry.get("file"), str):
+            found[entry["source"]] = entry["file"]
     return found
 
 
