@@ -524,3 +524,18 @@ def test_a_run_that_was_sent_imports_nothing_when_it_goes_on_unless_it_is_truste
     assert not marker.exists() and status_of(tmp_path / "runs" / "a").reason == "all 1 steps done"
     assert main([*again, "training.steps=2"]) == 0
     assert marker.exists()
+
+
+@pytest.mark.parametrize("verb", ["eval", "train"])
+def test_a_name_that_is_taken_is_said_before_anything_is_tried_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    (tmp_path / "plug.py").write_text("import pathlib\npathlib.Path(__file__).with_name('imported').touch()\n")
+    (tmp_path / "r").mkdir()
+    plug = f"scoring.scorers={{default: '{tmp_path}/plug.py:score'}}"
+    assert main([verb, *TINY, f"runs_dir={tmp_path}", "run=r", plug]) == 2
+    assert "run 'r' exists" in capsys.readouterr().err
+    (tmp_path / "r" / "notes.txt").touch()
+    asked = ["train", *TINY, f"runs_dir={tmp_path}", "run=r", "resume=auto", plug]
+    assert main(asked) == 2 and "is not a run directory" in capsys.readouterr().err
+    assert not (tmp_path / "imported").exists()

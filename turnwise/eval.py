@@ -31,7 +31,7 @@ from turnwise.stopping import run_stoppable
 from turnwise.storage.index import record
 from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import CONFIG, METRICS, RunDir
+from turnwise.storage.run_dir import CONFIG, METRICS, RunDir, check_free
 from turnwise.storage.status import Telling
 from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
@@ -53,6 +53,7 @@ def evaluate(
     `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
     """
     check_config(config)
+    check_free(Path(config.runs_dir), config.run)
     if config.eval.dump_jsonl is not None:
         check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
     prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)

@@ -22,7 +22,7 @@ from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Draws, Groups
 from turnwise.trainer.loop_lag import LoopLag
-from turnwise.trainer.resuming import open_run
+from turnwise.trainer.resuming import existing_run, open_run
 from turnwise.trainer.run import TrainRun
 from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory
@@ -35,6 +35,7 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
     check_training(config)
     check_trackers(config.tracking.to)
+    existing_run(config)
     prepared = prepare(config, "train", limit=config.training.samples)
     check_enough_samples(prepared)
     heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())

@@ -44,8 +44,7 @@ class RunDir:
         """A new folder; a relative `runs_dir` is under the current folder, and no run is ever overwritten."""
         if runs_dir.parts[:1] and runs_dir.parts[0].startswith("~"):
             raise ConfigError(f"runs_dir={str(runs_dir)!r}: write the home folder out in full")
-        if name is not None:
-            check_name(name)
+        check_free(runs_dir, name)
         stem = name or f"{command}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         parent = Path.cwd() / runs_dir
         try:
@@ -54,9 +53,8 @@ class RunDir:
                 path = parent / (stem if number == 1 else f"{stem}-{number}")
                 try:
                     path.mkdir()
-                except FileExistsError as error:
-                    if name is not None:
-                        raise ConfigError(f"run {name!r} exists in {parent}; choose another name with run=") from error
+                except FileExistsError:
+                    check_free(runs_dir, name)  # made meanwhile
                 else:
                     return cls(path)
         except OSError as error:
@@ -179,6 +177,16 @@ def _append_whole(descriptor: int, line: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, before)  # a full disk takes part of a line
         raise
+
+
+def check_free(runs_dir: Path, name: str | None) -> None:
+    """ConfigError when a new run cannot have this name; asked before anything is tried out."""
+    if name is None:
+        return
+    check_name(name)
+    parent = Path.cwd() / runs_dir
+    if os.path.lexists(parent / name):
+        raise ConfigError(f"run {name!r} exists in {parent}; choose another name with run=")
 
 
 def check_name(name: str) -> None:

@@ -13,7 +13,7 @@ from turnwise.compose import Composed, compose, differences, to_yaml
 from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK, holding
-from turnwise.storage.run_dir import CONFIG, RunDir, check_name
+from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
@@ -59,19 +59,26 @@ def _quoted(text: str) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
+def existing_run(config: Config) -> RunDir | None:
+    """The run that goes on, or None for a new one; a folder that is neither is refused before anything is tried out."""
+    if not _asks_to_resume(config):
+        check_free(Path(config.runs_dir), config.run)
+        return None
+    folder = _folder(config)
+    if not folder.exists():
+        return None
+    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {LOCK}:  # of a process that was killed at once
+        return RunDir(folder)
+    return RunDir.open(folder)
+
+
 @contextlib.contextmanager
 def open_run(config: Config, say: Callable[[str], None]) -> Iterator[tuple[RunDir, bool]]:
     """(the directory to train in, whether a run goes on there), held against other writers until the block ends.
 
     Nothing of a run that is refused is touched.
     """
-    folder = _folder(config) if _asks_to_resume(config) else None
-    if folder is None or not folder.exists():
-        directory = RunDir.create(Path(config.runs_dir), config.run, "train")
-    elif {entry.name for entry in folder.iterdir()} <= {LOCK}:  # made by a process that was killed at once
-        directory = RunDir(folder)
-    else:
-        directory = RunDir.open(folder)
+    directory = existing_run(config) or RunDir.create(Path(config.runs_dir), config.run, "train")
     with holding(directory.path, "train", say):
         resuming = (directory.path / CONFIG).is_file()
         if resuming:
