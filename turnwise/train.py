@@ -77,8 +77,8 @@ async def play_and_learn(
     await engines.publish(run.progress.step)
     if run.progress.before is None:
         run.progress.before = await evaluate(run, engines, heldout, greedy=True)
-    else:
-        await evaluate_if_due(run, engines, heldout)  # a stop may have come before it
+    elif run.evaluation_is_due():  # a stop may have come before it
+        await evaluate(run, engines, heldout, greedy=False)
     draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
     groups = Groups(engines, prepared, draws)
     async with groups.collector:
@@ -89,8 +89,9 @@ async def play_and_learn(
                 continue
             await learn(run, engines, collected, lag)
             groups.allow(run.progress.rounds)
-            await evaluate_if_due(run, engines, heldout)
-            if due(run, config.training.save_every):
+            if run.evaluation_is_due():
+                await evaluate(run, engines, heldout, greedy=False)
+            if run.is_due(config.training.save_every):
                 await run.save(engines)
     run.progress.after = await evaluate(run, engines, heldout, greedy=True)
     await run.save(engines)
@@ -147,14 +148,3 @@ async def evaluate(
     else:
         await run.recorder.do(run.remember, found)
     return found
-
-
-async def evaluate_if_due(run: TrainRun, engines: TrainingStage, heldout: Prepared) -> None:
-    """The evaluation between two steps."""
-    if due(run, run.config.training.eval_every) and run.progress.evaluated != run.progress.step:
-        await evaluate(run, engines, heldout, greedy=False)
-
-
-def due(run: TrainRun, every: int) -> bool:
-    """Whether something done every so many steps is to be done now; after the last step everything is."""
-    return every > 0 and run.progress.step % every == 0 and run.progress.step != run.config.training.steps

@@ -147,6 +147,14 @@ class TrainRun:
         self.telling.reason = self.reason
         return not self.reason
 
+    def is_due(self, every: int) -> bool:
+        """Whether something done every so many steps is to be done now; after the last step everything is."""
+        return every > 0 and self.progress.step % every == 0 and self.progress.step != self.config.training.steps
+
+    def evaluation_is_due(self) -> bool:
+        """Whether the evaluation between two steps is due and not done yet."""
+        return self.is_due(self.config.training.eval_every) and self.progress.evaluated != self.progress.step
+
     def seconds(self) -> float:
         """Wall time of the run, earlier processes included."""
         return self.progress.seconds + time.perf_counter() - self._started
