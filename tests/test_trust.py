@@ -156,10 +156,11 @@ def test_a_config_that_explodes_is_refused(run, text, capsys):
     assert not Path("mark").exists()
 
 
-@pytest.mark.parametrize("name", ["rescored", "log.txt", "eval/step_000001.json"])
+@pytest.mark.parametrize("name", ["rescored", "log.txt", "eval/step_000001.json", "checkpoints/step_000001/policy"])
 def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
     sent, outside = run(), tmp_path / "outside"
     outside.mkdir()
+    (sent / name).parent.mkdir(parents=True, exist_ok=True)
     (sent / name).symlink_to(outside)
     assert main(["rescore", str(sent)]) == 2
     assert f"{name} -> {outside}" in capsys.readouterr().err and not any(outside.iterdir())

@@ -147,8 +147,9 @@ def _lies_in(name: str, place: Path) -> bool:
 
 def _links(folder: Path) -> Iterator[str]:
     """Links that lead out of a run, where what is written to it would be written; and pipes, which would hold us."""
-    for place in (folder, *(entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.is_symlink())):
-        for entry in sorted(place.iterdir()):
+    for place, folders, files in os.walk(folder):  # links to folders are named, not followed
+        folders.sort()
+        for entry in (Path(place, name) for name in sorted([*folders, *files])):
             name = entry.relative_to(folder)
             if entry.is_symlink():
                 if not entry.resolve().is_relative_to(folder.resolve()):
