@@ -163,7 +163,7 @@ def test_links_out_of_a_run_are_not_followed(run, name, tmp_path, capsys):
     (sent / name).parent.mkdir(parents=True, exist_ok=True)
     (sent / name).symlink_to(outside)
     assert main(["rescore", str(sent)]) == 2
-    assert f"{name} -> {outside}" in capsys.readouterr().err and not any(outside.iterdir())
+    assert f"{name} -> " in capsys.readouterr().err and not any(outside.iterdir())
     (sent / name).unlink()
     (sent / name).symlink_to(sent / "config.yaml")
     assert main(["show", str(sent)]) == 0
