@@ -21,7 +21,7 @@ from turnwise.web.configs import read_config
 
 FLAG = "--trust-run"
 SHOWN = 6
-LONGEST = 100
+LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
 
