@@ -136,8 +136,12 @@ def test_a_run_that_mostly_fails_stops_and_says_why_but_keeps_its_records(tmp_pa
     (folder / "users.py").write_text(
         "from turnwise import BaseInteraction\n"
         "class Broken(BaseInteraction):\n"
+        "    asked = 0\n"
         "    async def generate_response(self, instance_id, messages, **kwargs):\n"
-        "        raise RuntimeError('the simulator is down')\n"
+        "        Broken.asked += 1\n"
+        "        if Broken.asked > 1:\n"  # it was there when it was tried out
+        "            raise RuntimeError('the simulator is down')\n"
+        "        return True, '', None, {}\n"
     )
     config = script_config(tmp_path, "42", overrides=(f"rollout.interaction={folder}/users.py:Broken", "run=broken"))
     with pytest.raises(TurnwiseError, match="20 of 20 episodes failed|of .* episodes failed.*the simulator is down"):
@@ -151,7 +155,7 @@ def test_a_few_failures_are_counted_and_left_out_of_the_average(tmp_path: Path) 
         "from turnwise import BaseInteraction\n"
         "class Moody(BaseInteraction):\n"
         "    async def generate_response(self, instance_id, messages, **kwargs):\n"
-        "        if '(0)' in messages[0]['content']:\n"
+        "        if '(3)' in messages[0]['content']:\n"  # not the first, which is tried out before the run
         "            raise RuntimeError('no')\n"
         "        return True, '', None, {}\n"
     )
@@ -300,8 +304,15 @@ async def wordless(trajectory: Trajectory) -> Any:
 
 def test_a_scorer_that_raises_stops_an_evaluation_with_its_cause_on_one_line(tmp_path: Path) -> None:
     config = script_config(tmp_path, "42", overrides=("run=r",))
-    with pytest.raises(TurnwiseError, match=r"3 of 3 .*scorer raising raised KeyError: 'answer' \(test_eval") as caught:
+    with pytest.raises(TurnwiseError, match=r"raising cannot score: .* raised KeyError: 'answer' \(test_eval"):
         evaluate(config, samples=samples(), scorer=raising, console=QUIET)
+    assert not (tmp_path / "r").exists(), "it is tried out before anything is written"
+
+    async def tiring(trajectory: Trajectory) -> float:
+        return await raising(trajectory) if (tmp_path / "r").exists() else 0.0
+
+    with pytest.raises(TurnwiseError, match=r"3 of 3 .* raised KeyError: 'answer' \(test_eval") as caught:
+        evaluate(config, samples=samples(), scorer=tiring, console=QUIET)
     assert "\n" not in str(caught.value)
     recorded = read_trajectories(tmp_path / "r/eval/step_000000.parquet")
     assert [one.reward for one in recorded] == [None] * 3, "what was played is kept, and nothing counts as a zero"

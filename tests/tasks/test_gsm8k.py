@@ -125,7 +125,9 @@ def test_bad_source_rows_are_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_sources_that_are_not_there(source: Path, tmp_path: Path) -> None:
+def test_sources_that_are_not_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     for wrong, text in [
         (str(tmp_path / "no"), "no such folder, and not a hub id"),
         ("../x", "no such folder, and not a hub id"),
