@@ -153,7 +153,7 @@ class Odd(BaseException):
         (Odd("odd"), "Error: Odd: odd"),
         (asyncio.CancelledError("me"), "CancelledError"),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )
 @pytest.mark.parametrize("make", [raises, async_raises])
 def test_whatever_a_tool_raises_is_told_and_the_run_goes_on(make, error, text, one):

@@ -315,7 +315,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kwargs", "words"), WRONG, ids=[str(kwargs)[:80] for kwargs, _ in WRONG])
+@pytest.mark.parametrize(
+    ("kwargs", "words"), WRONG, ids=[str(kwargs).partition(" at 0x")[0][:80] for kwargs, _ in WRONG]
+)
 def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
     spec = InteractionSpec(f"{ME}:Odd", kwargs)
     samples = [sample("good", interaction=InteractionSpec(f"{ME}:Odd")), sample("bad", interaction=spec)]
