@@ -76,7 +76,7 @@ def test_what_can_be_shown_is_shown(value, text, one):
         ToolResult("x", info={"a": object()}),
         ToolResult("x", info=["not", "a", "dict"]),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )
 def test_what_cannot_be_shown_or_stored_is_an_error_the_model_is_told(value, one):
     reply, record = one(returns(value))
@@ -153,7 +153,7 @@ class Odd(BaseException):
         (Odd("odd"), "Error: Odd: odd"),
         (asyncio.CancelledError("me"), "CancelledError"),
     ],
-    ids=lambda value: repr(value).partition(" at 0x")[0],
+    ids=repr,
 )
 @pytest.mark.parametrize("make", [raises, async_raises])
 def test_whatever_a_tool_raises_is_told_and_the_run_goes_on(make, error, text, one):
