@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: help setup check test eval train board bench clean
 
@@ -24,8 +25,8 @@ check: $(STAMP)  ## ruff, mypy, and the config check of the default run
 	$(RUN)/mypy
 	$(RUN)/turnwise check > /dev/null
 
-test: $(STAMP)  ## the test suite
-	OMP_NUM_THREADS=1 $(RUN)/pytest $(ARGS)
+test: $(STAMP)  ## the test suite, in two processes; WORKERS=0 runs it in one, ARGS="-k sandbox" a part of it
+	OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
