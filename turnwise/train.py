@@ -124,9 +124,9 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
         remember(sequences, trajectories)
+    await engines.publish(run.progress.step + 1)  # first: what is collected meanwhile comes from the new weights
     await run.recorder.record(file, trajectories)
     run.finish_step(collected.rounds, trajectories)
-    await engines.publish(run.progress.step)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
     if not gap <= config.training.drift:
