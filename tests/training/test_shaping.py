@@ -83,7 +83,9 @@ def test_an_episode_that_could_not_be_scored_has_a_limit_of_its_own():
     made = group(None, None, 1.0)
     for trajectory in made.trajectories[:2]:
         trajectory.failure = "scoring: nobody there"
-    count([made]).stop_if_failing(0.0)
+    book = count([made])
+    book.stop_if_failing(0.0)
+    assert book.metrics()["trajectories/failed"] == 2, "counted, and judged by scoring.max_failures"
 
 
 def test_a_trajectory_without_reward_or_failure_is_an_error():
