@@ -1,0 +1,18 @@
+"""docs/layout.md is what the files themselves say: every one of them is there, with a purpose."""
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SPEC = importlib.util.spec_from_file_location("make_layout", ROOT / "docs" / "make_layout.py")
+assert SPEC is not None and SPEC.loader is not None
+make_layout = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(make_layout)
+
+
+def test_the_page_is_up_to_date():
+    assert (ROOT / "docs" / "layout.md").read_text() == make_layout.layout(), "run: python docs/make_layout.py"
+
+
+def test_every_file_says_what_it_is_for():
+    assert [path for path in make_layout.tracked() if len(make_layout.purpose(ROOT / path)) < 5] == []
