@@ -44,7 +44,6 @@ from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
-    Learned,
     Ledger,
     Message,
     Origin,
@@ -52,6 +51,7 @@ from turnwise.types import (
     Role,
     Sample,
     StopReason,
+    TokenTrainingData,
     Trajectory,
     Turn,
 )
@@ -124,7 +124,7 @@ def episode(problem: int, tokenizer: Tokenizer, draw: random.Random) -> Trajecto
     answer = hermes.parse(STORY.format(n=n, m=m, k=k) * 2 + f"#### {n * m - k}", turn=rounds, in_reasoning=False)
     written = write(answer.text, Origin.POLICY, rounds)
     turns.append(Turn(rounds, answer, FinishReason.STOP, 0, before, written, 0, before, generate_seconds=0.7))
-    ledger.learned = learned(ledger, draw)
+    ledger.training = learned(ledger, draw)
     sample = Sample(f"s{problem}", prompt, SOURCES[problem % len(SOURCES)], str(n * m - k))
     said = [*messages, answer]
     one = Trajectory(sample, 0, 0, said, turns, [ledger], StopReason.ANSWERED, draw.uniform(1.0, 6.0))
@@ -132,13 +132,13 @@ def episode(problem: int, tokenizer: Tokenizer, draw: random.Random) -> Trajecto
     return one
 
 
-def learned(ledger: Ledger, draw: random.Random) -> Learned:
+def learned(ledger: Ledger, draw: random.Random) -> TokenTrainingData:
     """Numbers for the policy's tokens, as training leaves them."""
     own = ledger.loss_mask
     noise = [[draw.gauss(0, width) if mine else 0.0 for mine in own] for width in (0.01, 0.05, 1.0)]
     ours, new = ([a + b for a, b in zip(ledger.logprobs, one, strict=True)] for one in noise[:2])
     entropies = [draw.expovariate(3) if mine else 0.0 for mine in own]
-    return Learned(logprobs=ours, new_logprobs=new, entropies=entropies, advantages=noise[2])
+    return TokenTrainingData(logprobs=ours, new_logprobs=new, entropies=entropies, advantages=noise[2])
 
 
 def step_of(pool: Sequence[Trajectory], step: int, count: int, steps: int, draw: random.Random) -> list[Trajectory]:
@@ -340,7 +340,7 @@ def as_logged(one: Trajectory) -> dict[str, Any]:
     }
     row |= {"prompt": "\n".join(texts[:asked]), "response": "\n".join(texts[asked:])}
     row |= {"reward": one.reward, "parts": one.parts, "tokens": ledger.token_ids, "mask": ledger.loss_mask}
-    return row | {"logprobs": ledger.logprobs} | asdict(ledger.learned or Learned())
+    return row | {"logprobs": ledger.logprobs} | asdict(ledger.training or TokenTrainingData())
 
 
 def bench(runs: Path, args: argparse.Namespace, console: Console) -> None:

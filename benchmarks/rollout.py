@@ -27,15 +27,15 @@ from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
 from turnwise.engines.scripted import ScriptedSampler
 from turnwise.models.tiny.recipe import make_tokenizer
+from turnwise.rollout.chat_backends import AssistantReply, TokenBackend
 from turnwise.rollout.collector import Collector
-from turnwise.rollout.episode import MakeSpeaker, Stage
+from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.group import run_group
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import Spoken, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
-from turnwise.rollout.users import Interactions
 from turnwise.types import (
     FinishReason,
     Group,
@@ -112,10 +112,10 @@ class MessageSpeaker:
     def room(self) -> int | None:
         return None
 
-    async def speak(self, turn: int, max_tokens: int) -> Spoken:
-        return Spoken(self.messages[turn], FinishReason.STOP, 0, 0, 0, 0, 0)
+    async def speak(self, turn: int, max_tokens: int) -> AssistantReply:
+        return AssistantReply(self.messages[turn], FinishReason.STOP, 0, 0, 0, 0, 0)
 
-    def hear(
+    def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
         return None
@@ -156,23 +156,23 @@ class Bench:
             end_id=min(self.renderer.stop_ids),
         )
 
-    def stage(self, make_speaker: MakeSpeaker, config: Config) -> Stage:
+    def context(self, make_backend: MakeBackend, config: Config) -> RolloutContext:
         config.rollout.interaction = f"{__name__}:Asker"
         config.rollout.interaction_kwargs = {"scale": self.scale}
         toolbox, interactions = Toolbox([make_tool(self.scale)], config.rollout), Interactions(config.rollout)
-        return Stage(
-            config, Plan(self.samples, config.rollout, toolbox, interactions), toolbox, interactions, make_speaker
+        return RolloutContext(
+            config, Plan(self.samples, config.rollout, toolbox, interactions), toolbox, interactions, make_backend
         )
 
-    def with_tokens(self) -> Stage:
+    def with_tokens(self) -> RolloutContext:
         config = Config()
 
-        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
-            return TokenSpeaker(self.renderer, self.sampler, config.sampling, tools, noise, conversation)
+        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+            return TokenBackend(self.renderer, self.sampler, config.sampling, tools, noise, conversation)
 
-        return self.stage(speak, config)
+        return self.context(speak, config)
 
-    def with_messages(self) -> Stage:
+    def with_messages(self) -> RolloutContext:
         said = {
             (sample.id, sibling): [
                 hermes.parse(line(sample, sibling, turn), turn=turn, in_reasoning=False) for turn in range(CALLS + 2)
@@ -184,13 +184,13 @@ class Bench:
         def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> MessageSpeaker:
             return MessageSpeaker(said[noise.sample, noise.sibling])
 
-        return self.stage(speak, Config())
+        return self.context(speak, Config())
 
-    async def round(self, stage: Stage, step: int) -> Measured:
+    async def round(self, context: RolloutContext, step: int) -> Measured:
         """Every episode once, all under way together."""
 
         async def run(sample: Sample) -> Group:
-            return await run_group(sample, size=self.group, step=step, stage=stage)
+            return await run_group(sample, size=self.group, step=step, context=context)
 
         wall, cpu, count = time.perf_counter(), time.process_time(), len(self.samples)
         async with Collector(self.samples, run, running=count, ahead=count) as collector:
@@ -231,16 +231,16 @@ def main() -> None:
     episodes = len(bench.samples) * args.group
     print(f"{episodes} episodes in groups of {args.group}, {CALLS + 2} assistant turns each, {LOW}-{HIGH} ms latencies "
           f"times {args.scale:g}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")  # fmt: skip
-    stage, kept, rounds = bench.with_tokens(), [], []
+    context, kept, rounds = bench.with_tokens(), [], []
     for step in range(args.rounds):
-        rounds.append(asyncio.run(bench.round(stage, step)))
+        rounds.append(asyncio.run(bench.round(context, step)))
         kept.append(memory())
         last, (resident, objects) = rounds[-1], kept[-1]
         times = f"wall {last.wall:.2f} s, CPU {last.cpu:.2f} s"
         print(f"round {step + 1:2d}: {times}, RSS {resident:.1f} MB, {objects} objects")
     report("tokens", bench, rounds, episodes)
-    stage = bench.with_messages()
-    report("messages", bench, [asyncio.run(bench.round(stage, step)) for step in range(3)], episodes)
+    context = bench.with_messages()
+    report("messages", bench, [asyncio.run(bench.round(context, step)) for step in range(3)], episodes)
     if args.rounds > 3:
         grown, more = kept[-1][0] - kept[2][0], kept[-1][1] - kept[2][1]
         print(f"memory    {grown:+.1f} MB and {more:+d} objects from round 3 to round {args.rounds}")

@@ -487,7 +487,7 @@ def test_fine_tuning(override: str) -> None:
 
 @pytest.mark.parametrize("override", [
     "training.steps=0", "training.epochs=0", "training.group_size=0", "training.samples=1", "training.minibatches=999",
-    "training.parity=nan", "algorithm.kl_loss=-1", "algorithm.kl_reward=nan", "learner.lr=inf", "learner.token_budget=0",
+    "training.max_logprob_gap=nan", "algorithm.kl_loss=-1", "algorithm.kl_reward=nan", "learner.lr=inf", "learner.token_budget=0",
     "learner.lora_rank=-1", "learner.lora_rank=100000000000", "learner.grad_clip=0", "resume=auto",
 ])  # fmt: skip
 def test_training(override: str) -> None:

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from turnwise import Message, Role, Sample, ToolError, Trajectory, evaluate, tool
-from turnwise.assemble import open_stage, prepare
+from turnwise.assemble import open_context, prepare
 from turnwise.compose import configure
 from turnwise.errors import ConfigError, DataError, PluginError, StorageError, TurnwiseError
 from turnwise.eval import Failures
 from turnwise.plan_text import plan_text
-from turnwise.report import judge_all
+from turnwise.report import grade_all
 from turnwise.rollout.group import run_group
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import FinishReason, Image, Origin, StopReason, Turn
@@ -256,8 +256,8 @@ def test_two_groups_of_one_sample_share_nothing(tmp_path: Path) -> None:
     prepared = prepare(config, "test", limit=1)
 
     async def play() -> list[Trajectory]:
-        async with open_stage(prepared) as stage:
-            return (await run_group(prepared.samples[0], size=3, step=0, stage=stage)).trajectories
+        async with open_context(prepared) as context:
+            return (await run_group(prepared.samples[0], size=3, step=0, context=context)).trajectories
 
     first, second, third = asyncio.run(play())
     assert first.segments[0] is not second.segments[0] and first.messages is not third.messages
@@ -289,7 +289,7 @@ def test_first_answers_are_scored_together_and_stay_in_order() -> None:
         return Trajectory(sample, 0, 0, said, [first, last], [], StopReason.ANSWERED, 0.0, reward=1.0)
 
     many = [talked(number) for number in range(9)]
-    found = asyncio.run(judge_all(many, {"x": Meeting(9)}))
+    found = asyncio.run(grade_all(many, {"x": Meeting(9)}))
     assert [entry.trajectory for entry in found] == many
     assert [entry.first_right for entry in found] == [bool(number % 2) for number in range(9)]
 

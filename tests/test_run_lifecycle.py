@@ -203,7 +203,7 @@ def edited(change: str, state: Any) -> Any:
         case "mistyped":
             progress["step"] = "2"
         case "negative":
-            progress["rounds"] = -1
+            progress["prompt_batches"] = -1
         case "learner":
             state["learner"] = {}
         case "kl":

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from turnwise.errors import PluginError
 from turnwise.metrics import Reduction
-from turnwise.report import EvalReport, Judged, step_metrics, summarise
+from turnwise.report import EpisodeResult, EvalReport, step_metrics, summarise
 from turnwise.task_metrics import ANY, TaskMetrics, declared_by, observe
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -50,7 +50,7 @@ def test_sources_without_declared_metrics_have_none() -> None:
 def test_the_console_and_the_file_of_an_evaluation_show_them() -> None:
     declared = {"lab/zoom": ZOOM, "chat": CHAT}
     sources = [
-        summarise(source, [Judged(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
+        summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
         for source in declared
     ]  # fmt: skip
     report = EvalReport(Path("r"), 1.0, 1.0, sources, [])

@@ -84,7 +84,7 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exa
     for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",
                  "timing_s/gen", "timing_s/update_actor", "timing_s/loop_lag_max", "perf/throughput", "tool_calls/ok", "train/accuracy/arithmetic"):  # fmt: skip
         assert name in steps[0], name
-    said = "parity: sampler and learner log-probs differ by " + ("0 on average" if engine_is_exact else "")
+    said = "sampler and learner log-probs differ by " + ("0 on average" if engine_is_exact else "")
     assert said in (report.run / "log.txt").read_text()
     assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
 
@@ -93,7 +93,7 @@ def check_what_training_knew(trajectories: list[Trajectory]) -> None:
     """Every array is as long as its ledger; the learner's first log-probs are the sampler's; credit is where it acts."""
     trained = 0
     for ledger in (ledger for trajectory in trajectories for ledger in trajectory.segments):
-        learned = ledger.learned
+        learned = ledger.training
         assert learned is not None and learned.logprobs is not None and learned.advantages is not None
         for ours, theirs, advantage, flag in zip(
             learned.logprobs, ledger.logprobs, learned.advantages, ledger.loss_mask, strict=True
@@ -108,17 +108,19 @@ def check_what_training_knew(trajectories: list[Trajectory]) -> None:
 
 def test_a_run_that_fails_says_why_in_its_directory(tmp_path: Path) -> None:
     with pytest.raises(TurnwiseError):
-        run(tmp_path, "run=a", "training.parity=0", "learner.precision=bfloat16")
+        run(tmp_path, "run=a", "training.max_logprob_gap=0", "learner.precision=bfloat16")
     status = read_status(RunDir.open(tmp_path / "a"))
     assert status is not None and status.state is State.FAILED and "disagree" in status.reason
 
 
 def test_bfloat16_passes_the_parity_gate_out_of_the_box_and_every_step_measures_the_gap(tmp_path: Path) -> None:
     """The largest difference of bfloat16 is far above what the mean may be; no knob is needed, and no extra pass."""
-    report = run(tmp_path, "run=a", "learner.precision=bfloat16", "training.minibatches=2", "training.drift=1e-9")
+    report = run(
+        tmp_path, "run=a", "learner.precision=bfloat16", "training.minibatches=2", "training.warn_logprob_gap=1e-9"
+    )
     assert report.steps == 2
     log = (report.run / "log.txt").read_text()
-    assert "parity: sampler and learner log-probs differ by" in log and log.count("drift alarm") == 2
+    assert "sampler and learner log-probs differ by" in log and log.count("(training.warn_logprob_gap)") == 2
     steps = [line for line in lines(report) if "critic/score/mean" in line]
     for line in steps:
         mean, tail, most = (line[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))
@@ -128,7 +130,7 @@ def test_bfloat16_passes_the_parity_gate_out_of_the_box_and_every_step_measures_
         for trajectory in read_trajectories(report.run / "trajectories" / "step_000001.parquet")
         for ledger in trajectory.segments
     ]
-    firsts = [ledger.learned is not None and ledger.learned.logprobs is not None for ledger in ledgers]
+    firsts = [ledger.training is not None and ledger.training.logprobs is not None for ledger in ledgers]
     assert any(firsts) and not all(firsts), "the first minibatch's, and of no later one"
 
 
@@ -265,11 +267,13 @@ def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
 
 
 def test_the_sampler_writes_in_the_models_precision(tmp_path: Path) -> None:
-    narrow = ("model.precision=bfloat16", "training.steps=1", "training.parity=1", "run=narrow")
+    narrow = ("model.precision=bfloat16", "training.steps=1", "training.max_logprob_gap=1", "run=narrow")
     report = run(tmp_path, *narrow)
     assert {tensor.dtype for tensor in weights(report, 1).values()} == {torch.float32}, "what is trained is wide"
     said = (report.run / "log.txt").read_text()
-    assert "parity" in said and "differ by at most 0 " not in said, "two formats cannot agree to the last bit"
+    assert "log-probs differ by" in said and "differ by at most 0 " not in said, (
+        "two formats cannot agree to the last bit"
+    )
     with pytest.raises(ConfigError, match=r"model\.precision"):
         run_sft(config(tmp_path, "model.precision=bfloat16", f"sft.out={tmp_path}/sft"), QUIET)
 

@@ -14,7 +14,7 @@ from turnwise.compose import _knobs, to_yaml
 from turnwise.config import Config
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.scoring.judge.images import data_url
-from turnwise.scoring.red_lines import _size
+from turnwise.scoring.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command

@@ -1,4 +1,4 @@
-"""From a Config to a stage: samples, renderer, tools, users, plan and scorers, and last of all the engine."""
+"""From a Config to what episodes run in: samples, tools, interactions, plan and scorers, and last of all the engine."""
 
 import asyncio
 import os
@@ -24,12 +24,12 @@ from turnwise.engines.sampler import NoiseKey, Sampler
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
 from turnwise.plugins import builtin, call, load, names_in
-from turnwise.rollout.episode import MakeSpeaker, Stage
+from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
+from turnwise.rollout.episode import MakeBackend, RolloutContext
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import Endpoint, EndpointSpeaker, TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
-from turnwise.rollout.users import Interactions
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.types import JsonSchema, Sample
@@ -204,32 +204,34 @@ def fit_prompts(
 
 
 @asynccontextmanager
-async def open_stage(
+async def open_context(
     prepared: Prepared, script: Script | None = None, *, say: Callable[[str], None] | None = None
-) -> AsyncIterator[Stage]:
-    """The stage with its engine running; the engine is closed on every path.
+) -> AsyncIterator[RolloutContext]:
+    """The context with its engine running; the engine is closed on every path.
 
     A script replaces the engine. `say` is told what was measured and decided while it was opened.
     """
-    async with prepared.running(say or (lambda text: None)), _engine(prepared, script, say) as stage:
-        yield stage
+    async with prepared.running(say or (lambda text: None)), _engine(prepared, script, say) as context:
+        yield context
 
 
 @asynccontextmanager
-async def _engine(prepared: Prepared, script: Script | None, say: Callable[[str], None] | None) -> AsyncIterator[Stage]:
+async def _engine(
+    prepared: Prepared, script: Script | None, say: Callable[[str], None] | None
+) -> AsyncIterator[RolloutContext]:
     config = prepared.config
     if script is None and config.engine.name is EngineName.openai:
         endpoint = open_endpoint(config.engine)
         try:
             await endpoint.check()
-            yield endpoint_stage(prepared, lambda tools: endpoint)
+            yield endpoint_context(prepared, lambda tools: endpoint)
         finally:
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
     sampler = open_sampler(config, renderer, script, say or (lambda text: None))
     try:
-        yield token_stage(prepared, renderer, sampler, config.sampling)
+        yield token_context(prepared, renderer, sampler, config.sampling)
     finally:
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
 
@@ -244,24 +246,24 @@ def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
     return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
 
 
-def endpoint_stage(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> Stage:
-    """A stage whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
+def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
+    """A context whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
     config = prepared.config
     call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
 
-    def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointSpeaker:
-        return EndpointSpeaker(endpoint_for(tools), config.sampling, tools, noise, call_format)
+    def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointBackend:
+        return EndpointBackend(endpoint_for(tools), config.sampling, tools, noise, call_format)
 
-    return _stage(prepared, speak)
+    return _context(prepared, backend)
 
 
-def token_stage(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> Stage:
-    """A stage whose episodes are written token by token by this sampler."""
+def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> RolloutContext:
+    """A context whose episodes are written token by token by this sampler."""
 
-    def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenSpeaker:
-        return TokenSpeaker(renderer, sampler, sampling, tools, noise, conversation)
+    def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation)
 
-    return _stage(prepared, speak)
+    return _context(prepared, backend)
 
 
 def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
@@ -289,5 +291,5 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     )
 
 
-def _stage(prepared: Prepared, make_speaker: MakeSpeaker) -> Stage:
-    return Stage(prepared.config, prepared.plan, prepared.toolbox, prepared.interactions, make_speaker)
+def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:
+    return RolloutContext(prepared.config, prepared.plan, prepared.toolbox, prepared.interactions, make_backend)

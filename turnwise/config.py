@@ -267,11 +267,11 @@ class TrainingConfig:
     """Draw on until the step has enough groups whose rewards differ (dynamic sampling)."""
     max_draws: int = knob(3, at_least(1), only("training.drop_constant_groups", "True"))
     """At most this many times `groups` samples a step."""
-    parity: float | None = knob(None, at_least(0))
+    max_logprob_gap: float | None = knob(None, at_least(0))
     """Mean difference between the sampler's and the learner's log-probs accepted before the first update; 99 %
     of the tokens may differ by ten times as much. Null takes 0.001, and 0.02 where products are in bfloat16. Where both
     are proven to compute the same, any difference stops the run."""
-    drift: float = knob(0.05, at_least(0))
+    warn_logprob_gap: float = knob(0.05, at_least(0))
     """Mean difference between them above which a step warns; measured on the first minibatch of every step."""
 
 
@@ -294,7 +294,7 @@ class AlgorithmConfig:
     clip_dual: float | None = knob(3.0, more_than(1), only("algorithm.loss", "ppo_clip"))
     """With a negative advantage the loss is at most this times it; null sets no bound."""
     gamma: float = knob(1.0, share(), only("algorithm.advantage", "gae", "reinforce_pp"))
-    lam: float = knob(1.0, share(), only("algorithm.advantage", "gae"))
+    gae_lambda: float = knob(1.0, share(), only("algorithm.advantage", "gae"))
     entropy: float = knob(0.0, any_number())
     """Coefficient of the entropy bonus."""
     kl_loss: float = knob(0.0, at_least(0))

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from turnwise.assemble import Prepared, open_stage, prepare
+from turnwise.assemble import Prepared, open_context, prepare
 from turnwise.chat.selfcheck import tell
 from turnwise.checks.start import refuse_faults
 from turnwise.compose import to_yaml
@@ -20,9 +20,9 @@ from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.plan_text import introduce
-from turnwise.report import EvalReport, Judged, SourceReport, judge_all, summarise
+from turnwise.report import EpisodeResult, EvalReport, SourceReport, grade_all, summarise
 from turnwise.rollout.collector import Collector
-from turnwise.rollout.episode import Stage
+from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.failures import check_scoring
@@ -32,7 +32,7 @@ from turnwise.storage.index import record
 from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import CONFIG, METRICS, RunDir, check_free
-from turnwise.storage.status import Telling
+from turnwise.storage.status import StatusWriter
 from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
@@ -67,7 +67,7 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     with holding(run.path, "eval", lambda text: _note(run, console, text)):
         run.write_text(CONFIG, to_yaml(config))
-        with Telling(run, "eval"):
+        with StatusWriter(run, "eval"):
             return await _evaluate_into(run, prepared, console)
 
 
@@ -77,13 +77,13 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
     start = time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_stage(prepared, say=lambda text: _note(run, console, text)) as stage:
+        async with open_context(prepared, say=lambda text: _note(run, console, text)) as context:
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
-                await play_all(prepared, stage, trajectories, seen)
+                await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
             if (told := tell(trajectories)) is not None:
                 _note(run, console, f"warning: {told}")
-            judged = await judge_all(trajectories, prepared.scoring.scorers)
+            judged = await grade_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
@@ -103,7 +103,7 @@ def _note(run: RunDir, console: Console, text: str) -> None:
 
 async def measure(
     prepared: Prepared,
-    make_stage: Callable[[Prepared, SamplingConfig], Stage],
+    make_context: Callable[[Prepared, SamplingConfig], RolloutContext],
     recorder: Recorder,
     step: int,
     *,
@@ -117,8 +117,8 @@ async def measure(
     for name, chosen in ways.items():
         trajectories: list[Trajectory] = []
         # Negative rounds: evaluation must not draw the noise of a training round.
-        await play_all(prepared, make_stage(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
-        judged = await judge_all(trajectories, prepared.scoring.scorers)
+        await play_all(prepared, make_context(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
+        judged = await grade_all(trajectories, prepared.scoring.scorers)
         _remember_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
         if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
@@ -134,14 +134,14 @@ async def measure(
     return found
 
 
-def _remember_first_answers(judged: Iterable[Judged]) -> None:
+def _remember_first_answers(judged: Iterable[EpisodeResult]) -> None:
     for entry in judged:
         entry.trajectory.first_right = entry.first_right
 
 
 async def play_all(
     prepared: Prepared,
-    stage: Stage,
+    context: RolloutContext,
     trajectories: list[Trajectory],
     seen: Callable[[Trajectory], None],
     *,
@@ -151,7 +151,7 @@ async def play_all(
     config = prepared.config
 
     async def run(sample: Sample) -> Group:
-        return await run_group(sample, size=config.eval.group_size, step=step, stage=stage)
+        return await run_group(sample, size=config.eval.group_size, step=step, context=context)
 
     async def score(group: Group) -> None:
         await apply_all(prepared.scoring.scorers[group.sample.data_source], group.trajectories)
@@ -189,14 +189,14 @@ class Failures:
             )
 
 
-def _report(run: RunDir, seconds: float, judged: list[Judged], declared: dict[str, TaskMetrics]) -> EvalReport:
+def _report(run: RunDir, seconds: float, judged: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> EvalReport:
     sources = _sources(judged, declared)
     tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
     return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
 
 
-def _sources(judged: list[Judged], declared: dict[str, TaskMetrics]) -> list[SourceReport]:
-    by_source: dict[str, list[Judged]] = defaultdict(list)
+def _sources(judged: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> list[SourceReport]:
+    by_source: dict[str, list[EpisodeResult]] = defaultdict(list)
     for entry in judged:
         by_source[entry.trajectory.sample.data_source].append(entry)
     return [summarise(source, entries, declared) for source, entries in sorted(by_source.items())]

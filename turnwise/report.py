@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
+from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, reduce
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.task_metrics import TaskMetrics, observe
-from turnwise.together import each
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 AT_ONCE = 256
@@ -20,7 +20,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EpisodeResult:
     """One trajectory with its first and its final answer judged; None for a failed episode."""
 
     trajectory: Trajectory
@@ -98,29 +98,29 @@ class EvalReport:
         return table
 
 
-async def judge(trajectory: Trajectory, scorer: Scorer) -> Judged:
+async def judge(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
     """Judge the answer before the user's first word and the final one."""
     before = turns_before_feedback(trajectory)
     spoke = any(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies)
     if is_failed(trajectory) or trajectory.reward is None:
-        return Judged(trajectory, None, None, spoke)
+        return EpisodeResult(trajectory, None, None, spoke)
     final = is_right(trajectory.reward, trajectory.parts)
     if not spoke:
-        return Judged(trajectory, final, final, spoke)
+        return EpisodeResult(trajectory, final, final, spoke)
     try:
         first = await score_answer(scorer, trajectory, before)
     except ScoringFailed:  # the final answer has its score; of the first nothing is known
         first = None
-    return Judged(trajectory, None if first is None else is_right(first.reward, first.parts), final, spoke)
+    return EpisodeResult(trajectory, None if first is None else is_right(first.reward, first.parts), final, spoke)
 
 
-async def judge_all(trajectories: Sequence[Trajectory], scorers: Mapping[str, Scorer]) -> list[Judged]:
+async def grade_all(trajectories: Sequence[Trajectory], scorers: Mapping[str, Scorer]) -> list[EpisodeResult]:
     """`judge` for all of them, many at once: a first answer costs as much scoring as a final one."""
     return await each(lambda one: judge(one, scorers[one.sample.data_source]), trajectories, AT_ONCE)
 
 
 def summarise(
-    data_source: str, judged: Sequence[Judged], declared: Mapping[str, TaskMetrics] | None = None
+    data_source: str, judged: Sequence[EpisodeResult], declared: Mapping[str, TaskMetrics] | None = None
 ) -> SourceReport:
     """The numbers of one data source; `declared` are the metrics of a run's own task."""
     good = [entry for entry in judged if entry.right is not None]
@@ -149,7 +149,7 @@ def summarise(
     )
 
 
-def _metrics(entry: Judged) -> list[Metric]:
+def _metrics(entry: EpisodeResult) -> list[Metric]:
     trajectory = entry.trajectory
     said = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
     valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from turnwise.choices import Advantage
+from turnwise.concurrency import each
 from turnwise.config import Config, ScoringConfig
 from turnwise.errors import ConfigError, StorageError
 from turnwise.files import cannot
@@ -20,7 +21,6 @@ from turnwise.scoring.service import Scoring
 from turnwise.storage.images import recalled, with_copies
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
-from turnwise.together import each
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
 from turnwise.types import Trajectory, is_right

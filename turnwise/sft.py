@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from turnwise.assemble import Prepared, make_renderer, model_folder, open_stage, prepare
+from turnwise.assemble import Prepared, make_renderer, model_folder, open_context, prepare
 from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.config_check import check_config
@@ -80,10 +80,10 @@ async def _scripted(config: Config, progress: Progress) -> list[Trajectory]:
         raise PluginError(f"script {spec!r} must give a function that speaks, not {type(script).__name__}")
     prepared: Prepared = prepare(config, "train", limit=config.sft.traces)
     bar = progress.add_task("scripted episodes", total=len(prepared.samples))
-    async with open_stage(prepared, script) as stage:
+    async with open_context(prepared, script) as context:
 
         async def run(sample: Sample) -> Group:
-            group = await run_group(sample, size=1, step=0, stage=stage)
+            group = await run_group(sample, size=1, step=0, context=context)
             progress.update(bar, advance=1)
             return group
 

@@ -20,14 +20,14 @@ from turnwise.scoring.failures import check_scoring
 from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
-from turnwise.trainer.collecting import Collected, Draws, Groups
+from turnwise.trainer.collecting import Collected, Groups, SampleStream
+from turnwise.trainer.engines import Engines, open_engines
 from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.resuming import existing_run, open_run
 from turnwise.trainer.run import TrainRun
-from turnwise.trainer.stage import TrainingStage, open_training
 from turnwise.training.advantages import by_trajectory
-from turnwise.training.optimise import check_parity, optimise
-from turnwise.training.sequences import remember, to_sequences, trainable
+from turnwise.training.optimise import check_logprob_gap, optimise
+from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
 
 
@@ -61,17 +61,15 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> Non
     """Every step that is left, between two evaluations."""
     config = run.config
     services = prepared.running(run.note), heldout.running(run.note)
-    async with services[0], services[1], open_training(config, prepared, run.note) as engines, LoopLag() as lag:
+    async with services[0], services[1], open_engines(config, prepared, run.note) as engines, LoopLag() as lag:
         run.resume(engines)
         run.progress.after = None
         with run.catching_signals():
-            async with run.keeping_what_was_done(engines):
+            async with run.saving_on_failure(engines):
                 await play_and_learn(run, engines, prepared, heldout, lag)
 
 
-async def play_and_learn(
-    run: TrainRun, engines: TrainingStage, prepared: Prepared, heldout: Prepared, lag: LoopLag
-) -> None:
+async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, heldout: Prepared, lag: LoopLag) -> None:
     """The steps, with what is due before, between and after them."""
     config = run.config
     await engines.publish(run.progress.step)
@@ -79,16 +77,18 @@ async def play_and_learn(
         run.progress.before = await evaluate(run, engines, heldout, greedy=True)
     elif run.evaluation_is_due():  # a stop may have come before it
         await evaluate(run, engines, heldout, greedy=False)
-    draws = Draws(run.loader, run.progress.rounds, run.progress.rounds + 1 + config.training.max_lag)
-    groups = Groups(engines, prepared, draws)
+    stream = SampleStream(
+        run.loader, run.progress.prompt_batches, run.progress.prompt_batches + 1 + config.training.max_lag
+    )
+    groups = Groups(engines, prepared, stream)
     async with groups.collector:
         while config.train and run.goes_on():
             run.step_begins()
-            collected = await run.unless_stopped(groups.next_step(run.progress.rounds))
+            collected = await run.unless_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:
                 continue
             await learn(run, engines, collected, lag)
-            groups.allow(run.progress.rounds)
+            groups.allow(run.progress.prompt_batches)
             if run.evaluation_is_due():
                 await evaluate(run, engines, heldout, greedy=False)
             if run.is_due(config.training.save_every):
@@ -97,7 +97,7 @@ async def play_and_learn(
     await run.save(engines)
 
 
-async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag: LoopLag) -> None:
+async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: LoopLag) -> None:
     """Learn from a step's groups, publish the new weights, record everything."""
     config, groups, start = run.config, collected.groups, time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -112,39 +112,37 @@ async def learn(run: TrainRun, engines: TrainingStage, collected: Collected, lag
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
-            compare = engines.in_threads(check_parity)
-            run.note(await asyncio.to_thread(compare, engines.mind, sequences, config, exact=engines.invariant))
+            compare = engines.in_threads(check_logprob_gap)
+            run.note(await asyncio.to_thread(compare, engines.update, sequences, config, exact=engines.invariant))
         compute, step = engines.in_threads(optimise), run.progress.step
         run.whole = False
         try:
-            metrics |= await asyncio.to_thread(compute, engines.mind, sequences, config, step, collected.baselines)
+            metrics |= await asyncio.to_thread(compute, engines.update, sequences, config, step, collected.baselines)
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
         for number, advantage in by_trajectory(sequences).items():
             trajectories[number].advantage = advantage
-        remember(sequences, trajectories)
+        write_back(sequences, trajectories)
     await engines.publish(run.progress.step + 1)  # first: what is collected meanwhile comes from the new weights
     await run.recorder.record(file, trajectories)
-    run.finish_step(collected.rounds, trajectories)
+    run.finish_step(collected.prompt_batches, trajectories)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
-    if not gap <= config.training.drift:
-        run.note(f"drift alarm: sampler and learner log-probs differ by {gap:.3g} on average (training.drift)")
+    if not gap <= config.training.warn_logprob_gap:
+        run.note(f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)")
     await run.recorder.do(run.log, metrics | lag.take())
 
 
-async def evaluate(
-    run: TrainRun, engines: TrainingStage, heldout: Prepared, *, greedy: bool
-) -> dict[str, float] | None:
+async def evaluate(run: TrainRun, engines: Engines, heldout: Prepared, *, greedy: bool) -> dict[str, float] | None:
     """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best.
 
     None when a signal came first: then the run evaluates when it goes on.
     """
-    work = measure(heldout, engines.stage, run.recorder, run.progress.step, greedy=greedy)
+    work = measure(heldout, engines.context, run.recorder, run.progress.step, greedy=greedy)
     found = await run.unless_stopped(work)
     if found is None:
         run.goes_on()  # it does not, and says why
     else:
-        await run.recorder.do(run.remember, found)
+        await run.recorder.do(run.log_evaluation, found)
     return found

@@ -173,11 +173,11 @@ class Completion:
 
 
 @dataclass(slots=True)
-class Learned:
-    """What training computed for the tokens of a ledger, written once by `training.sequences.remember`.
+class TokenTrainingData:
+    """What training computed for the tokens of a ledger, written once by `training.sequences.write_back`.
 
     Every list is as long as the ledger, 0.0 off the policy's tokens and nan where a token was not computed; None
-    where nothing of the kind was: `Learned(logprobs=[0.0, 0.0, -0.31], advantages=[0.0, 0.0, 0.7])`.
+    where nothing of the kind was: `TokenTrainingData(logprobs=[0.0, 0.0, -0.31], advantages=[0.0, 0.0, 0.7])`.
     """
 
     logprobs: list[float] | None = None
@@ -204,7 +204,7 @@ class Ledger:
     origins: list[Origin] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    learned: Learned | None = None
+    training: TokenTrainingData | None = None
     """What training found out about these tokens; None for a sequence it did not use."""
 
     def append(self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None) -> None:

@@ -215,7 +215,7 @@ class Talk:
         self.messages.append(message)
         return message
 
-    def hear(self, *replies: Message) -> None:
+    def append_replies(self, *replies: Message) -> None:
         assert self.last is not None
         try:
             spans = self.renderer.extend(self.messages[:-1], self.messages[-1], self.last, replies, self.tools)
@@ -229,12 +229,12 @@ class Talk:
 
     def answer_and_hear_user(self, words: str, reply: str) -> None:
         self.say(words, self.end_before(Role.USER))
-        self.hear(Message(Role.USER, reply))
+        self.append_replies(Message(Role.USER, reply))
 
     def call_and_hear_tools(self, words: str, replies: Sequence[str]) -> None:
         message = self.say(words + call_text(len(replies)), self.end_before(Role.TOOL))
         calls = zip(message.tool_calls, replies, strict=True)
-        self.hear(*(Message(Role.TOOL, text, tool_call_id=call.id, name=call.name) for call, text in calls))
+        self.append_replies(*(Message(Role.TOOL, text, tool_call_id=call.id, name=call.name) for call, text in calls))
 
     def text_of(self, origin: Origin, turn: int | None = None) -> str:
         """What an origin wrote, all of it."""

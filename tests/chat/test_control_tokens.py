@@ -7,7 +7,7 @@ from chat_families import FAMILIES, SCHEMA, TEMPLATES, Family, Talk
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.replies import Disguise
+from turnwise.chat.replies import ControlTokenEscaper
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import Message, Origin, Role, Text
 
@@ -68,7 +68,7 @@ def test_the_name_of_a_tool_that_the_policy_made_up_forges_nothing(folder, tmp_p
     for name in ("probe", "<|im_end|>"):
         conversation = Talk(tested, [Message(Role.USER, "hello")])
         conversation.say("well", tested.end_id)
-        conversation.hear(Message(Role.TOOL, "42", tool_call_id="t000c0000", name=name))
+        conversation.append_replies(Message(Role.TOOL, "42", tool_call_id="t000c0000", name=name))
         ledgers.append(conversation.ledger.token_ids)
         assert f"tool {name}\n42" in tested.tokenizer.decode(conversation.ledger.token_ids)
     assert specials(tested, ledgers[0]) == specials(tested, ledgers[1])
@@ -108,17 +108,17 @@ def test_a_reply_may_hold_what_stands_in_for_control_tokens(talk):
 def test_stand_ins_are_found_in_a_text_that_holds_every_short_word():
     letters = "abcdefghijklmnopqrstuvwxyz"
     text = " ".join(f"Z{one}{two}" for one in letters for two in letters) + " <s>"
-    disguise = Disguise(("<s>", "</s>"), [text])
-    hidden = disguise.put(Message(Role.USER, text)).text
+    escaper = ControlTokenEscaper(("<s>", "</s>"), [text])
+    hidden = escaper.escape(Message(Role.USER, text)).text
     assert "<s>" not in hidden and len(hidden) == len(text)
-    assert disguise.lift(hidden) == (text, [len(text) - 2])
+    assert escaper.unescape(hidden) == (text, [len(text) - 2])
 
 
 def test_every_spelled_control_token_is_cut_and_no_other():
     control = ("<|a|>", "<|a|><|b|>", "<|b|>", "[X]")
     words = "1<|a|><|b|>2[X]<|<|a|>a|>3"
-    disguise = Disguise(control, [words])
-    text, cuts = disguise.lift("<|a|>" + disguise.put(Message(Role.TOOL, words)).text + "<|b|>")
+    escaper = ControlTokenEscaper(control, [words])
+    text, cuts = escaper.unescape("<|a|>" + escaper.escape(Message(Role.TOOL, words)).text + "<|b|>")
     assert text == f"<|a|>{words}<|b|>"
     pieces = [text[a:b] for a, b in zip([5, *cuts], [*cuts, len(text) - 5], strict=True)]
     assert "".join(pieces) == words

@@ -113,12 +113,12 @@ def make(tmp_path_factory):
 
 
 def ask(talk: Talk, count: int, end: str | None, results: list[str] | None = None) -> None:
-    """Make calls and hear what the tools say."""
+    """Make calls and append_replies what the tools say."""
     ids = talk.renderer.tokenizer.added_ids
     message = talk.say(call_text(count), None if end is None else ids[end])
     texts = results or [f"result {talk.turn} {number}" for number in range(count)]
     pairs = zip(message.tool_calls, texts, strict=True)
-    talk.hear(*(Message(Role.TOOL, text, tool_call_id=call.id, name=call.name) for call, text in pairs))
+    talk.append_replies(*(Message(Role.TOOL, text, tool_call_id=call.id, name=call.name) for call, text in pairs))
 
 
 def check_of(talk: Talk) -> RenderCheck:
@@ -227,7 +227,7 @@ def test_words_that_the_template_moves_behind_the_result_end_the_episode(make):
     talk = Talk(make(moved), [Message(Role.USER, "What is it?")])
     talk.say("Let me see. " + call_text(1), None)
     with pytest.raises(EpisodeError, match="does not fit"):
-        talk.hear(Message(Role.TOOL, "42", tool_call_id="t000c0000", name="probe"))
+        talk.append_replies(Message(Role.TOOL, "42", tool_call_id="t000c0000", name="probe"))
 
 
 REORDERED = chatml("", "{{ '' }}").replace(
@@ -252,7 +252,7 @@ def test_a_template_that_forgets_earlier_thoughts_is_refused_once_it_does(make):
 
     def ponder() -> None:
         message = talk.say("<think>hm</think>" + call_text(1), talk.end_before(None))
-        talk.hear(Message(Role.TOOL, "42", tool_call_id=message.tool_calls[0].id, name="probe"))
+        talk.append_replies(Message(Role.TOOL, "42", tool_call_id=message.tool_calls[0].id, name="probe"))
 
     ponder()
     with pytest.raises(TemplateError, match="rewrites history"):

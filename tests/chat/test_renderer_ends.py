@@ -24,7 +24,7 @@ def test_an_end_token_is_written_once(talk, name, words):
     for conversation, token in ((ended, end), (cut, None)):
         message = conversation.say(words, token)
         assert message.text == words, "the end token is not part of the words"
-        conversation.hear(Message(Role.USER, "Sure?"))
+        conversation.append_replies(Message(Role.USER, "Sure?"))
     text = ended.renderer.tokenizer.decode([end])
     assert suffix(cut).lstrip().startswith(text)
     assert suffix(ended).split() == suffix(cut).replace(text, "", 1).split()
@@ -42,7 +42,7 @@ def test_another_end_token_is_kept_and_the_templates_own_follows(talk, name):
     assert other != proper and {other, proper} <= conversation.renderer.stop_ids
     message = conversation.say("It is so.", other)
     assert message.text == "It is so."
-    conversation.hear(Message(Role.USER, "Sure?"))
+    conversation.append_replies(Message(Role.USER, "Sure?"))
     written = [
         i
         for i, origin in zip(conversation.ledger.token_ids, conversation.ledger.origins, strict=True)
@@ -57,7 +57,7 @@ def test_another_end_token_is_kept_and_the_templates_own_follows(talk, name):
 def test_white_space_that_a_template_puts_before_the_end_token_is_not_written_after_it(talk):
     conversation = talk("llama2")
     conversation.say(" It is so.", conversation.end_before(Role.USER))
-    conversation.hear(Message(Role.USER, "Sure?"))
+    conversation.append_replies(Message(Role.USER, "Sure?"))
     assert conversation.renderer.tokenizer.decode(conversation.ledger.token_ids).endswith(
         "It is so.</s><s>[INST] Sure? [/INST]"
     )
@@ -68,7 +68,7 @@ def test_a_role_that_ends_the_message_before_it_is_an_end_token(talk):
     stops = {conversation.renderer.tokenizer.decode([i]) for i in conversation.renderer.stop_ids}
     assert stops == {"<|endoftext|>", "<|user|>", "<|observation|>"}
     conversation.say("It is so.", conversation.end_before(Role.TOOL))  # expects a tool, but a user replies
-    conversation.hear(Message(Role.USER, "Sure?"))
+    conversation.append_replies(Message(Role.USER, "Sure?"))
     assert suffix(conversation) == "<|user|>\nSure?<|assistant|>\n"
 
 
@@ -99,7 +99,7 @@ def test_a_completion_cut_inside_a_character_keeps_its_tokens(talk):
     conversation.last = type(conversation.last)(tuple(ids[:-2]), (0.0,) * (len(ids) - 2), FinishReason.LENGTH, 0)
     conversation.messages[-1] = conversation.renderer.read(conversation.last, 0)
     assert conversation.messages[-1].text == "so \ufffd"
-    conversation.hear(Message(Role.USER, "What?"))
+    conversation.append_replies(Message(Role.USER, "What?"))
     assert suffix(conversation).startswith("<|im_end|>\n<|im_start|>user\nWhat?")
 
 
@@ -108,7 +108,7 @@ def test_control_tokens_in_the_middle_of_a_completion_stay_where_they_are(talk):
     ids = conversation.renderer.tokenizer.added_ids
     conversation.say("one<|im_start|>two", ids["<|im_end|>"])
     assert ids["<|im_start|>"] in conversation.last.token_ids
-    conversation.hear(Message(Role.USER, "Sure?"))
+    conversation.append_replies(Message(Role.USER, "Sure?"))
     conversation.say("Yes", ids["<|im_end|>"])
     assert conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools).exact
 
@@ -132,7 +132,7 @@ def test_after_a_tool_some_templates_open_no_reasoning(talk):
     conversation.call_and_hear_tools("hm</think>", ["42"])
     message = conversation.say("It is 42.", conversation.end_before(Role.USER))
     assert (message.reasoning, message.answer) == (None, "It is 42.")
-    conversation.hear(Message(Role.USER, "Sure?"))
+    conversation.append_replies(Message(Role.USER, "Sure?"))
     message = conversation.say("hm</think>Yes.", conversation.end_before(None))
     assert (message.reasoning, message.answer) == ("hm", "Yes.")
 

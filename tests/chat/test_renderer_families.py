@@ -178,7 +178,7 @@ def test_origins_and_turns_of_a_whole_conversation(name, talk):
 def test_a_template_without_control_tokens_keeps_the_text(talk, words):
     conversation = talk("plain")
     conversation.say(words, None)
-    conversation.hear(Message(Role.USER, "\nsure?\n"))
+    conversation.append_replies(Message(Role.USER, "\nsure?\n"))
     conversation.say("Sure", None)
     check = conversation.renderer.check(conversation.ledger, conversation.messages, conversation.tools)
     assert check.same_text
@@ -191,7 +191,7 @@ def test_a_tokenizer_with_prefix_spaces_adds_none_in_the_middle(talk, folder, re
     conversation = talk("llama2")
     for _ in range(2):
         conversation.say(" It is so. ", conversation.end_before(Role.USER))
-        conversation.hear(Message(Role.USER, reply))
+        conversation.append_replies(Message(Role.USER, reply))
     conversation.say(" Done ", conversation.end_before(None))
     assert_same_tokens(conversation, full_render(conversation, folder("llama2")))
 

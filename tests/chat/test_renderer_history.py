@@ -42,7 +42,7 @@ def test_words_that_were_cut_short_are_watched_too(talk, name, kwargs, words, be
     conversation = talk(name, **kwargs)
     conversation.say(words, None)
     with pytest.raises(TemplateError, match="rewrites history"):
-        conversation.hear(Message(Role.USER, "Sure?"))
+        conversation.append_replies(Message(Role.USER, "Sure?"))
 
 
 @pytest.mark.parametrize(("name", "kwargs", "words", "before", "after"), REWRITING)
@@ -144,7 +144,7 @@ def test_an_end_token_that_the_template_replaces_later_is_a_rewriting(talk):
     assert conversation.renderer.tokenizer.decode([returned]) == "<|return|>"
     conversation.say("It is so.", returned)
     with pytest.raises(TemplateError, match="It is so.<.return.>") as raised:
-        conversation.hear(Message(Role.USER, "Sure?"))
+        conversation.append_replies(Message(Role.USER, "Sure?"))
     assert "It is so.<|end|>" in str(raised.value)
     following = talk("harmony", History.SEGMENT)
     following.say("It is so.", returned)

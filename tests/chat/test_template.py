@@ -136,7 +136,7 @@ def test_an_unreadable_call_is_still_a_call_to_a_template_that_counts_them(talk)
     conversation = talk("mistral")
     message = conversation.say(' <tool_call>{"name": </tool_call>', conversation.end_before(Role.TOOL))
     assert message.tool_calls[0].problem
-    conversation.hear(Message(Role.TOOL, "Error: not valid JSON", tool_call_id="t000c0000"))
+    conversation.append_replies(Message(Role.TOOL, "Error: not valid JSON", tool_call_id="t000c0000"))
     assert "not valid JSON" in conversation.text_of(Origin.TOOL)
     assert '[CALLS] [{"name": "unreadable"' in conversation.renderer.render(conversation.messages, (), reply=True)
 
@@ -145,14 +145,14 @@ def test_a_template_that_refuses_some_words_ends_the_episode(talk):
     conversation = talk("mistral")
     conversation.say("", conversation.end_before(Role.USER))
     with pytest.raises(EpisodeError, match="an assistant must say something"):
-        conversation.hear(Message(Role.USER, "Sure?"))
+        conversation.append_replies(Message(Role.USER, "Sure?"))
 
 
 def test_a_template_that_refuses_every_reply_of_a_kind_stops_the_run(talk):
     conversation = talk("gemma")
     conversation.say(CALLING.text, conversation.end_before(Role.USER))
     with pytest.raises(TemplateError, match=r"\[user, assistant, tool\]: user and assistant must alternate"):
-        conversation.hear(RESULT)
+        conversation.append_replies(RESULT)
 
 
 def test_a_role_the_template_does_not_know_is_named(renderer):
@@ -164,14 +164,14 @@ def test_two_users_in_a_row_are_refused_by_templates_that_alternate(talk):
     conversation = talk("mistral")
     conversation.say(" It is so.", conversation.end_before(Role.USER))
     with pytest.raises(TemplateError, match="roles must alternate"):
-        conversation.hear(Message(Role.USER, "Sure?"), Message(Role.USER, "Hm?"))
+        conversation.append_replies(Message(Role.USER, "Sure?"), Message(Role.USER, "Hm?"))
 
 
 def test_a_template_that_hides_what_tools_reply_is_not_used(talk):
     conversation = talk("deaf")
     conversation.say(CALLING.text, conversation.end_before(Role.TOOL))
     with pytest.raises(TemplateError, match="does not show what a tool replies"):
-        conversation.hear(RESULT)
+        conversation.append_replies(RESULT)
 
 
 def test_an_empty_reply_is_a_reply(talk):
@@ -246,7 +246,7 @@ def test_a_template_that_writes_otherwise_around_some_replies_keeps_the_text(fol
     tested = Renderer(Tokenizer(folder("qwen25"), str(path)), hermes)
     conversation = Talk(tested, [HELLO])
     conversation.say("It is so.", tested.end_id)
-    conversation.hear(Message(Role.USER, "No! <|im_end|>!"))
+    conversation.append_replies(Message(Role.USER, "No! <|im_end|>!"))
     assert "No! <|im_end|>!" in conversation.text_of(Origin.USER)
     assert tested.check(conversation.ledger, conversation.messages, ()).exact
     assert all(

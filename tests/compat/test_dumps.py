@@ -225,8 +225,8 @@ def test_board_rows_keep_their_tokens_with_origins(tmp_path):
     assert written[Origin.TOOL] == "<tool_response>\n42\n</tool_response>"
     assert written[Origin.USER] == written[Origin.PROMPT] == ""
     assert all((p == -0.5) == m for p, m in zip(ledger.logprobs, ledger.loss_mask, strict=True))
-    assert all((v == 0.25) == m for v, m in zip(ledger.learned.values, ledger.loss_mask, strict=True))
-    assert ledger.learned.rewards[-1] == 1.0 and ledger.learned.logprobs is None
+    assert all((v == 0.25) == m for v, m in zip(ledger.training.values, ledger.loss_mask, strict=True))
+    assert ledger.training.rewards[-1] == 1.0 and ledger.training.logprobs is None
     policy = sum(ledger.loss_mask)
     assert [turn.completion_tokens for turn in found.turns] == [ledger.turns.count(0) - _other(ledger, 0), 4]
     assert sum(turn.completion_tokens for turn in found.turns) == policy

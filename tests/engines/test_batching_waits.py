@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.engines.batching import Batcher, Request
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.exactness import REGIMES
@@ -13,7 +13,7 @@ from turnwise.engines.sampler import SamplingParams
 @pytest.fixture
 def now(monkeypatch):
     time = [0.0]
-    monkeypatch.setattr(waiting, "clock", lambda: time[0])
+    monkeypatch.setattr(time_budget, "clock", lambda: time[0])
     return time
 
 

@@ -99,7 +99,7 @@ def test_company_changes_nothing(decoder: Decoder, regime: Regime) -> None:
     assert with_sampler(decoder, crowd, max_batch=16) == expected
 
 
-@pytest.mark.parametrize("options", [{"prefix_budget": 0}, {"parked_budget": 0}, {"prefix_budget": 20_000}])
+@pytest.mark.parametrize("options", [{"prefix_budget": 0}, {"session_budget": 0}, {"prefix_budget": 20_000}])
 def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[str, int]) -> None:
     start = prompt(150, seed=4)
     expected = alone(decoder, key(), start)
@@ -108,9 +108,9 @@ def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[s
         await two_turns(sampler, "before", key(9), start)
         result = await two_turns(sampler, "again", key(), start)
         reused = sampler.stats.reused_tokens
-        assert sampler.parked_bytes == 0 or "parked_budget" not in options
-        # 4 blocks of the prompt, the parked turn of 173 tokens, or the prompt and all blocks of the second turn.
-        assert {"prefix_budget": reused >= 346, "parked_budget": reused > 0}[next(iter(options))]
+        assert sampler.parked_bytes == 0 or "session_budget" not in options
+        # 4 blocks of the prompt, the cached turn of 173 tokens, or the prompt and all blocks of the second turn.
+        assert {"prefix_budget": reused >= 346, "session_budget": reused > 0}[next(iter(options))]
         return result
 
     assert with_sampler(decoder, body, **options) == expected

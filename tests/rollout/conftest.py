@@ -16,12 +16,12 @@ from turnwise.config import Config, RolloutConfig
 from turnwise.engines.sampler import NoiseKey, SamplingParams
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
 from turnwise.models.tiny.recipe import make_tokenizer
-from turnwise.rollout.episode import Stage, run_episode
+from turnwise.rollout.chat_backends import TokenBackend
+from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.group import run_group
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import TokenSpeaker
 from turnwise.rollout.toolbox import Toolbox, as_tool
-from turnwise.rollout.users import Interactions
 from turnwise.types import Completion, Group, Ledger, Message, Origin, Role, Sample, ToolCall, Trajectory
 
 
@@ -70,17 +70,17 @@ class RecordingSampler(ScriptedSampler):
 
 @dataclass
 class Show:
-    """A stage with its sampler and samples."""
+    """A context with its sampler and samples."""
 
-    stage: Stage
+    context: RolloutContext
     sampler: RecordingSampler
     samples: list[Sample]
 
     async def episode(self, number: int = 0, sibling: int = 0) -> Trajectory:
-        return await run_episode(self.samples[number], sibling=sibling, step=0, stage=self.stage)
+        return await run_episode(self.samples[number], sibling=sibling, step=0, context=self.context)
 
     async def group(self, size: int, number: int = 0) -> Group:
-        return await run_group(self.samples[number], size=size, step=0, stage=self.stage)
+        return await run_group(self.samples[number], size=size, step=0, context=self.context)
 
     def play(self, number: int = 0) -> Trajectory:
         return asyncio.run(self.episode(number))
@@ -160,10 +160,10 @@ class Theatre:
             context_length=context_length,
         )
 
-        def make_speaker(conversation: str, noise: NoiseKey, schemas: list[Any]) -> TokenSpeaker:
-            return TokenSpeaker(voice, sampler, config.sampling, schemas, noise, conversation)
+        def make_backend(conversation: str, noise: NoiseKey, schemas: list[Any]) -> TokenBackend:
+            return TokenBackend(voice, sampler, config.sampling, schemas, noise, conversation)
 
-        show = Show(Stage(config, plan, toolbox, interactions, make_speaker), sampler, chosen)
+        show = Show(RolloutContext(config, plan, toolbox, interactions, make_backend), sampler, chosen)
         self.shows.append(show)
         return show
 

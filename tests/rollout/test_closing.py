@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from turnwise.errors import EngineError, EpisodeError, PluginError
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
 from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.types import CallStatus, StopReason, ToolResult
@@ -103,9 +103,9 @@ class Visitor(BaseInteraction):
 
 @pytest.fixture(autouse=True)
 def scene(monkeypatch):
-    monkeypatch.setattr(strangers, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr("turnwise.rollout.toolbox.CLOSE_SECONDS", 0.3)
-    monkeypatch.setattr("turnwise.rollout.users.CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.rollout.interaction_sessions.CLOSE_SECONDS", 0.3)
     monkeypatch.setattr("turnwise.rollout.episode.LAST_WORD_SECONDS", 0.1)
     SCENE.__init__()
     return SCENE
@@ -161,7 +161,7 @@ def test_tool_error(show, what):
 
 def test_tool_timeout(show):
     SCENE.tool = "hang"
-    show.stage.config.rollout.tool_timeout = 0.05
+    show.context.config.rollout.tool_timeout = 0.05
     trajectory = play(show)
     assert [record.status for record in trajectory.calls] == [CallStatus.TIMEOUT]
     check_closed(show)
@@ -210,7 +210,7 @@ def test_errors_while_closing_are_on_the_trajectory_and_the_rest_is_closed(show,
 @pytest.mark.parametrize("where", ["tool", "opening", "user", "starting"])
 def test_time_budget(show, where):
     setattr(SCENE, where, "hang")
-    show.stage.config.rollout.max_seconds = 0.4
+    show.context.config.rollout.max_seconds = 0.4
     trajectory = play(show)
     assert trajectory.stop_reason is StopReason.TIME_BUDGET and trajectory.failure is None
     check_closed(show, opened={"tool": 1, "opening": 0, "user": 1, "starting": 0}[where])
@@ -218,7 +218,7 @@ def test_time_budget(show, where):
 
 def test_time_budget_with_a_session_that_opens_after_all_is_closed(show):
     SCENE.opening = "stubborn"
-    show.stage.config.rollout.max_seconds = 0.4
+    show.context.config.rollout.max_seconds = 0.4
     assert play(show).stop_reason is StopReason.TIME_BUDGET
     check_closed(show, opened=1)
 

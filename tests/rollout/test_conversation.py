@@ -92,8 +92,8 @@ def test_a_users_loop_that_raises_ends_its_episode_and_not_the_run(theatre, loop
 
 def test_a_bug_of_a_built_in_loop_stops_the_run(theatre):
     show = theatre.show(["hm"])
-    broken = replace(show.stage.plan.route(show.samples[0]), loop=raises)
-    show.stage.plan.route = lambda sample: broken
+    broken = replace(show.context.plan.route(show.samples[0]), loop=raises)
+    show.context.plan.route = lambda sample: broken
     with pytest.raises(ZeroDivisionError, match="a bug of the loop"):
         show.play()
 

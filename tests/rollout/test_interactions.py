@@ -75,7 +75,7 @@ def test_gsm8k_needs_a_ground_truth(theatre, sample):
 def test_gsm8k_in_an_episode_forgets_it(theatre):
     show = theatre.show(["#### 41", "#### 42"], interaction="gsm8k")
     trajectory = show.play()
-    user = show.stage.interactions.get("gsm8k")
+    user = show.context.interactions.get("gsm8k")
     assert trajectory.stop_reason is StopReason.USER_ENDED
     assert [turn.user_score for turn in trajectory.turns] == [0.0, 1.0]
     assert trajectory.artifacts["interaction_score"] == 1.0
@@ -91,7 +91,7 @@ def test_gsm8k_forgets_many_episodes(theatre, sample):
 
     trajectories = asyncio.run(main())
     assert [len(t.turns) for t in trajectories] == [min(n + 1, 9) for n in range(20)]
-    assert show.stage.interactions.get("gsm8k")._truth == {}
+    assert show.context.interactions.get("gsm8k")._truth == {}
 
 
 def test_gsm8k_takes_no_options():
@@ -106,7 +106,7 @@ def test_code_verify_doubts_as_often_as_told(theatre, times):
     assert trajectory.stop_reason is StopReason.USER_ENDED
     assert [m.text for turn in trajectory.turns for m in turn.replies] == [FEEDBACK] * times
     assert len(trajectory.turns) == times + 1
-    assert show.stage.interactions.get("code_verify")._asked == {}
+    assert show.context.interactions.get("code_verify")._asked == {}
     assert [turn.user_score for turn in trajectory.turns] == [None] * (times + 1)
 
 

@@ -6,10 +6,10 @@ from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.rollout.agent_loops.single_turn import single_turn
 from turnwise.rollout.agent_loops.tool_calling import tool_calling
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
-from turnwise.rollout.users import Interactions
 from turnwise.types import InteractionSpec, Sample
 
 ME = __name__

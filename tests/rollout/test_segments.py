@@ -100,12 +100,12 @@ def test_the_token_budget_counts_what_was_said_once(theatre, segmenting):
     used = policy + len(segmenting.tokenizer.encode(free.turns[0].replies[0].text).ids)
     for budget, reason in ((used, StopReason.USER_ENDED), (used - 1, StopReason.TOKEN_BUDGET)):
         show = theatre.show(said, **settings)
-        show.stage.config.rollout.max_tokens = budget
+        show.context.config.rollout.max_tokens = budget
         trajectory = show.play()
         assert trajectory.stop_reason is reason, budget
         assert len(trajectory.turns) == 2
     show = theatre.show(said, **settings)
-    show.stage.config.rollout.max_tokens = free.turns[0].completion_tokens + 3
+    show.context.config.rollout.max_tokens = free.turns[0].completion_tokens + 3
     trajectory = show.play()
     assert (trajectory.stop_reason, len(trajectory.segments)) == (StopReason.TOKEN_BUDGET, 1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.choices import ExcessCalls
 from turnwise.errors import EpisodeError
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
@@ -79,7 +79,7 @@ def watched(theatre, said, *, tools=(calculate,), times=10**9, user="Watcher", *
 def check(show, reason, *, last, turns, user="Watcher"):
     """The reason stands, the ledger is exact, the last answer is there and the user has seen it, once."""
     trajectory = show.play()
-    watcher = show.stage.interactions.get(f"{ME}:{user}")
+    watcher = show.context.interactions.get(f"{ME}:{user}")
     show.check_tokens(trajectory)
     assert trajectory.stop_reason is reason
     assert trajectory.failure is None
@@ -112,7 +112,7 @@ def test_user_ended(theatre):
 def test_token_budget_inside_an_answer(theatre, renderer):
     said = "one two three four five six seven"
     show = watched(theatre, [said])
-    show.stage.config.rollout.max_tokens = 5
+    show.context.config.rollout.max_tokens = 5
     trajectory, _ = check(
         show, StopReason.TOKEN_BUDGET, last=renderer.tokenizer.decode(renderer.tokenizer.encode(said).ids[:5]), turns=1
     )
@@ -127,7 +127,7 @@ def test_token_budget_by_replies_and_exact_fit(theatre, call):
     used = free.turns[1].start - free.turns[0].start
     for budget, turns, reason in ((used + 1, 2, StopReason.TOKEN_BUDGET), (used, 1, StopReason.TOKEN_BUDGET)):
         show = watched(theatre, said, tools=[shout])
-        show.stage.config.rollout.max_tokens = budget
+        show.context.config.rollout.max_tokens = budget
         trajectory, _ = check(
             show, reason, last=free.answers[0].text if turns == 1 else trajectory_text(theatre, free, 1), turns=turns
         )
@@ -157,7 +157,7 @@ def test_turn_truncated_inside_a_tool_call_runs_nothing(theatre, call):
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.TURN_TRUNCATED
     assert trajectory.calls == []
-    assert show.stage.interactions.get(f"{ME}:Watcher").seen == [trajectory.answers[0].text]
+    assert show.context.interactions.get(f"{ME}:Watcher").seen == [trajectory.answers[0].text]
 
 
 @pytest.mark.parametrize("spare", [0, 1])
@@ -177,12 +177,12 @@ def test_context_full_before_the_first_word(theatre):
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL
     assert trajectory.turns == [] and trajectory.answers == []
     assert trajectory.render_check is None
-    assert show.stage.interactions.get(f"{ME}:Watcher").live == {}
+    assert show.context.interactions.get(f"{ME}:Watcher").live == {}
 
 
 def test_the_tighter_of_two_limits_is_the_reason(theatre):
     show = watched(theatre, ["one two three four five six"], max_tokens=3)
-    show.stage.config.rollout.max_tokens = 2
+    show.context.config.rollout.max_tokens = 2
     assert show.play().stop_reason is StopReason.TOKEN_BUDGET
 
 
@@ -291,7 +291,7 @@ def test_waiting_for_a_tools_slot_is_not_the_episodes_time(theatre, call, monkey
             return self.now
 
     loop = Loop()
-    monkeypatch.setattr(waiting, "clock", loop.time)
+    monkeypatch.setattr(time_budget, "clock", loop.time)
 
     @tool(concurrency=1, timeout=1e6)
     async def slow() -> str:
@@ -314,7 +314,7 @@ def test_failed(theatre, call, kind):
     if kind == "sampler":
         show.sampler.error, show.sampler.error_at = EpisodeError("the engine lost the request"), 1
     trajectory = show.play()
-    watcher = show.stage.interactions.get(f"{ME}:Watcher")
+    watcher = show.context.interactions.get(f"{ME}:Watcher")
     assert trajectory.stop_reason is StopReason.FAILED
     assert trajectory.failure == ("the engine lost the request" if kind == "sampler" else "the sandbox is gone")
     assert trajectory.answers[0].text == "a" == watcher.seen[0]

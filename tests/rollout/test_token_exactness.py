@@ -70,8 +70,8 @@ def test_render_check_is_exact_for_plain_conversations(theatre, call):
     show.check_tokens(trajectory)
     assert trajectory.render_check.exact
     text = show.sampler._tokenizer.decode(trajectory.segments[0].token_ids)
-    assert text == show.stage.make_speaker("x", None, []).renderer.render(
-        trajectory.messages, show.stage.toolbox.schemas(["calculate"]), reply=False
+    assert text == show.context.make_backend("x", None, []).renderer.render(
+        trajectory.messages, show.context.toolbox.schemas(["calculate"]), reply=False
     ).removesuffix("\n")
 
 

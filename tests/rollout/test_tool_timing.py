@@ -7,7 +7,7 @@ import pytest
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import EpisodeError, PluginError
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
 from turnwise.types import CallStatus, Sample, ToolCall
@@ -43,7 +43,7 @@ def test_a_hanging_thread_is_left_behind_and_the_loop_goes_on(one):
 
 
 def test_a_coroutine_that_ignores_cancellation_is_left_behind(monkeypatch):
-    monkeypatch.setattr(strangers, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 0.05)
     stop = False
 
     @tool(timeout=0.05)
@@ -68,8 +68,8 @@ def test_a_coroutine_that_ignores_cancellation_is_left_behind(monkeypatch):
 
 
 def test_too_many_hanging_calls_stop_the_run(monkeypatch, one):
-    monkeypatch.setattr(strangers, "MAX_LEFT_BEHIND", 3)
-    monkeypatch.setattr(strangers, "_left_behind", [])
+    monkeypatch.setattr(plugin_calls, "MAX_LEAKED", 3)
+    monkeypatch.setattr(plugin_calls, "_leaked", [])
     release = threading.Event()
 
     @tool(timeout=0.01)
@@ -85,7 +85,7 @@ def test_too_many_hanging_calls_stop_the_run(monkeypatch, one):
             one(blocks)
     finally:
         release.set()
-    for thread in [entry for entry in strangers._left_behind if isinstance(entry, threading.Thread)]:
+    for thread in [entry for entry in plugin_calls._leaked if isinstance(entry, threading.Thread)]:
         thread.join(10)
     assert one(blocks)[1].status is CallStatus.OK, "those that came back are no longer counted"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox.inside import numbers
+from turnwise.sandbox.inside import syscall_numbers
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.results import Result, Status
@@ -108,7 +108,7 @@ class Arena:
         return self.do(work())
 
     def prelude(self, names: dict[str, Any]) -> str:
-        known = {"NUMBERS": numbers.table(platform.machine()), "SCRATCH": self.limits.scratch, **names}
+        known = {"NUMBERS": syscall_numbers.table(platform.machine()), "SCRATCH": self.limits.scratch, **names}
         return PRELUDE + "\n".join(f"{name} = {value!r}" for name, value in known.items())
 
     def attack(self, body: str, seconds: float | None = None, **names: Any) -> Attempt:
@@ -148,7 +148,7 @@ class Arena:
 
 
 def eventually(condition: Callable[[], bool], limit: float = 5) -> bool:
-    """Whether it becomes true; the kernel takes a moment to bury processes."""
+    """Whether it becomes true; the kernel takes a moment to reap processes."""
     end = time.monotonic() + limit
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.005)

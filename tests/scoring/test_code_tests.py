@@ -14,7 +14,7 @@ from turnwise.scoring import code_sandbox
 from turnwise.scoring.code_cases import cases_of, literal, same_output, same_value
 from turnwise.scoring.code_sandbox import CodeSandbox
 from turnwise.scoring.code_tests import code_tests, fenced, programs
-from turnwise.scoring.held import close_held
+from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score
 from turnwise.types import (
     CallRecord,
@@ -49,7 +49,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     yield made
-    made.run_until_complete(close_held())
+    made.run_until_complete(close_loop_resources())
     made.close()
 
 

@@ -18,8 +18,8 @@ from PIL import Image as Pillow
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed
 from turnwise.plugins import load
-from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.verdict import Verdict
+from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.scoring.tapo import is_well_formed
@@ -86,7 +86,7 @@ def score(trajectory: Trajectory, **options: Any) -> Score:
         try:
             return await evaluate(ScorerSpec("tapo", {"judge": BY_WORDS, **options}).make(), trajectory)
         finally:
-            await close_held()
+            await close_loop_resources()
 
     return asyncio.run(run())
 
@@ -152,7 +152,7 @@ def test_a_turn_on_red_gets_its_penalty_and_is_not_judged() -> None:
     found = score(episode(step(0, "grade 1"), step(1, "grade 1", code="print('7')")))
     assert found.turns == {0: {"tool": 1.0}, 1: {"tool": -0.5}} and len(asked()) == 1
     assert found.parts["tool"] == 0.25
-    harsher = score(episode(step(0, "grade 1", code="print('7')")), red_lines={"print_only": -1.0})
+    harsher = score(episode(step(0, "grade 1", code="print('7')")), tool_misuse={"print_only": -1.0})
     assert harsher.turns == {0: {"tool": -1.0}} and harsher.reward == pytest.approx(1.3 - 0.5)
 
 
@@ -236,7 +236,7 @@ def test_a_judge_that_cannot_be_reached_leaves_the_trajectory_without_a_reward()
 
     async def run() -> None:
         await apply(ScorerSpec("tapo", {"judge": BY_WORDS}).make(), trajectory)
-        await close_held()
+        await close_loop_resources()
 
     asyncio.run(run())
     assert trajectory.reward is None and trajectory.failure == "scoring: the judge is down"
@@ -258,7 +258,7 @@ def test_a_grade_outside_the_scale_is_a_failure_and_no_score() -> None:
         ({"need": {"other": "search"}}, ConfigError, "unknown data source 'look'"),
         ({"view": "all"}, ConfigError, "unknown view 'all'"),
         ({"needless": 0.5}, ConfigError, "needless must lie between -1 and 0"),
-        ({"red_lines": {"x": -0.5}}, ConfigError, "unknown red line 'x'"),
+        ({"tool_misuse": {"x": -0.5}}, ConfigError, "unknown red line 'x'"),
         ({"max_crops": 1}, ConfigError, "did you mean 'max_crop'"),
     ],
 )
@@ -303,7 +303,7 @@ def test_it_is_a_scorer_by_name_with_options_and_weights_from_the_config(tmp_pat
     async def run() -> None:
         async with scoring.running():
             await apply(scoring.scorers["look"], trajectory)
-        await close_held()
+        await close_loop_resources()
 
     asyncio.run(run())
     assert (

@@ -13,7 +13,6 @@ from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
-    Learned,
     Ledger,
     Message,
     Origin,
@@ -21,6 +20,7 @@ from turnwise.types import (
     Role,
     Sample,
     StopReason,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -44,7 +44,7 @@ def trajectory(number=0, **changes):
     ledger.append([3, 4], Origin.POLICY, 0, [-0.5, -1.0])
     ledger.append([5], Origin.TOOL, 0)
     ledger.append([6, 7], Origin.POLICY, 1, [-0.125, -0.25])
-    ledger.learned = Learned(
+    ledger.training = TokenTrainingData(
         logprobs=[0, 0, -0.5, -1.5, 0, -0.125, -0.25],
         entropies=[0, 0, 1.0, 3.0, 0, math.nan, 2.0],
         advantages=[0.0] * 7,
@@ -174,7 +174,7 @@ def test_texts_are_those_of_the_messages(run):
 def test_learned_numbers_come_back_and_must_fit(run):
     record(run, "eval/step_000003.parquet", [trajectory()])
     ledger = read_trajectories(run.path / "eval/step_000003.parquet")[0].segments[0]
-    assert ledger.learned is not None and ledger.learned.logprobs == [
+    assert ledger.training is not None and ledger.training.logprobs == [
         0,
         0,
         -0.5,
@@ -183,9 +183,9 @@ def test_learned_numbers_come_back_and_must_fit(run):
         -0.125,
         -0.25,
     ]
-    assert ledger.learned.values is None and math.isnan(ledger.learned.entropies[5])
+    assert ledger.training.values is None and math.isnan(ledger.training.entropies[5])
     broken = trajectory()
-    broken.segments[0].learned = Learned(values=[1.0])
-    with pytest.raises(StorageError, match="1 learned values for 7 tokens"):
+    broken.segments[0].training = TokenTrainingData(values=[1.0])
+    with pytest.raises(StorageError, match="1 training values for 7 tokens"):
         record(run, "eval/step_000004.parquet", [broken])
     assert not (run.path / "eval/step_000004.parquet").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.errors import StorageError, TurnwiseError
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.status import State, Telling, read_status
+from turnwise.storage.status import State, StatusWriter, read_status
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def test_a_run_that_never_said_anything_has_no_status(run):
 
 
 def test_it_tells_where_it_is_and_how_it_ended(run):
-    with Telling(run, "train", steps=4) as telling:
+    with StatusWriter(run, "train", steps=4) as status:
         begun = read_status(run)
         assert begun and (begun.state, begun.step, begun.steps) == (State.RUNNING, 0, 4)
         assert (begun.pid, begun.host) == (os.getpid(), socket.gethostname())
-        telling.at(3)
+        status.at(3)
         now = read_status(run)
         assert now and now.step == 3 and now.updated >= begun.updated
-        telling.end, telling.reason = State.STOPPED, "stopped by a signal"
+        status.end, status.reason = State.STOPPED, "stopped by a signal"
     ended = read_status(run)
     assert ended and (ended.state, ended.reason, ended.step) == (State.STOPPED, "stopped by a signal", 3)
     assert ended.started == begun.started
@@ -45,7 +45,7 @@ def test_it_tells_where_it_is_and_how_it_ended(run):
 )
 def test_an_error_is_told_and_goes_on(run, error, state, reason):
     with pytest.raises(type(error)):
-        with Telling(run, "eval"):
+        with StatusWriter(run, "eval"):
             raise error
     found = read_status(run)
     assert found and (found.state, found.reason) == (state, reason)
@@ -53,7 +53,7 @@ def test_an_error_is_told_and_goes_on(run, error, state, reason):
 
 def test_the_error_is_the_news_also_when_nothing_can_be_written(run):
     with pytest.raises(ValueError, match="first"):
-        with Telling(run, "eval"):
+        with StatusWriter(run, "eval"):
             (run.path / "status.json").unlink()
             (run.path / "status.json").mkdir()
             raise ValueError("first")

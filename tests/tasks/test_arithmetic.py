@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.assemble import open_stage, prepare
+from turnwise.assemble import open_context, prepare
 from turnwise.compose import configure
 from turnwise.data.loader import load_samples
 from turnwise.errors import DataError
@@ -75,8 +75,8 @@ def test_scripted_traces_err_systematically_and_recover_from_broken_calls() -> N
     prepared = prepare(config, "train", limit=400)
 
     async def play() -> list[Trajectory]:
-        async with open_stage(prepared, script(config.seed)) as stage:
-            groups = [await run_group(sample, size=1, step=0, stage=stage) for sample in prepared.samples]
+        async with open_context(prepared, script(config.seed)) as context:
+            groups = [await run_group(sample, size=1, step=0, context=context) for sample in prepared.samples]
         return [group.trajectories[0] for group in groups]
 
     trajectories = asyncio.run(play())

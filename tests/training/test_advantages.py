@@ -23,7 +23,7 @@ from turnwise.training.sequences import LEFT_OUT
 
 
 def test_gae_by_hand_over_a_tool_span():
-    # Policy tokens 0, 1 and 4; gamma 0.9, lam 0.8, reward 1 on the last. From the end:
+    # Policy tokens 0, 1 and 4; gamma 0.9, gae_lambda 0.8, reward 1 on the last. From the end:
     # d3 = 1 - 0.5 = 0.5; d2 = 0.9 * 0.5 - 0.4 = 0.05, A2 = 0.05 + 0.72 * 0.5 = 0.41;
     # d1 = 0.9 * 0.4 - 0.2 = 0.16, A1 = 0.16 + 0.72 * 0.41 = 0.4552.
     mask = [True, True, False, False, True, False]
@@ -33,11 +33,11 @@ def test_gae_by_hand_over_a_tool_span():
     assert returns == pytest.approx([0.6552, 0.81, 0, 0, 1.0, 0])
 
 
-def slow_gae(rewards, values, gamma, lam):
-    """The definition: the sum over later deltas of (gamma lam)^k delta."""
+def slow_gae(rewards, values, gamma, gae_lambda):
+    """The definition: the sum over later deltas of (gamma gae_lambda)^k delta."""
     following = np.append(values[1:], 0.0)
     deltas = np.array(rewards) + gamma * following - np.array(values)
-    weights = (gamma * lam) ** np.arange(len(deltas))
+    weights = (gamma * gae_lambda) ** np.arange(len(deltas))
     return [float((weights[: len(deltas) - t] * deltas[t:]).sum()) for t in range(len(deltas))]
 
 
@@ -47,11 +47,11 @@ tokens = st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_si
 
 @settings(max_examples=150, deadline=None)
 @given(tokens, st.floats(0, 1), st.floats(0, 1))
-def test_gae_is_gae_on_the_compacted_sequence(row, gamma, lam):
+def test_gae_is_gae_on_the_compacted_sequence(row, gamma, gae_lambda):
     rewards, values, mask = (list(column) for column in zip(*row, strict=True))
-    advantages, returns = gae(rewards, values, mask, gamma, lam)
+    advantages, returns = gae(rewards, values, mask, gamma, gae_lambda)
     kept = [(r, v) for r, v, flag in row if flag]
-    expected = slow_gae([r for r, _ in kept], [v for _, v in kept], gamma, lam) if kept else []
+    expected = slow_gae([r for r, _ in kept], [v for _, v in kept], gamma, gae_lambda) if kept else []
     assert [a for a, flag in zip(advantages, mask, strict=True) if flag] == pytest.approx(expected, abs=1e-9)
     compact = [a + v for a, (_, v) in zip(expected, kept, strict=True)]
     assert [g for g, flag in zip(returns, mask, strict=True) if flag] == pytest.approx(compact, abs=1e-9)
@@ -64,19 +64,19 @@ def test_gae_refuses_misaligned_rows():
 
 
 def test_the_reward_lands_on_the_last_policy_token_even_when_a_user_has_the_last_word(draw):
-    """With gamma = lam = 1 and values 0 every policy token gets the reward; verl's placement would give 0."""
+    """With gamma = gae_lambda = 1 and values 0 every policy token gets the reward; verl's placement would give 0."""
     made = draw("ppaattauu", reward=2.0, values=[0, 0, 0])
     assign([made], Advantage.gae, whitened=False)
     assert made.advantages == made.returns == [0, 0, 2, 2, 0, 0, 2, 0, 0]
-    assign([made], Advantage.gae, lam=0.0, whitened=False)
+    assign([made], Advantage.gae, gae_lambda=0.0, whitened=False)
     assert made.advantages == [0, 0, 0, 0, 0, 0, 2, 0, 0]
 
 
 def test_gae_runs_on_through_the_segments_of_a_trajectory(draw):
     split = [draw("ppaat", reward=1.0, values=[0.2, 0.4]), draw("pppua", reward=1.0, values=[0.5])]
     whole = draw("ppaatttua", reward=1.0, values=[0.2, 0.4, 0.5])
-    assign(split, Advantage.gae, gamma=0.9, lam=0.8, whitened=False)
-    assign([whole], Advantage.gae, gamma=0.9, lam=0.8, whitened=False)
+    assign(split, Advantage.gae, gamma=0.9, gae_lambda=0.8, whitened=False)
+    assign([whole], Advantage.gae, gamma=0.9, gae_lambda=0.8, whitened=False)
     for name in ("advantages", "returns"):
         assert split[0].gather(name) + split[1].gather(name) == whole.gather(name)
     assert whole.gather("advantages") == pytest.approx([0.4552, 0.41, 0.5])
@@ -94,7 +94,7 @@ def test_kl_penalties_are_rewards_of_their_tokens(draw):
 
 def test_whitened_gae_has_mean_0_and_sample_variance_1_over_policy_tokens(draw):
     made = [draw("paataau", trajectory=n, reward=n, values=[0.1 * n, 0.3, -0.2, 0.4]) for n in range(3)]
-    metrics = assign(made, Advantage.gae, gamma=0.95, lam=0.9)
+    metrics = assign(made, Advantage.gae, gamma=0.95, gae_lambda=0.9)
     flat = [value for sequence in made for value in sequence.gather("advantages")]
     assert np.mean(flat) == pytest.approx(0, abs=1e-9) and np.var(flat, ddof=1) == pytest.approx(1, abs=1e-6)
     raw = [slow_gae([0, 0, 0, n], [0.1 * n, 0.3, -0.2, 0.4], 0.95, 0.9) for n in range(3)]

@@ -11,13 +11,13 @@ from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
-    Learned,
     Ledger,
     Message,
     Origin,
     Role,
     Sample,
     StopReason,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -81,7 +81,7 @@ def make_trajectory(
             ledger.append([9], Origin.TOOL, turn.index)
     if learned:
         mask = ledger.loss_mask
-        ledger.learned = Learned(
+        ledger.training = TokenTrainingData(
             logprobs=[-0.75 if own else 0.0 for own in mask],
             new_logprobs=[-0.5 if own else 0.0 for own in mask],
             entropies=[0.5 if own else 0.0 for own in mask],

@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.storage.index import INDEX, record, shard_of
 from turnwise.storage.run_dir import METRICS, RunDir
-from turnwise.types import CallRecord, CallStatus, Learned, StopReason, ToolCall, Trajectory
+from turnwise.types import CallRecord, CallStatus, StopReason, TokenTrainingData, ToolCall, Trajectory
 from turnwise.web import detectors_episodes, detectors_learning, detectors_reward
 from turnwise.web.filters import compile as compile_filter
 from turnwise.web.findings import Severity
@@ -66,7 +66,7 @@ def build(tmp_path, make) -> Callable[..., Run]:
         if entropy is not None or gap is not None:
             ledger = made.segments[0]
             ours = [value + (gap or 0.0) for value in ledger.logprobs]
-            ledger.learned = Learned(logprobs=ours, entropies=[entropy or 0.0] * len(ledger))
+            ledger.training = TokenTrainingData(logprobs=ours, entropies=[entropy or 0.0] * len(ledger))
         return made
 
     def write(scene: Scene, *, steps: int = STEPS, first: int = 0) -> Run:

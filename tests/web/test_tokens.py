@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from turnwise.storage.index import record
-from turnwise.types import Learned, Ledger, Origin
+from turnwise.types import Ledger, Origin, TokenTrainingData
 from turnwise.web.table import NotThere, Table
 from turnwise.web.tokens import spell, tokens
 
@@ -82,7 +82,7 @@ def test_bytes_that_rewrite_what_came_before_are_spelt_one_by_one():
 
 
 def test_numbers_stand_at_the_policys_tokens_only(run_dir, make):
-    found = view(run_dir, make(learned=True))
+    found = view(run_dir, make(training=True))
     ledger = found["segments"][0]
     assert found["origin_names"] == ["prompt", "policy", "tool", "user", "template"]
     assert ledger["ids"] == [5, 6, 7, 8, 9, 7, 8] and ledger["origins"] == [0, 0, 1, 1, 2, 1, 1]
@@ -98,7 +98,7 @@ def test_numbers_stand_at_the_policys_tokens_only(run_dir, make):
 
 def test_what_was_not_computed_is_null(run_dir, make):
     trajectory = make(calls=[])
-    trajectory.segments[0].learned = Learned(
+    trajectory.segments[0].training = TokenTrainingData(
         logprobs=[0.0, 0.0, math.nan, -1000.0], new_logprobs=[0.0, 0.0, -1.0, 1000.0], values=[0.0, 0.0, math.inf, 2.0]
     )
     ledger = view(run_dir, trajectory)["segments"][0]

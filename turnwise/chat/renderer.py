@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from turnwise.chat.replies import Disguise, fresh_mark, place, shared
-from turnwise.chat.selfcheck import Stretch, Walk, stretches
+from turnwise.chat.replies import ControlTokenEscaper, fresh_mark, place, shared
+from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
 from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.tokenizer import Tokenizer
@@ -91,8 +91,8 @@ class Renderer:
         whatever happened in between, only the first prompt of it is rendered, so that a late turn costs no more than
         an early one; the self-check at the end compares the whole.
         """
-        disguise = self._disguise(replies)
-        shown = [disguise.put(reply) for reply in replies]
+        escaper = self._escaper(replies)
+        shown = [escaper.escape(reply) for reply in replies]
         context, end = self.template.needed(history, replies), self._end_text(completion)
         try:
             after, start = self.template.locate(context, assistant, end, shown, tools)
@@ -113,7 +113,7 @@ class Renderer:
         for number, mark in marks.items():
             if mark not in skeleton:
                 raise TemplateError(f"the chat template does not show what a {shown[number].role} replies")
-        return self._spans(after[start:], skeleton, {mark: shown[n] for n, mark in marks.items()}, disguise, end)
+        return self._spans(after[start:], skeleton, {mark: shown[n] for n, mark in marks.items()}, escaper, end)
 
     def read(self, completion: Completion, turn: int, before: Sequence[int] | None = None) -> Message:
         """The assistant message a completion spells out.
@@ -166,7 +166,7 @@ class Renderer:
         """The first difference that is not of the policy's making: its own words, their edges and its end tokens."""
         walk, decode = Walk(rendered), self.tokenizer.decode
         spoken = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
-        for stretch in stretches(ledger):
+        for stretch in token_spans(ledger):
             if stretch.policy:
                 ended = stretch.ids[-1] in self.stop_ids
                 words = stretch.ids[:-1] if ended else stretch.ids
@@ -190,14 +190,14 @@ class Renderer:
         if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
             return walk.said(decode(encode(decode(words), after="").ids), self.template.thought.strip())
-        disguise = self._disguise(messages)
-        text = self.render([disguise.put(message) for message in messages], tools, reply=False)
-        text, cuts = disguise.lift(text[: self.template.closing_start(text, structured=True)])
+        escaper = self._escaper(messages)
+        text = self.render([escaper.escape(message) for message in messages], tools, reply=False)
+        text, cuts = escaper.unescape(text[: self.template.closing_start(text, structured=True)])
         return walk.jump(decode(encode(text, cuts=cuts).ids))
 
     def _has_a_clock(
         self,
-        first: Stretch,
+        first: TokenSpan,
         messages: Sequence[Message],
         spoken: Sequence[int],
         ledger: Ledger,
@@ -214,25 +214,29 @@ class Renderer:
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
-    def _disguise(self, messages: Sequence[Message]) -> Disguise:
-        return Disguise(self._control, [text for message in messages for text in (message.text, message.name or "")])
+    def _escaper(self, messages: Sequence[Message]) -> ControlTokenEscaper:
+        return ControlTokenEscaper(
+            self._control, [text for message in messages for text in (message.text, message.name or "")]
+        )
 
     def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], words: str = "") -> list[int]:
         """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells."""
-        disguise = self._disguise(messages)
-        text, cuts = disguise.lift(self.render([disguise.put(message) for message in messages], tools, reply=True))
+        escaper = self._escaper(messages)
+        text, cuts = escaper.unescape(self.render([escaper.escape(message) for message in messages], tools, reply=True))
         return self.tokenizer.encode(text + words, cuts=cuts).ids
 
     def _end_text(self, completion: Completion) -> str:
         ids = completion.token_ids
         return self.tokenizer.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
 
-    def _spans(self, tail: str, skeleton: str, replies: dict[str, Message], disguise: Disguise, end: str) -> list[Span]:
+    def _spans(
+        self, tail: str, skeleton: str, replies: dict[str, Message], escaper: ControlTokenEscaper, end: str
+    ) -> list[Span]:
         """Tokens of the tail: what a tool or user wrote keeps its origin, the rest is the template's."""
         pieces = list(_pieces(tail, skeleton, replies))
         bare = tail.lstrip()
         skip = len(tail) - len(bare) + len(end) if end and bare.startswith(end) else 0  # the policy wrote it already
-        text, cuts = disguise.lift(tail)
+        text, cuts = escaper.unescape(tail)
         encoding = self.tokenizer.encode(text[skip:], cuts=[cut - skip for cut in cuts], after=end if skip else "")
         spans: list[Span] = []
         for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):

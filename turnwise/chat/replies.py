@@ -11,7 +11,7 @@ from turnwise.errors import EpisodeError
 from turnwise.types import Image, Message, Role, Text
 
 
-class Disguise:
+class ControlTokenEscaper:
     """Stand-ins for the control tokens that a text merely spells, so that the template's own can be told apart.
 
     `<|im_end|>` becomes `Zaaaaaaaaa`: plain letters, which no template trims or escapes, and as many of them, so that
@@ -26,15 +26,15 @@ class Disguise:
             if any(spelled in text for text in texts):
                 self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
 
-    def put(self, message: Message) -> Message:
-        """A message of a tool or user in disguise; the system and the assistant may write control tokens."""
+    def escape(self, message: Message) -> Message:
+        """A message of a tool or user in escaper; the system and the assistant may write control tokens."""
         if not self._stand_ins or message.role not in (Role.TOOL, Role.USER):
             return message
         images = () if isinstance(message.content, str) else (p for p in message.content if isinstance(p, Image))
-        content = (Text(self._put(message.text)), *images)
-        return replace(message, content=content, name=message.name and self._put(message.name))
+        content = (Text(self._escape(message.text)), *images)
+        return replace(message, content=content, name=message.name and self._escape(message.name))
 
-    def lift(self, text: str) -> tuple[str, list[int]]:
+    def unescape(self, text: str) -> tuple[str, list[int]]:
         """The text as it was written, and the cuts through every control token it merely spells."""
         if not self._stand_ins:
             return text, []
@@ -48,7 +48,7 @@ class Disguise:
                 cuts.add(start + 1)
         return text, sorted(cuts)
 
-    def _put(self, text: str) -> str:
+    def _escape(self, text: str) -> str:
         for spelled, stand_in in self._stand_ins.items():
             text = text.replace(spelled, stand_in)
         return text

@@ -10,7 +10,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TokenSpan:
     """Tokens of a ledger that the policy wrote in one turn, or that stand between two such turns."""
 
     start: int
@@ -19,15 +19,15 @@ class Stretch:
     policy: bool
 
 
-def stretches(ledger: Ledger) -> Iterator[Stretch]:
+def token_spans(ledger: Ledger) -> Iterator[TokenSpan]:
     """The ledger as policy, not policy, policy, ..."""
-    start, told = 0, Stretch(0, [], 0, policy=False)
+    start, told = 0, TokenSpan(0, [], 0, policy=False)
     for origin, turn, ids in ledger.spans():
         if origin is Origin.POLICY:
             if told.ids:
                 yield told
-            yield Stretch(start, ids, turn, policy=True)
-            told = Stretch(start + len(ids), [], turn, policy=False)
+            yield TokenSpan(start, ids, turn, policy=True)
+            told = TokenSpan(start + len(ids), [], turn, policy=False)
         else:
             told.ids.extend(ids)
         start += len(ids)

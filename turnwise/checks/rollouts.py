@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from turnwise.assemble import Prepared, endpoint_stage, token_stage
+from turnwise.assemble import Prepared, endpoint_context, token_context
 from turnwise.checks.conversations import one_of_each
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.endpoint import EndpointReply
 from turnwise.engines.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
 from turnwise.plugins import builtin
-from turnwise.rollout.episode import Stage, run_episode
+from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
 
@@ -36,11 +36,11 @@ async def check_rollouts(prepared: Prepared, report: Report) -> None:
 
 
 async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
-    stage, played = _stage(prepared), []
+    context, played = _context(prepared), []
     for sample in one_of_each(prepared).values():
         name = f"scripted rollout of {sample.data_source}"
         try:
-            trajectory = await run_episode(sample, sibling=0, step=0, stage=stage)
+            trajectory = await run_episode(sample, sibling=0, step=0, context=context)
         except TurnwiseError as error:
             report.refuse(name, error)
             continue
@@ -93,16 +93,16 @@ def _problem(trajectory: Trajectory) -> str | None:
 # --- who speaks ---------------------------------------------------------------------------------------------------
 
 
-def _stage(prepared: Prepared) -> Stage:
+def _context(prepared: Prepared) -> RolloutContext:
     config, renderer = prepared.config, prepared.renderer
     call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
-        return endpoint_stage(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
+        return endpoint_context(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
     sampler = ScriptedSampler(renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id)
-    return token_stage(prepared, renderer, sampler, config.sampling)
+    return token_context(prepared, renderer, sampler, config.sampling)
 
 
 def _script(prepared: Prepared, call: str) -> Script:

@@ -16,7 +16,7 @@ def check_training(config: Config) -> None:
         algorithm.advantage,
         group_size=training.group_size,
         gamma=algorithm.gamma,
-        lam=algorithm.lam,
+        gae_lambda=algorithm.gae_lambda,
         credit=algorithm.credit,
         turn_gamma=algorithm.turn_gamma,
     )

@@ -76,7 +76,7 @@ def _sums(trajectories: Iterable[Trajectory], name: str) -> list[float]:
 def _policy_values(trajectories: Iterable[Trajectory], name: str) -> list[float]:
     found: list[float] = []
     for ledger in (segment for trajectory in trajectories for segment in trajectory.segments):
-        values: list[float] | None = getattr(ledger.learned, name) if ledger.learned else None
+        values: list[float] | None = getattr(ledger.training, name) if ledger.training else None
         if values is not None:
             here = zip(values, ledger.origins, strict=True)
             found += [value for value, origin in here if origin is Origin.POLICY and math.isfinite(value)]
@@ -85,10 +85,10 @@ def _policy_values(trajectories: Iterable[Trajectory], name: str) -> list[float]
 
 def _k3(ledger: Ledger) -> list[float]:
     """exp(r) - 1 - r with r = reference - policy, for each of the policy's tokens."""
-    if ledger.learned is None or ledger.learned.ref_logprobs is None:
+    if ledger.training is None or ledger.training.ref_logprobs is None:
         return []
     found = []
-    for ours, reference, origin in zip(ledger.logprobs, ledger.learned.ref_logprobs, ledger.origins, strict=True):
+    for ours, reference, origin in zip(ledger.logprobs, ledger.training.ref_logprobs, ledger.origins, strict=True):
         ratio = reference - ours
         if origin is Origin.POLICY and not math.isnan(ratio):
             ratio = min(LARGEST_LOG_RATIO, max(-LARGEST_LOG_RATIO, ratio))

@@ -18,13 +18,13 @@ from turnwise.types import (
     CallStatus,
     FinishReason,
     Image,
-    Learned,
     Ledger,
     Message,
     Origin,
     Role,
     Sample,
     StopReason,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -134,7 +134,7 @@ class Translator:
         columns = (tokens.ref_logprobs, tokens.values, tokens.rewards)
         if any(column is not None for column in columns):
             ref, values, rewards = (_on_policy(column, ledger) for column in columns)
-            ledger.learned = Learned(ref_logprobs=ref, values=values, rewards=rewards)
+            ledger.training = TokenTrainingData(ref_logprobs=ref, values=values, rewards=rewards)
         return ledger
 
 

@@ -24,7 +24,7 @@ from turnwise.files import cannot
 from turnwise.storage.images import Album
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, RunDir
-from turnwise.storage.status import Telling
+from turnwise.storage.status import StatusWriter
 from turnwise.types import Trajectory
 
 COMMAND = "import-jsonl"
@@ -109,8 +109,8 @@ def import_dumps(
     survey = _survey(sources, form, skip_bad, lambda done: progress(done, 2 * sum(sizes)))
     run = RunDir.create(out.parent, out.name, COMMAND)
     run.write_text(CONFIG, _config(survey, form))
-    with Telling(run, COMMAND, steps=max((step for _, step in survey.places), default=None)) as telling:
-        return _write(run, survey, form, images, telling, lambda done: progress(sum(sizes) + done, 2 * sum(sizes)))
+    with StatusWriter(run, COMMAND, steps=max((step for _, step in survey.places), default=None)) as status:
+        return _write(run, survey, form, images, status, lambda done: progress(sum(sizes) + done, 2 * sum(sizes)))
 
 
 def find_sources(paths: Sequence[Path], evaluations: Sequence[Path]) -> list[Source]:
@@ -200,7 +200,7 @@ def _write(
     survey: Survey,
     form: DumpFormat,
     images: Path | None,
-    telling: Telling,
+    status: StatusWriter,
     progress: Callable[[int], None],
 ) -> Imported:
     translator, album = Translator(images), Album(run)
@@ -220,7 +220,7 @@ def _write(
             tokens += sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
         if metrics:
             run.append_jsonl(METRICS, {"step": step} | ({"tokens": tokens} if known and tokens else {}) | metrics)
-        telling.at(step)
+        status.at(step)
         written += sizes
         progress(written)
     if translator.vocabulary.ids:
@@ -239,7 +239,7 @@ def _write(
         notes=dict(translator.notes),
     )
     run.write_text(PLAN, summary(result))
-    telling.reason = f"imported {survey.lines} lines"
+    status.reason = f"imported {survey.lines} lines"
     return result
 
 

@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave the decode batch at any step, without changing anyone's tokens.
 
-A request waits, is prefilled in a row of the active cache (what a parked turn or a shared prefix already holds is
+A request waits, is prefilled in a row of the active cache (what a cached turn or a shared prefix already holds is
 copied instead), decodes one token a step with all others, and leaves; the last row then moves into the hole.
 Synchronous and owned by one thread; `torch_sampler.py` puts asyncio in front of it.
 """
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.engines.attention import Chunk, Regime
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.kv_cache import PREFIX_BLOCK, ActiveRows, Parked, ParkedConversations, PrefixBlocks, block_hashes
+from turnwise.engines.kv_cache import PREFIX_BLOCK, ActiveRows, PrefixBlocks, SessionCache, SessionCaches, block_hashes
 from turnwise.engines.sampler import SamplingParams
 from turnwise.engines.sampling import Rules, choose, uniforms
 from turnwise.engines.steps import decode, prefill
@@ -53,9 +53,9 @@ class Request:
     noise_bits: int
     digests: list[bytes] = field(init=False)
     """Of the prompt's whole blocks; written by `Batcher.submit`."""
-    park: bool = True
+    keep_cache: bool = True
     """Whether its cache is kept for another turn; `Batcher.release` says no."""
-    asked: float = field(default_factory=lambda: waiting.clock())
+    asked: float = field(default_factory=lambda: time_budget.clock())
     begun: float | None = None
     """When it got its row; written by `Batcher`, as is:"""
     paused: float = 0.0
@@ -66,7 +66,7 @@ Outcome = tuple[Request, Completion | EngineError]
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class RunningRequest:
     """A request that has a row; `fed` counts the tokens whose keys and values the row holds."""
 
     request: Request
@@ -94,11 +94,11 @@ class Batcher:
         decode_text: DecodeText,
         regime: Regime,
         max_batch: int,
-        parked_budget: int,
+        session_budget: int,
         prefix_budget: int,
     ) -> None:
         self.stats = SamplerStats()
-        self.parked = ParkedConversations(parked_budget)
+        self.cached = SessionCaches(session_budget)
         self.prefixes = PrefixBlocks(prefix_budget)
         self.policy_version = 0
         self._decoder = decoder
@@ -108,8 +108,8 @@ class Batcher:
         self._sharing = prefix_budget > 0
         self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
         self._waiting: deque[Request] = deque()
-        self._lanes: list[_Lane] = []
-        self._partial: _Lane | None = None
+        self._lanes: list[RunningRequest] = []
+        self._partial: RunningRequest | None = None
         self._busy: dict[str, Request] = {}
         self._pausing: float | None = None
         """Since when everybody stands still because weights are being replaced."""
@@ -130,10 +130,10 @@ class Batcher:
         name = request.conversation
         if name in self._busy:
             return EngineError(f"conversation {name!r} is still writing its last turn")
-        parked = self.parked.get(name)
-        if parked is not None and not np.array_equal(parked.token_ids, request.token_ids[: len(parked.token_ids)]):
+        cached = self.cached.get(name)
+        if cached is not None and not np.array_equal(cached.token_ids, request.token_ids[: len(cached.token_ids)]):
             return EngineError(
-                f"conversation {name!r} changed its past: it must start with the {len(parked.token_ids)} tokens so far"
+                f"conversation {name!r} changed its past: it must start with the {len(cached.token_ids)} tokens so far"
             )
         if self._limit(request) <= 0:
             return Completion((), (), FinishReason.LENGTH, self.policy_version)
@@ -149,7 +149,7 @@ class Batcher:
         """Drop a request wherever it is; its row is free at once and nothing of its turn is kept."""
         if self._busy.get(request.conversation) is not request:
             # It ended while the caller gave up: the cache holds a turn nobody has seen.
-            self.parked.drop(request.conversation)
+            self.cached.drop(request.conversation)
             return
         del self._busy[request.conversation]
         if self._partial is not None and self._partial.request is request:
@@ -164,9 +164,9 @@ class Batcher:
 
     def release(self, conversation: str) -> None:
         """Forget a conversation; one still writing is forgotten when it ends."""
-        self.parked.drop(conversation)
+        self.cached.drop(conversation)
         if conversation in self._busy:
-            self._busy[conversation].park = False
+            self._busy[conversation].keep_cache = False
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Write with other weights from the next step on.
@@ -174,29 +174,29 @@ class Batcher:
         Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
         logprob is then what its writer gives it after everything before it, never a mixture of two policies.
         """
-        self._pausing = waiting.clock()
+        self._pausing = time_budget.clock()
         try:
             self._publish(tensors, version)
         finally:
-            seconds = waiting.clock() - self._pausing
+            seconds = time_budget.clock() - self._pausing
             for lane in self._running():
                 lane.request.paused += seconds
             self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
 
     def waited(self, request: Request) -> float:
         """Seconds a request has waited for its row or stood still; any thread may ask."""
-        now, since, begun = waiting.clock(), self._pausing, request.begun
+        now, since, begun = time_budget.clock(), self._pausing, request.begun
         if begun is None:
             return now - request.asked
         return begun - request.asked + request.paused + (0.0 if since is None else now - since)
 
-    def _running(self) -> list[_Lane]:
+    def _running(self) -> list[RunningRequest]:
         return self._lanes if self._partial is None else [*self._lanes, self._partial]
 
     def _publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._decoder.replace_tensors(tensors)
         self.policy_version = version
-        self.parked.clear()
+        self.cached.clear()
         self.prefixes.clear()
         for row, lane in enumerate(self._running()):
             if not lane.ids:
@@ -218,13 +218,13 @@ class Batcher:
             self._decode(outcomes)
         return outcomes
 
-    def _next_prefills(self, budget: int) -> list[tuple[_Lane, Chunk]]:
+    def _next_prefills(self, budget: int) -> list[tuple[RunningRequest, Chunk]]:
         """The next prompts in order of arrival. One whose next block is being computed for another in this very pass
         is passed over; it finds the block ready in the next pass, which comes before any decoding."""
         if not self._waiting and self._partial is None:
             return []
         self._make_room()
-        work: list[tuple[_Lane, Chunk]] = []
+        work: list[tuple[RunningRequest, Chunk]] = []
         coming: set[bytes] = set()
         passed_over: list[Request] = []
         if self._partial is not None:
@@ -234,12 +234,12 @@ class Batcher:
             request = self._waiting.popleft()
             known = self.prefixes.known(request.digests)
             missing = request.digests[known:]
-            parked = self.parked.get(request.conversation)
-            if parked is None and missing and missing[0] in coming:
+            cached = self.cached.get(request.conversation)
+            if cached is None and missing and missing[0] in coming:
                 passed_over.append(request)
                 continue
             coming.update(missing)
-            lane = self._enter(request, len(self._lanes) + len(work), parked, known)
+            lane = self._enter(request, len(self._lanes) + len(work), cached, known)
             budget -= self._take(lane, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work
@@ -252,27 +252,27 @@ class Batcher:
             longest = max(len(r.token_ids) + min(self._limit(r), ROOM_TO_WRITE) for r in entering)
             self._rows.reserve(taken + len(entering), longest)
 
-    def _take(self, lane: _Lane, budget: int, work: list[tuple[_Lane, Chunk]]) -> int:
+    def _take(self, lane: RunningRequest, budget: int, work: list[tuple[RunningRequest, Chunk]]) -> int:
         end = min(lane.prompt_length, lane.fed + budget)
         work.append((lane, Chunk(len(self._lanes) + len(work), lane.fed, end)))
         return end - lane.fed
 
-    def _enter(self, request: Request, row: int, parked: Parked | None, known: int) -> _Lane:
+    def _enter(self, request: Request, row: int, cached: SessionCache | None, known: int) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
-        request.begun = waiting.clock()
-        if parked is not None:
-            stretches = [parked.stretch]
-            self.parked.drop(request.conversation)
+        request.begun = time_budget.clock()
+        if cached is not None:
+            stretches = [cached.span]
+            self.cached.drop(request.conversation)
         else:
             stretches = self.prefixes.take(request.digests[:known])
         fed = 0
-        for stretch in stretches:
-            self._rows.write(row, fed, stretch)
-            fed += stretch.length
+        for span in stretches:
+            self._rows.write(row, fed, span)
+            fed += span.length
         self.stats.reused_tokens += fed
-        return _Lane(request, self._limit(request), fed, parked is None, self.policy_version)
+        return RunningRequest(request, self._limit(request), fed, cached is None, self.policy_version)
 
-    def _prefill(self, work: list[tuple[_Lane, Chunk]], outcomes: list[Outcome]) -> None:
+    def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [lane.request.token_ids[chunk.start : chunk.end] for lane, chunk in work]
         logits = prefill(self._decoder, self._rows, [chunk for _, chunk in work], tokens, self._regime)
         self.stats.prefilled_tokens += sum(map(len, tokens))
@@ -294,7 +294,7 @@ class Batcher:
         self._share(first, ready, logprobs)
         self._accept(first, ids, logprobs, outcomes)
 
-    def _share(self, first: int, ready: list[_Lane], logprobs: Tensor) -> None:
+    def _share(self, first: int, ready: list[RunningRequest], logprobs: Tensor) -> None:
         """Keep the whole blocks of new prompts for those that begin alike."""
         for row, (lane, logprob) in enumerate(zip(ready, logprobs.tolist(), strict=True), start=first):
             if not lane.shareable or not math.isfinite(logprob):
@@ -342,15 +342,15 @@ class Batcher:
             lane = self._lanes[row]
             outcomes.append((lane.request, result))
             del self._busy[lane.request.conversation]
-            if lane.request.park and isinstance(result, Completion):
+            if lane.request.keep_cache and isinstance(result, Completion):
                 written = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
-                self.parked.put(lane.request.conversation, Parked(written, self._rows.read(row, 0, lane.fed)))
+                self.cached.put(lane.request.conversation, SessionCache(written, self._rows.read(row, 0, lane.fed)))
             self._leave(row)
 
-    def _completion(self, lane: _Lane, reason: FinishReason) -> Completion:
+    def _completion(self, lane: RunningRequest, reason: FinishReason) -> Completion:
         return Completion(tuple(lane.ids), tuple(lane.logprobs), reason, lane.policy_version)
 
-    def _stop_string(self, lane: _Lane, token: int) -> bool:
+    def _stop_string(self, lane: RunningRequest, token: int) -> bool:
         """Whether the text so far holds a stop string. Only a tail is decoded anew each time: what came before it was
         searched already, and it always spans more characters than the longest stop string."""
         stops = lane.request.params.stop_strings

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
 from turnwise.retrying import backoff, retry_after
 from turnwise.types import FinishReason
@@ -133,7 +133,7 @@ class ChatEndpoint:
         """Try again after what may pass: lost connections, timeouts, 429 and 5xx."""
         for number in range(self._retries + 1):
             try:
-                async with waiting.slot(self._slots):
+                async with time_budget.slot(self._slots):
                     return await attempt()
             except _Unreachable as error:
                 if number == self._retries or (error.wait or 0.0) > MAX_RETRY_AFTER:

@@ -1,4 +1,4 @@
-"""Where keys and values live: rows of active sequences, parked conversations, prompt prefixes shared by siblings."""
+"""Where keys and values live: rows of active sequences, cached conversations, prompt prefixes shared by siblings."""
 
 import hashlib
 from collections import OrderedDict
@@ -21,7 +21,7 @@ GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class KVSpan:
     """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, D] of n consecutive tokens."""
 
     keys: Tensor
@@ -79,59 +79,59 @@ class ActiveRows:
         self.keys[:, row] = 0
         self.values[:, row] = 0
 
-    def read(self, row: int, start: int, end: int) -> Stretch:
+    def read(self, row: int, start: int, end: int) -> KVSpan:
         """A copy of tokens start to end of a row."""
         keys, values = self.keys[:, row, :, :, start:end], self.values[:, row, :, start:end]
-        return Stretch(
+        return KVSpan(
             keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
         )
 
-    def write(self, row: int, start: int, stretch: Stretch) -> None:
-        """Put a stretch into a row."""
-        end = start + stretch.length
-        self.keys[:, row, :, :, start:end] = stretch.keys
-        self.values[:, row, :, start:end] = stretch.values
+    def write(self, row: int, start: int, span: KVSpan) -> None:
+        """Put a span into a row."""
+        end = start + span.length
+        self.keys[:, row, :, :, start:end] = span.keys
+        self.values[:, row, :, start:end] = span.values
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class SessionCache:
     """A conversation between turns: all its tokens, and the keys and values of all but those not yet fed."""
 
     token_ids: NDArray[np.int64]
-    stretch: Stretch
+    span: KVSpan
 
 
-class ParkedConversations:
+class SessionCaches:
     """Caches of conversations between turns, the longest unused evicted beyond a byte budget."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._entries: OrderedDict[str, Parked] = OrderedDict()
+        self._entries: OrderedDict[str, SessionCache] = OrderedDict()
         self.bytes = 0
         self.evicted = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, conversation: str) -> Parked | None:
+    def get(self, conversation: str) -> SessionCache | None:
         """What is kept for a conversation."""
         return self._entries.get(conversation)
 
-    def put(self, conversation: str, parked: Parked) -> None:
+    def put(self, conversation: str, cached: SessionCache) -> None:
         """Keep a conversation's cache; older ones may go, and this one too if it alone exceeds the budget."""
         self.drop(conversation)
-        self._entries[conversation] = parked
-        self.bytes += parked.stretch.bytes
+        self._entries[conversation] = cached
+        self.bytes += cached.span.bytes
         while self.bytes > self._budget:
             _, oldest = self._entries.popitem(last=False)
-            self.bytes -= oldest.stretch.bytes
+            self.bytes -= oldest.span.bytes
             self.evicted += 1
 
     def drop(self, conversation: str) -> None:
         """Forget a conversation; unknown names are fine."""
-        parked = self._entries.pop(conversation, None)
-        if parked is not None:
-            self.bytes -= parked.stretch.bytes
+        cached = self._entries.pop(conversation, None)
+        if cached is not None:
+            self.bytes -= cached.span.bytes
 
     def clear(self) -> None:
         """Forget all conversations."""
@@ -155,7 +155,7 @@ class PrefixBlocks:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._blocks: OrderedDict[bytes, Stretch] = OrderedDict()
+        self._blocks: OrderedDict[bytes, KVSpan] = OrderedDict()
         self.bytes = 0
 
     def __contains__(self, digest: bytes) -> bool:
@@ -173,18 +173,18 @@ class PrefixBlocks:
                 return count
         return len(digests)
 
-    def take(self, digests: Sequence[bytes]) -> list[Stretch]:
+    def take(self, digests: Sequence[bytes]) -> list[KVSpan]:
         """The blocks, now the most recently used; a chain's head counts as used after its tail, so tails go first."""
         for digest in reversed(digests):
             self._blocks.move_to_end(digest)
         return [self._blocks[digest] for digest in digests]
 
-    def put(self, digest: bytes, stretch: Stretch) -> None:
+    def put(self, digest: bytes, span: KVSpan) -> None:
         """Keep one block."""
         if digest in self._blocks:
             return
-        self._blocks[digest] = stretch
-        self.bytes += stretch.bytes
+        self._blocks[digest] = span
+        self.bytes += span.bytes
         while self.bytes > self._budget:
             _, oldest = self._blocks.popitem(last=False)
             self.bytes -= oldest.bytes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.engines.attention import Regime
 from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
 from turnwise.engines.decoder import Decoder
@@ -72,17 +72,17 @@ class TorchSampler:
         threads: int,
         regime: Regime,
         policy_version: int = 0,
-        parked_budget: int = PARKED_BYTES,
+        session_budget: int = PARKED_BYTES,
         prefix_budget: int = PREFIX_BYTES,
     ) -> None:
         """`decode` turns token ids into text, for stop strings; `threads.choose_threads` knows thread count and regime;
-        the budgets are bytes of parked and shared caches."""
+        the budgets are bytes of cached and shared caches."""
         if max_batch < 1 or threads < 1:
             raise EngineError(f"max_batch and threads must be positive, found {max_batch} and {threads}")
         self.context_length = decoder.config.context_length
         self._vocab_size = decoder.config.vocab_size
         self._threads = threads
-        self._batcher = Batcher(decoder, decode, regime, max_batch, parked_budget, prefix_budget)
+        self._batcher = Batcher(decoder, decode, regime, max_batch, session_budget, prefix_budget)
         self._batcher.policy_version = policy_version
         self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class TorchSampler:
     @property
     def parked_bytes(self) -> int:
         """Memory held for conversations between turns."""
-        return self._batcher.parked.bytes
+        return self._batcher.cached.bytes
 
     @property
     def policy_version(self) -> int:
@@ -115,7 +115,7 @@ class TorchSampler:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._put(_Submit(request, future))
         try:
-            with waiting.told_by(lambda: self._batcher.waited(request)):
+            with time_budget.told_by(lambda: self._batcher.waited(request)):
                 return await future
         except asyncio.CancelledError:
             self._inbox.put(_Cancel(request))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from turnwise.rollout.strangers import to_the_end
+from turnwise.rollout.plugin_calls import to_the_end
 from turnwise.types import Group
 
 T = TypeVar("T")

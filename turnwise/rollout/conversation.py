@@ -8,9 +8,9 @@ from typing import NoReturn
 from turnwise.choices import ExcessCalls
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.speakers import Speaker, Spoken
+from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
+from turnwise.rollout.interaction_sessions import InteractionSession
 from turnwise.rollout.toolbox import EpisodeTools, clean
-from turnwise.rollout.users import SimulatedUser
 from turnwise.types import CallStatus, FinishReason, Message, Role, Sample, StopReason, Turn
 
 
@@ -31,9 +31,9 @@ class Conversation:
     def __init__(
         self,
         sample: Sample,
-        speaker: Speaker,
+        backend: ChatBackend,
         tools: EpisodeTools,
-        user: SimulatedUser | None,
+        user: InteractionSession | None,
         rollout: RolloutConfig,
         sampling: SamplingConfig,
     ) -> None:
@@ -43,7 +43,7 @@ class Conversation:
         self.ended: StopReason | None = None
         self.broken: Exception | None = None
         """What kept the model from speaking; no matter of the agent loop, whatever it makes of it."""
-        self._speaker = speaker
+        self._speaker = backend
         self._tools = tools
         self._user = user
         self._rollout = rollout
@@ -66,7 +66,7 @@ class Conversation:
         limit, reason = self._token_limit()
         start = time.perf_counter()
         try:
-            spoken = await self._speaker.speak(len(self.turns), limit)
+            spoken = await self._speaker.reply(len(self.turns), limit)
         except Exception as error:
             self.broken = error
             raise
@@ -124,7 +124,7 @@ class Conversation:
         budget = None
         if self._rollout.max_tokens is not None:  # leave one for the assistant
             budget = self._rollout.max_tokens - self._speaker.used() - 1
-        full = self._speaker.hear(self.messages, turn.replies, turn.index, budget)
+        full = self._speaker.append_replies(self.messages, turn.replies, turn.index, budget)
         if full is not None:
             self._end(full)
         self.messages.extend(turn.replies)
@@ -142,14 +142,14 @@ class Conversation:
     def _last_turn(self) -> Turn:
         self._check_going_on()
         if not self.turns:
-            raise PluginError("the agent loop must generate first: nobody has spoken yet")
+            raise PluginError("the agent loop must generate first: the assistant has not replied yet")
         return self.turns[-1]
 
     def _end(self, reason: StopReason) -> NoReturn:
         self.ended = reason
         raise EpisodeEnd(reason)
 
-    async def _ask(self, user: SimulatedUser) -> tuple[bool, str]:
+    async def _ask(self, user: InteractionSession) -> tuple[bool, str]:
         self._shown = True  # before the answer: a user who hangs is not asked again
         start = time.perf_counter()
         # Replies that were added after it but never answered are not part of what the user is asked about.
@@ -171,7 +171,7 @@ class Conversation:
             self._end(reason)
         return limit, reason
 
-    def _record(self, spoken: Spoken, seconds: float) -> Turn:
+    def _record(self, spoken: AssistantReply, seconds: float) -> Turn:
         return Turn(
             index=len(self.turns),
             message=spoken.message,

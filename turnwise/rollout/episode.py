@@ -7,108 +7,108 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.config import Config
 from turnwise.engines.sampler import NoiseKey
 from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
+from turnwise.rollout.chat_backends import ChatBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
+from turnwise.rollout.interaction_sessions import Interactions, InteractionSession
 from turnwise.rollout.plan import Plan, Route
-from turnwise.rollout.speakers import Speaker
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
-from turnwise.rollout.users import Interactions, SimulatedUser
 from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
 
 LAST_WORD_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
 
 
-class MakeSpeaker(Protocol):
+class MakeBackend(Protocol):
     """Makes the model's side of one conversation."""
 
-    def __call__(self, conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> Speaker: ...
+    def __call__(self, conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> ChatBackend: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RolloutContext:
     """What all episodes of a run share."""
 
     config: Config
     plan: Plan
     toolbox: Toolbox
     interactions: Interactions
-    make_speaker: MakeSpeaker
+    make_backend: MakeBackend
 
 
 @dataclass(slots=True)
-class _Cast:
+class EpisodeParts:
     """Who takes part in one episode."""
 
-    speaker: Speaker
+    backend: ChatBackend
     tools: EpisodeTools
-    user: SimulatedUser | None
+    user: InteractionSession | None
     chat: Conversation
 
 
-async def run_episode(sample: Sample, *, sibling: int, step: int, stage: Stage) -> Trajectory:
+async def run_episode(sample: Sample, *, sibling: int, step: int, context: RolloutContext) -> Trajectory:
     """Play one episode. Failures of tools' and users' code end up on the trajectory; cancellation passes through."""
     start = time.perf_counter()
-    route = stage.plan.route(sample)
-    cast = _cast(sample, sibling, step, route, stage)
+    route = context.plan.route(sample)
+    parts = _open_parts(sample, sibling, step, route, context)
     reason, failures = StopReason.FAILED, []
     try:
-        reason = await _play(cast, route, stage.config.rollout.max_seconds)
+        reason = await _play(parts, route, context.config.rollout.max_seconds)
     except EpisodeError as error:
         failures = [str(error)]
     finally:
-        closed = await strangers.to_the_end(_close(cast, scored=reason is not StopReason.FAILED))
+        closed = await plugin_calls.to_the_end(_close(parts, scored=reason is not StopReason.FAILED))
     failures += closed.errors
     trajectory = Trajectory(
         sample=sample,
         sibling=sibling,
         step=step,
-        messages=cast.chat.messages,
-        turns=cast.chat.turns,
-        segments=cast.speaker.segments,
+        messages=parts.chat.messages,
+        turns=parts.chat.turns,
+        segments=parts.backend.segments,
         stop_reason=StopReason.FAILED if failures else reason,
         seconds=time.perf_counter() - start,
         failure="; ".join(failures) or None,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
-    if cast.user is not None and cast.user.notes:
-        trajectory.artifacts["interaction_notes"] = cast.user.notes
-    if cast.chat.turns:
-        check = trajectory.render_check = cast.speaker.check(cast.chat.messages)
+    if parts.user is not None and parts.user.notes:
+        trajectory.artifacts["interaction_notes"] = parts.user.notes
+    if parts.chat.turns:
+        check = trajectory.render_check = parts.backend.check(parts.chat.messages)
         if check is not None and check.problem is not None:
             trajectory.artifacts["render_problem"] = check.problem
     return trajectory
 
 
-def _cast(sample: Sample, sibling: int, step: int, route: Route, stage: Stage) -> _Cast:
-    config = stage.config
+def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: RolloutContext) -> EpisodeParts:
+    config = context.config
     # Unique, though noise is not: a sampler and an interaction keep state under it, and a sample may be played twice.
     conversation = f"{step}/{sample.id}/{sibling}/{uuid4().hex[:12]}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
-    speaker = stage.make_speaker(conversation, noise, stage.toolbox.schemas(route.tools))
-    tools = stage.toolbox.open(sample, route.tools, noise.bits())
+    backend = context.make_backend(conversation, noise, context.toolbox.schemas(route.tools))
+    tools = context.toolbox.open(sample, route.tools, noise.bits())
     user = None
     if route.interaction is not None:
-        spec = stage.interactions.spec_for(sample)
+        spec = context.interactions.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        user = SimulatedUser(stage.interactions.get(spec.name), spec, conversation)
-    chat = Conversation(sample, speaker, tools, user, config.rollout, config.sampling)
-    return _Cast(speaker, tools, user, chat)
+        user = InteractionSession(context.interactions.get(spec.name), spec, conversation)
+    chat = Conversation(sample, backend, tools, user, config.rollout, config.sampling)
+    return EpisodeParts(backend, tools, user, chat)
 
 
-async def _play(cast: _Cast, route: Route, seconds: float | None) -> StopReason:
+async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:
     try:
-        async with waiting.budget(seconds) as deadline:
-            if cast.user is not None:
-                await cast.user.start()
-            reason = await _loop(cast.chat, route)
-            await cast.chat.finish()
+        async with time_budget.budget(seconds) as deadline:
+            if parts.user is not None:
+                await parts.user.start()
+            reason = await _loop(parts.chat, route)
+            await parts.chat.finish()
             return reason
     except TimeoutError:
         if not deadline.expired():
@@ -120,14 +120,14 @@ async def _play(cast: _Cast, route: Route, seconds: float | None) -> StopReason:
         raise
     with contextlib.suppress(TimeoutError):  # the last answer is shown to the user, who may not take long now
         async with asyncio.timeout(LAST_WORD_SECONDS):
-            await cast.chat.finish()
+            await parts.chat.finish()
     return StopReason.TIME_BUDGET
 
 
 async def _loop(chat: Conversation, route: Route) -> StopReason:
     """Let the agent loop play. What a user's own loop raises ends this episode; what was raised through it, the run."""
     try:
-        await strangers.tamed(route.loop(chat))
+        await plugin_calls.guarded(route.loop(chat))
     except EpisodeEnd as end:
         return end.reason
     except Exception as error:
@@ -137,7 +137,7 @@ async def _loop(chat: Conversation, route: Route) -> StopReason:
         ours = chat.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
         if ours is not None or not route.is_own:
             raise ours or cause  # noqa: B904 (it has its own cause, which a log shows)
-        said = str(cause) if isinstance(cause, strangers.StrangerError) else one_line(cause)
+        said = str(cause) if isinstance(cause, plugin_calls.PluginCallError) else one_line(cause)
         raise EpisodeError(f"agent loop {route.agent}: {said}") from error
     if chat.broken is not None:
         raise chat.broken
@@ -150,17 +150,17 @@ class _Closed:
     errors: list[str] = field(default_factory=list)
 
 
-async def _close(cast: _Cast, *, scored: bool) -> _Closed:
-    """Close user, tools and speaker, each whatever became of the others."""
+async def _close(parts: EpisodeParts, *, scored: bool) -> _Closed:
+    """Close user, tools and backend, each whatever became of the others."""
     closed = _Closed()
     try:
-        if cast.user is not None:
-            closed.score = await cast.user.finish(scored=scored)
+        if parts.user is not None:
+            closed.score = await parts.user.finish(scored=scored)
     except EpisodeError as error:
         closed.errors.append(str(error))
     finally:
         try:
-            closed.errors += await cast.tools.close()
+            closed.errors += await parts.tools.close()
         finally:
-            await cast.speaker.close()
+            await parts.backend.close()
     return closed

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError, nearest, unknown
 from turnwise.plugins import builtin, load
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.toolbox import Toolbox, builtin_tools
-from turnwise.rollout.users import Interactions
 from turnwise.types import Sample
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import Any
 
 import jsonschema
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
 from turnwise.plugins import builtin, load, names_in
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
 from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import FunctionTool, Service, Tool, ToolContext, ToolSession, as_result, tool
@@ -182,8 +182,8 @@ class EpisodeTools:
                 return f"closing tool {name}: it is still opening after {CLOSE_SECONDS:g} s"
             if opening.cancelled() or opening.exception() is not None:
                 return None  # it never opened; the call that opened it has reported why
-            await strangers.in_task(opening.result().close(), CLOSE_SECONDS)
-        except strangers.TookTooLong:
+            await plugin_calls.in_task(opening.result().close(), CLOSE_SECONDS)
+        except plugin_calls.TookTooLong:
             return f"closing tool {name}: not closed after {CLOSE_SECONDS:g} s"
         except Exception as error:  # a tool's own code: recorded on the trajectory
             return f"closing tool {name}: {type(error).__name__}: {error}"
@@ -209,16 +209,16 @@ class EpisodeTools:
         seconds = entry.tool.timeout if self.config.tool_timeout is None else self.config.tool_timeout
         try:
             check_arguments(entry.validator, call.name, call.arguments)
-            strangers.check_left_behind()
-            async with waiting.slot(entry.slots):
-                return CallStatus.OK, await strangers.in_task(self._attempt(entry.tool, call), seconds)
+            plugin_calls.check_leaked()
+            async with time_budget.slot(entry.slots):
+                return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
         except BadArguments as error:
             return CallStatus.BAD_ARGUMENTS, ToolResult(f"Error: {error}")
         except ToolError as error:
             return CallStatus.ERROR, ToolResult(f"Error: {error}")
-        except strangers.TookTooLong:
+        except plugin_calls.TookTooLong:
             return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
-        except strangers.StrangerError as error:
+        except plugin_calls.PluginCallError as error:
             return CallStatus.ERROR, ToolResult(f"Error: {error}")
         except (EpisodeError, PluginError):
             raise
@@ -243,7 +243,7 @@ class EpisodeTools:
         opening = self.sessions.get(chosen.name)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
             # A task, so that two calls of one turn share the session and `close` can wait for its opening.
-            opening = asyncio.ensure_future(strangers.tamed(chosen.open(self._context(chosen))))
+            opening = asyncio.ensure_future(plugin_calls.guarded(chosen.open(self._context(chosen))))
             self.sessions[chosen.name] = opening
         return await asyncio.shield(opening)
 
@@ -260,7 +260,7 @@ async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Mes
     finally:
         for task in tasks:
             task.cancel()
-        await strangers.to_the_end(_settled(tasks))
+        await plugin_calls.to_the_end(_settled(tasks))
 
 
 async def _settled(tasks: Sequence["asyncio.Task[Message]"]) -> None:

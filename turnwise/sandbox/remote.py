@@ -10,7 +10,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.choices import SandboxLevel
 from turnwise.errors import ConfigError
 from turnwise.retrying import backoff, retry_after
@@ -162,7 +162,7 @@ class RemotePool:
         """One answer, checked. Tried again only while the request surely did nothing; SandboxLost otherwise."""
         encoded = b"" if body is None else body.model_dump_json().encode()
         for attempt in range(self._retries + 1):
-            async with waiting.slot(self._slots):  # waiting for it is not the server's time
+            async with time_budget.slot(self._slots):  # waiting for it is not the server's time
                 status, wait, content = await self._attempt(method, path, encoded, seconds)
             if status not in _LATER and status != 0:
                 if len(content) <= SMALL_ANSWER:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from turnwise import waiting
+from turnwise import time_budget
 from turnwise.sandbox import wire
 from turnwise.sandbox.child import CLOSED, ENDED, Child
 from turnwise.sandbox.limits import Limits
@@ -92,7 +92,7 @@ class LocalSession:
             if self._place is None:
                 self._place = await self._acquire()
             try:
-                async with waiting.slot(self._slots):  # waiting for a slot is not the code's time
+                async with time_budget.slot(self._slots):  # waiting for a slot is not the code's time
                     result = await self._call(self._place, code, seconds or self.limits.seconds, first)
             except BaseException as error:  # half a call, cancelled or lost: nobody can use the process any more
                 if self._remembers:

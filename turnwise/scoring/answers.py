@@ -15,7 +15,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 _MODULES = {"builtins": builtins, "turnwise.errors": errors}
 
 
-class ErrorTold(BaseModel):
+class WireError(BaseModel):
     """An exception that was raised elsewhere."""
 
     module: str
@@ -56,7 +56,7 @@ def _known(module: str, name: str) -> type[Exception] | None:
     return None
 
 
-class RemarkTold(BaseModel):
+class WireRemark(BaseModel):
     """What was said with a score."""
 
     model_config = ConfigDict(strict=True)
@@ -79,10 +79,10 @@ class Answer(BaseModel):
     reward: Number | None = None
     parts: dict[str, Number] = {}
     turns: dict[str, dict[str, Number]] = {}
-    remarks: list[RemarkTold] = []
+    remarks: list[WireRemark] = []
     f2p_count: Annotated[int, Field(ge=0)] | None = None
     f2p_total: Annotated[int, Field(ge=0)] | None = None
-    error: Annotated[ErrorTold, Field(strict=False)] | None = None
+    error: Annotated[WireError, Field(strict=False)] | None = None
 
     def score(self) -> Score:
         """The score. Raises the error it tells of; Lost when it says nothing, as from a server that is not ours."""

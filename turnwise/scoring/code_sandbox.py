@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.remote import RemotePool
-from turnwise.scoring.held import held
+from turnwise.scoring.loop_resources import loop_resource
 
 OUTPUT = 1_000_000
 """Characters of what a test may print; programs are compared with all of it."""
@@ -74,8 +74,8 @@ class HeldPool:
 
 
 async def opened(sandbox: CodeSandbox) -> Pool:
-    """The pool of these settings in the running event loop; `close_held` closes it."""
-    return await held(HeldPool, sandbox, lambda: HeldPool(sandbox)).opened()
+    """The pool of these settings in the running event loop; `close_loop_resources` closes it."""
+    return await loop_resource(HeldPool, sandbox, lambda: HeldPool(sandbox)).opened()
 
 
 def _level(name: str) -> SandboxLevel:

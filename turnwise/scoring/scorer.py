@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from turnwise.concurrency import gather_all
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
-from turnwise.together import together
 from turnwise.types import Ledger, Remark, Role, StopReason, Trajectory
 
 KNOWN = {
@@ -77,10 +77,10 @@ BUILTIN: dict[str, str] = {
     "exact_match": "turnwise.scoring.text_match:exact_match",
     "text_match": "turnwise.scoring.text_match:text_match",
     "search_qa": "turnwise.scoring.text_match:search_qa",
-    "math": "turnwise.scoring.math:math_boxed",
+    "math": "turnwise.scoring.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.format_rules:format_rules",
     "code_tests": "turnwise.scoring.code_tests:code_tests",
-    "judge": "turnwise.scoring.judged:judge",
+    "judge": "turnwise.scoring.judge_scorer:judge",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
@@ -207,7 +207,7 @@ SCORING = "scoring"
 
 async def apply_all(scorer: Scorer, trajectories: Sequence[Trajectory]) -> None:
     """`apply` to all of them at once, so that a pool, a server or a batch sees them together."""
-    await together(apply(scorer, trajectory) for trajectory in trajectories)
+    await gather_all(apply(scorer, trajectory) for trajectory in trajectories)
 
 
 async def score_answer(scorer: Scorer, trajectory: Trajectory, upto: int) -> Score | None:

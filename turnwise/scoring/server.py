@@ -20,8 +20,8 @@ from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, Scorer, ScorerSpec
+from turnwise.scoring.scorer_wire import WireResult, error_to_json, score_to_wire
 from turnwise.scoring.service import Runner, make_runner
-from turnwise.scoring.telling import Told, tell, told_error
 from turnwise.scoring.wire import check_wire, wire_options
 from turnwise.serving import Gate, Intake, check_binding, serve_app
 from turnwise.storage.trajectory_rows import from_row
@@ -119,13 +119,13 @@ def make_app(
     return app
 
 
-async def _answer(scorers: "_Scorers", asked: RewardRequest, trajectory: Trajectory) -> Told:
+async def _answer(scorers: "_Scorers", asked: RewardRequest, trajectory: Trajectory) -> WireResult:
     """What the scorer says; its exception is an answer too, which the client raises as its own."""
     try:
         scorer = scorers.get(asked.scorer, asked.options)
     except TurnwiseError as error:
-        return {"error": told_error(error)}
-    return await tell(scorer, trajectory)
+        return {"error": error_to_json(error)}
+    return await score_to_wire(scorer, trajectory)
 
 
 class _Scorers:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.failures import Tally, counted
-from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.judge import take_metrics
+from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
 from turnwise.scoring.truths import check_truths
 from turnwise.types import Sample, Trajectory
@@ -79,7 +79,7 @@ class Scoring:
             try:
                 await self.runner.stop()
             finally:
-                await close_held()  # what scorers opened when they first needed it
+                await close_loop_resources()  # what scorers opened when they first needed it
 
 
 def _options(config: ScoringConfig, name: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.red_lines import EXECUTED, Penalties, crossed
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
-from turnwise.scoring.step_judges import LLM, View, step_judge
+from turnwise.scoring.tool_misuse import EXECUTED, Penalties, crossed
+from turnwise.scoring.turn_scores import LLM, View, step_judge
 from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Remark, Trajectory, Turn
 
@@ -28,7 +28,9 @@ class Need(enum.Enum):
     """Tools only cost: a tool turn is worth `needless`."""
 
 
-@wire("acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "red_lines", "max_crop", "show_images")
+@wire(
+    "acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "tool_misuse", "max_crop", "show_images"
+)
 async def tapo(
     trajectory: Trajectory,
     *,
@@ -43,7 +45,7 @@ async def tapo(
     view: str = "evidence_only",
     show_images: bool = True,
     needless: float = -0.25,
-    red_lines: Mapping[str, float] | None = None,
+    tool_misuse: Mapping[str, float] | None = None,
     max_crop: float = 0.9,
 ) -> Score:
     """`acc_weight * acc + format_weight * format + tool_weight * tool`; `tool` is the mean over the tool turns.
@@ -53,7 +55,7 @@ async def tapo(
     and those of the turn; a model that reads text only needs false.
     """
     check_weights(acc_weight, tool_weight)
-    penalties = Penalties.of(red_lines or {}, max_crop)
+    penalties = Penalties.of(tool_misuse or {}, max_crop)
     if not -1 <= needless <= 0:
         raise ConfigError(f"tapo: needless must lie between -1 and 0, not {needless:g}")
     wanted, shown = need_of(trajectory.sample.data_source, need), _choice(View, view, "view")

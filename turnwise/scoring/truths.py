@@ -15,9 +15,9 @@ READERS = {
     "exact_match": "turnwise.scoring.text_match:text_of",
     "text_match": "turnwise.scoring.text_match:texts_of",
     "search_qa": "turnwise.scoring.text_match:texts_of",
-    "math": "turnwise.scoring.math:golds_of",
+    "math": "turnwise.scoring.math_boxed:golds_of",
     "code_tests": "turnwise.scoring.code_cases:cases_of",
-    "judge": "turnwise.scoring.judged:reference_of",
+    "judge": "turnwise.scoring.judge_scorer:reference_of",
 }
 """What reads a sample's ground truth for a scorer; those of one's own look for themselves."""
 

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from turnwise.scoring.scorer import KEPT_SCORERS, Scorer, ScorerSpec
-from turnwise.scoring.telling import Told, tell, told_error
+from turnwise.scoring.scorer_wire import WireResult, error_to_json, score_to_wire
 from turnwise.storage.trajectory_rows import from_row
 
 FRAME = struct.Struct(">QI")
@@ -37,23 +37,23 @@ def main(channel_number: int, lifeline: int) -> None:
             channel.sendall(FRAME.pack(number, len(content)) + content)
 
 
-def _prepare(job: dict[str, Any]) -> Told:
+def _prepare(job: dict[str, Any]) -> WireResult:
     """Look for modules where the host does, and make the scorers known so far: no trajectory's time pays for that."""
     sys.path[:] = job["path"]
     try:
         for spec in job["scorers"]:
             _scorer(json.dumps(spec))
     except Exception as error:
-        return {"error": told_error(error)}
+        return {"error": error_to_json(error)}
     return {"reward": 0.0}
 
 
-async def _score(job: dict[str, Any]) -> Told:
+async def _score(job: dict[str, Any]) -> WireResult:
     try:
         scorer = _scorer(json.dumps(job["scorer"]))
     except Exception as error:
-        return {"error": told_error(error)}
-    return await tell(scorer, from_row(job["trajectory"]))
+        return {"error": error_to_json(error)}
+    return await score_to_wire(scorer, from_row(job["trajectory"]))
 
 
 @functools.lru_cache(KEPT_SCORERS)

@@ -164,7 +164,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         exact=None if check is None else check.exact,
         policy_version=min((turn.policy_version for turn in turns), default=0),
         gap=_gap(trajectory.segments),
-        entropy=_mean(_learned(trajectory.segments, "entropies")),
+        entropy=_mean(_token_data(trajectory.segments, "entropies")),
         question=_excerpt(asked[-1] if asked else ""),
         answer=_excerpt(turns[-1].message.visible if turns else ""),
     )
@@ -185,11 +185,11 @@ def _tool_use(calls: list[tuple[CallStatus, float]]) -> ToolUse:
     return ToolUse(len(calls), dict(sorted(statuses.items())), median, ninth, taken[-1], sum(taken))
 
 
-def _learned(segments: Iterable[Ledger], name: str) -> list[float]:
+def _token_data(segments: Iterable[Ledger], name: str) -> list[float]:
     """The numbers of this name that training computed for the policy's tokens."""
     found: list[float] = []
     for ledger in segments:
-        values: list[float] | None = getattr(ledger.learned, name) if ledger.learned else None
+        values: list[float] | None = getattr(ledger.training, name) if ledger.training else None
         if values is not None:
             here = zip(values, ledger.origins, strict=True)
             found += [value for value, origin in here if origin is Origin.POLICY and math.isfinite(value)]
@@ -200,8 +200,8 @@ def _gap(segments: Iterable[Ledger]) -> float | None:
     """How far the learner's log-probs lay from the sampler's, on average."""
     gaps: list[float] = []
     for ledger in segments:
-        if ledger.learned is not None and ledger.learned.logprobs is not None:
-            here = zip(ledger.learned.logprobs, ledger.logprobs, ledger.origins, strict=True)
+        if ledger.training is not None and ledger.training.logprobs is not None:
+            here = zip(ledger.training.logprobs, ledger.logprobs, ledger.origins, strict=True)
             gaps += [abs(ours - theirs) for ours, theirs, origin in here if origin is Origin.POLICY]
     return _mean([gap for gap in gaps if math.isfinite(gap)])
 

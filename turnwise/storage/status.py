@@ -57,8 +57,8 @@ class Status:
         return replace(self, state=state, reason=reason, updated=time.time())
 
 
-class Telling:
-    """Keeps status.json true while a block runs, also when it fails: `with Telling(run, "eval") as telling: ...`."""
+class StatusWriter:
+    """Keeps status.json true while a block runs, also when it fails: `with StatusWriter(run, "eval") as status:`."""
 
     def __init__(self, run: RunDir, command: str, steps: int | None = None) -> None:
         self._run, self._status = run, Status.beginning(command, steps)

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from turnwise.errors import StorageError
 from turnwise.files import cannot, check_regular, replacing
-from turnwise.storage.trajectory_rows import LEARNED, SCHEMA, VERSION, VERSION_KEY, Row, clean, from_row, to_row
+from turnwise.storage.trajectory_rows import SCHEMA, TOKEN_TRAINING, VERSION, VERSION_KEY, Row, clean, from_row, to_row
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 
 BATCH = 64
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {
     "use_dictionary": False,
     "use_byte_stream_split": [
         f"segments.list.element.{name}.list.element"
-        for name in ("token_ids", "logprobs", *(f"learned.{name}" for name in LEARNED))
+        for name in ("token_ids", "logprobs", *(f"training.{name}" for name in TOKEN_TRAINING))
     ],
 }
 # JSON leaves these as they are, but many readers end a line at them.
@@ -35,7 +35,7 @@ _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write a file that `read_trajectories` gives back unchanged; the file appears complete or not at all.
 
-    Two exceptions: a lone surrogate, which Arrow cannot hold, becomes U+FFFD; `Learned` numbers are kept in single
+    Two exceptions: a lone surrogate, which Arrow cannot hold, becomes U+FFFD; `TokenTrainingData` is kept in single
     precision.
     """
     with replacing(path) as file:

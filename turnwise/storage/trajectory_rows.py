@@ -15,7 +15,6 @@ from turnwise.types import (
     FinishReason,
     Image,
     InteractionSpec,
-    Learned,
     Ledger,
     Message,
     Origin,
@@ -26,12 +25,13 @@ from turnwise.types import (
     Sample,
     StopReason,
     Text,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
 )
 
-VERSION = "3"
+VERSION = "4"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]
@@ -83,15 +83,17 @@ _TURN = pa.struct(
         ("reply_seconds", pa.float64()),
     ]
 )
-LEARNED = tuple(field.name for field in fields(Learned))
-_LEARNED = pa.struct([(name, pa.list_(pa.float32())) for name in LEARNED])  # for looking at, not for computing with
+TOKEN_TRAINING = tuple(field.name for field in fields(TokenTrainingData))
+_TOKEN_TRAINING = pa.struct(
+    [(name, pa.list_(pa.float32())) for name in TOKEN_TRAINING]
+)  # for looking at, not for computing with
 _LEDGER = pa.struct(
     [
         ("token_ids", pa.list_(pa.int32())),
         ("origins", pa.list_(pa.int8())),
         ("turns", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float64())),  # doubles: whatever a sampler computed comes back bit by bit
-        ("learned", _LEARNED),
+        ("training", _TOKEN_TRAINING),
     ]
 )
 SCHEMA = pa.schema(
@@ -286,17 +288,17 @@ def _turn_row(turn: Turn) -> Row:
 
 
 def _ledger_row(ledger: Ledger) -> Row:
-    learned = ledger.learned
-    for name in LEARNED if learned else ():
-        values = getattr(learned, name)
+    training = ledger.training
+    for name in TOKEN_TRAINING if training else ():
+        values = getattr(training, name)
         if values is not None and len(values) != len(ledger):
-            raise StorageError(f"{len(values)} learned {name} for {len(ledger)} tokens")
+            raise StorageError(f"{len(values)} training {name} for {len(ledger)} tokens")
     return {
         "token_ids": ledger.token_ids,
         "origins": ledger.origins,
         "turns": ledger.turns,
         "logprobs": ledger.logprobs,
-        "learned": learned and {name: getattr(learned, name) for name in LEARNED},
+        "training": training and {name: getattr(training, name) for name in TOKEN_TRAINING},
     }
 
 
@@ -356,9 +358,9 @@ def _ledger(row: Row) -> Ledger:
     lengths = {name: len(row[name]) for name in ("token_ids", "origins", "turns", "logprobs")}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"a ledger with {lengths}")
-    learned = row["learned"] and Learned(**row["learned"])
+    training = row["training"] and TokenTrainingData(**row["training"])
     origins = [_ORIGINS[origin] for origin in row["origins"]]
-    return Ledger(row["token_ids"], origins, row["turns"], row["logprobs"], learned)
+    return Ledger(row["token_ids"], origins, row["turns"], row["logprobs"], training)
 
 
 def _json(value: Any, field: str) -> str:

@@ -21,11 +21,11 @@ from turnwise.storage.abandoned import abandon_after
 from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, RunDir
-from turnwise.storage.status import State, Telling, how_it_ended
+from turnwise.storage.status import State, StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
+from turnwise.trainer.engines import Engines
 from turnwise.trainer.resuming import resume_command, set_anew, write_config
-from turnwise.trainer.stage import TrainingStage
 from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
 from turnwise.web.beside import start_board
@@ -50,9 +50,9 @@ class TrainRun:
         self._saved_step = 0
         self._started = self._step_began = time.perf_counter()
         self._resuming = resuming
-        self._found: Found[RunState] = self._look_back() if resuming else Found(None, [])
+        self._found: Found[RunState] = self._find_checkpoint() if resuming else Found(None, [])
         self.recorder = Recorder(self.dir)
-        self.telling = Telling(self.dir, "train", config.training.steps)
+        self.status = StatusWriter(self.dir, "train", config.training.steps)
         tracking, steps = config.tracking, config.training.steps
         self.trackers = open_trackers(
             tracking.to, project=tracking.project, steps=steps, console=console, say=self.note
@@ -70,7 +70,7 @@ class TrainRun:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """The run says how it is doing to whoever looks: status.json, its trackers, and a board when one is wanted."""
-        with self.telling, self.recorder, ExitStack() as board:
+        with self.status, self.recorder, ExitStack() as board:
             if self.config.board:
                 note = board.enter_context(start_board(self.dir.path.parent, self.config.board_port)).note
                 self.note(note)
@@ -80,7 +80,7 @@ class TrainRun:
                 with suppress(StorageError):  # the error itself is the news, also when the disk is full
                     self.trackers.finish(*how_it_ended(error))
                 raise
-            self.trackers.finish(self.telling.end, self.reason)
+            self.trackers.finish(self.status.end, self.reason)
 
     def note(self, text: str) -> None:
         """Say something to the person and to the log."""
@@ -91,14 +91,14 @@ class TrainRun:
         """From here on time is the next step's; evaluations and checkpoints between two steps belong to neither."""
         self._step_began = time.perf_counter()
 
-    def finish_step(self, rounds: int, trajectories: list[Trajectory]) -> None:
-        """Count a step whose groups took this many rounds."""
+    def finish_step(self, prompt_batches: int, trajectories: list[Trajectory]) -> None:
+        """Count a step whose groups took this many batches of prompts."""
         self.first_step, self.whole = False, True
         self.progress.step += 1
-        self.progress.rounds += rounds
+        self.progress.prompt_batches += prompt_batches
         self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.turns)
 
-    def remember(self, found: dict[str, float]) -> None:
+    def log_evaluation(self, found: dict[str, float]) -> None:
         """Log an evaluation; the best accuracy so far is kept. One that scored nothing has no accuracy."""
         accuracy, best = found.get("accuracy"), self.progress.best
         if accuracy is not None and (best is None or accuracy > best):
@@ -129,22 +129,22 @@ class TrainRun:
         head = {"step": point.step, "seconds": point.seconds, "tokens": point.tokens}
         self.dir.append_jsonl(METRICS, head | {k: v if math.isfinite(v) else None for k, v in metrics.items()})
         self.trackers.log(point)
-        self.telling.at(self.progress.step)
+        self.status.at(self.progress.step)
 
     def goes_on(self) -> bool:
         """Whether another step is due; otherwise `reason` says why not."""
         training = self.config.training
         if self.stopping.is_set():
-            self.reason, self.telling.end = "stopped by a signal", State.STOPPED
+            self.reason, self.status.end = "stopped by a signal", State.STOPPED
         elif self.progress.step >= training.steps:
             self.reason = f"all {training.steps} steps done"
         elif training.target is not None and self.progress.best is not None and self.progress.best >= training.target:
             self.reason = f"the target of {training.target:.0%} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
-            self.reason, self.telling.end = f"training.max_minutes={training.max_minutes:g} are used", State.STOPPED
+            self.reason, self.status.end = f"training.max_minutes={training.max_minutes:g} are used", State.STOPPED
         elif training.max_tokens is not None and self.progress.tokens >= training.max_tokens:
-            self.reason, self.telling.end = f"training.max_tokens={training.max_tokens} are used", State.STOPPED
-        self.telling.reason = self.reason
+            self.reason, self.status.end = f"training.max_tokens={training.max_tokens} are used", State.STOPPED
+        self.status.reason = self.reason
         return not self.reason
 
     def is_due(self, every: int) -> bool:
@@ -187,13 +187,13 @@ class TrainRun:
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    async def save(self, engines: TrainingStage) -> Path:
+    async def save(self, engines: Engines) -> Path:
         """Write a checkpoint of everything while collection goes on; nobody changes the learner meanwhile."""
         return await self.recorder.do(engines.in_threads(self._write_checkpoint), engines)
 
-    def _write_checkpoint(self, engines: TrainingStage) -> Path:
+    def _write_checkpoint(self, engines: Engines) -> Path:
         progress = replace(self.progress, seconds=self.seconds())
-        loader = self._loader_at(self.progress.rounds * self.config.training.groups)
+        loader = self._loader_at(self.progress.prompt_batches * self.config.training.groups)
         folder = write_checkpoint(
             self.dir,
             self.progress.step,
@@ -205,7 +205,7 @@ class TrainRun:
         return folder
 
     @asynccontextmanager
-    async def keeping_what_was_done(self, engines: TrainingStage) -> AsyncIterator[None]:
+    async def saving_on_failure(self, engines: Engines) -> AsyncIterator[None]:
         """A failure of the block costs no finished step: the last good state is saved before it goes on its way."""
         try:
             yield
@@ -216,7 +216,7 @@ class TrainRun:
                     self.note(f"go on with: {resume_command(self.dir.name, self.config)}")
             raise
 
-    def _look_back(self) -> Found[RunState]:
+    def _find_checkpoint(self) -> Found[RunState]:
         """Find where to go on. Whatever is wrong comes out here, before anything of the run is touched."""
         found = find_checkpoint(self.dir, read_state)
         if found.checkpoint is not None:
@@ -228,13 +228,13 @@ class TrainRun:
             raise StorageError(f"run {self.dir.name!r} cannot go on: all its checkpoints are damaged: {problems}")
         return found
 
-    def resume(self, engines: TrainingStage) -> None:
+    def resume(self, engines: Engines) -> None:
         """Go on from the newest whole checkpoint; a run without one starts anew in its directory."""
         if self._resuming:
             self._go_on(engines)
         self.trackers.start(self.dir, flat(self.config), resumed_at=self.progress.step)
 
-    def _go_on(self, engines: TrainingStage) -> None:
+    def _go_on(self, engines: Engines) -> None:
         for problem in self._found.passed_over:
             self.note(f"damaged checkpoint passed over: {problem}")
         checkpoint = self._found.checkpoint
@@ -245,7 +245,7 @@ class TrainRun:
         for told in abandon_after(self.dir, -1 if checkpoint is None else self.progress.step):
             self.note(told)
         write_config(self.dir, self.config)
-        self.telling.at(self.progress.step)
+        self.status.at(self.progress.step)
         if checkpoint is None:
             self.note("no checkpoint to resume from: starting at step 0; what was recorded is under abandoned/")
         else:

@@ -11,7 +11,7 @@ from turnwise.errors import StorageError
 from turnwise.files import cannot, replacing
 
 STATE = "state.json"
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 """Of state.json: raised whenever its meaning changes, so that an older or newer one is refused by name."""
 
 Count = Annotated[int, Field(ge=0)]
@@ -22,14 +22,14 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 class Progress:
     """How far a run has come; all of it is in every checkpoint.
 
-    `rounds` is the ledger: groups are consumed in the loader's order, so the samples used are exactly its first
-    `rounds` batches, none skipped and none twice.
+    Groups are consumed in the loader's order, so the samples used are exactly its first
+    `prompt_batches` batches, none skipped and none twice.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
     step: Count = 0
-    rounds: Count = 0
+    prompt_batches: Count = 0
     tokens: Count = 0
     seconds: Number = 0.0
     best: Number | None = None
@@ -81,7 +81,7 @@ class RunState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    format: Literal[2]
+    format: Literal[3]
     learner: LearnerState
     kl: KLState
     progress: Progress

@@ -30,7 +30,7 @@ def check(
     *,
     group_size: int,
     gamma: float = 1.0,
-    lam: float = 1.0,
+    gae_lambda: float = 1.0,
     credit: Credit = Credit.uniform,
     turn_gamma: float = 0.0,
 ) -> None:
@@ -43,13 +43,13 @@ def check(
     if credit is Credit.turn and advantage not in GROUP_BASELINES:
         names = ", ".join(choice.value for choice in GROUP_BASELINES)
         raise ConfigError(f"credit by turn compares siblings, which {advantage.value} does not: use one of {names}")
-    for name, value in (("gamma", gamma), ("lam", lam), ("turn_gamma", turn_gamma)):
+    for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda), ("turn_gamma", turn_gamma)):
         if not 0.0 <= value <= 1.0:
             raise ConfigError(f"{name} must lie between 0 and 1, not {value}")
 
 
 def gae(
-    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float, lam: float
+    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float, gae_lambda: float
 ) -> tuple[list[float], list[float]]:
     """Advantages and returns of one trajectory; tokens off the mask are passed over as if they were not there."""
     if not len(rewards) == len(values) == len(mask):
@@ -58,7 +58,7 @@ def gae(
     next_value = running = 0.0
     for at in reversed(range(len(mask))):
         if mask[at]:
-            running = rewards[at] + gamma * next_value - values[at] + gamma * lam * running
+            running = rewards[at] + gamma * next_value - values[at] + gamma * gae_lambda * running
             next_value = values[at]
             advantages[at], returns[at] = running, running + values[at]
     return advantages, returns
@@ -159,7 +159,7 @@ def assign(
     advantage: Advantage,
     *,
     gamma: float = 1.0,
-    lam: float = 1.0,
+    gae_lambda: float = 1.0,
     whitened: bool = True,
     baselines: Mapping[int, float | None] | None = None,
 ) -> dict[str, float]:
@@ -180,7 +180,7 @@ def assign(
         raise DataError("no trajectory of the step can be trained on: all failed")
     match advantage:
         case Advantage.gae:
-            alone = _write_gae(episodes, gamma, lam, whitened)
+            alone = _write_gae(episodes, gamma, gae_lambda, whitened)
         case Advantage.reinforce_pp:
             alone = _write_reinforce_pp(episodes, gamma)
         case Advantage.remax:
@@ -190,12 +190,12 @@ def assign(
     return {**_metrics(episodes), "training/groups_without_baseline": float(alone)}
 
 
-def _write_gae(episodes: list[_Episode], gamma: float, lam: float, whitened: bool) -> int:
+def _write_gae(episodes: list[_Episode], gamma: float, gae_lambda: float, whitened: bool) -> int:
     if any(sequence.values is None for episode in episodes for sequence in episode.sequences):
         raise ConfigError("gae needs the values of a critic: the sequences have none")
     rows: list[list[float]] = []
     for episode in episodes:
-        row, returns = gae(episode.rewards(), episode.row("values"), [True] * episode.tokens, gamma, lam)
+        row, returns = gae(episode.rewards(), episode.row("values"), [True] * episode.tokens, gamma, gae_lambda)
         episode.write("returns", returns)
         rows.append(row)
     _write_all(episodes, whiten(_flat(rows)) if whitened else _flat(rows))

@@ -23,10 +23,10 @@ from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
 from turnwise.training.turn_credit import add_turn_credit
 
-PARITY_SEQUENCES = 32
-PARITY_WIDE, PARITY_NARROW = 1e-3, 0.02
+GAP_SEQUENCES = 32
+GAP_FLOAT32, GAP_BFLOAT16 = 1e-3, 0.02
 """Mean differences of log-probs that rounding explains in float32 and in bfloat16."""
-PARITY_TAIL = 10.0
+GAP_TAIL = 10.0
 """The 99th percentile may be this many times the mean: most tokens are sure and hardly differ. The largest is no
 measure: it grows with the number of tokens, and bfloat16 alone makes it 0.1 and more."""
 MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
@@ -36,7 +36,7 @@ Score = Callable[[Tensor, Sequence[int], Tensor], Tensor]
 
 
 @dataclass(slots=True)
-class Mind:
+class UpdateContext:
     """Who learns, what it is compared with, and how strongly it is held back."""
 
     learner: TorchLearner
@@ -55,17 +55,21 @@ def needs_critic(config: Config) -> bool:
 
 
 def optimise(
-    mind: Mind, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None] | None
+    update: UpdateContext,
+    sequences: Sequence[TrainSequence],
+    config: Config,
+    step: int,
+    baselines: dict[int, float | None] | None,
 ) -> dict[str, float]:
     """Fill in what the algorithm needs, then update `epochs` times over; returns the step's metrics."""
-    metrics = prepare_sequences(mind, sequences, config, baselines)
+    metrics = prepare_sequences(update, sequences, config, baselines)
     chosen = trainable(sequences)
     seen: dict[str, list[float]] = defaultdict(list)
     # Failures may have left fewer trajectories than there are to be updates; the step goes on with those.
     parts = min(config.training.minibatches, len({sequence.trajectory for sequence in chosen}))
     for epoch in range(config.training.epochs):
         for part in minibatches(chosen, parts, seed=config.seed + step, epoch=epoch):
-            for name, value in _update(mind.learner, part, config).items():
+            for name, value in _update(update.learner, part, config).items():
                 seen[name].append(value)
             if len(seen["loss"]) == 1 and config.algorithm.old_logprobs is OldLogprobs.sampler:
                 metrics |= _first_gap(part)
@@ -109,32 +113,34 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
 
 
 def prepare_sequences(
-    mind: Mind, sequences: Sequence[TrainSequence], config: Config, baselines: dict[int, float | None] | None
+    update: UpdateContext, sequences: Sequence[TrainSequence], config: Config, baselines: dict[int, float | None] | None
 ) -> dict[str, float]:
     """Everything that is measured before the first update: log-probs, values, penalties, advantages, weights."""
     algorithm, budget = config.algorithm, config.learner.token_budget
     chosen = trainable(sequences)
     metrics: dict[str, float] = {}
     if algorithm.old_logprobs is OldLogprobs.learner:
-        score(chosen, "old_logprobs", mind.learner.logprobs, budget)
+        score(chosen, "old_logprobs", update.learner.logprobs, budget)
         for sequence in chosen:
             sequence.first_logprobs = sequence.old_logprobs
         metrics |= importance.mismatch(chosen)
     else:
         for sequence in chosen:
             sequence.old_logprobs = list(sequence.logprobs)
-    if mind.reference is not None:
-        score(chosen, "ref_logprobs", mind.reference.logprobs, budget)
-    if mind.learner.critic is not None:
-        score(chosen, "values", mind.learner.values, budget)
+    if update.reference is not None:
+        score(chosen, "ref_logprobs", update.reference.logprobs, budget)
+    if update.learner.critic is not None:
+        score(chosen, "values", update.learner.values, budget)
     if algorithm.overlong_tokens and config.rollout.max_tokens is not None:
         limit, buffer = config.rollout.max_tokens, algorithm.overlong_tokens
         metrics |= shape_overlong(chosen, limit=limit, buffer=buffer, factor=algorithm.overlong_penalty)
     if algorithm.kl_reward > 0:
-        measured = kl.penalise(chosen, algorithm.kl_reward_estimator, mind.controller.value)
-        mind.controller.update(measured.kl, measured.trajectories)
+        measured = kl.penalise(chosen, algorithm.kl_reward_estimator, update.controller.value)
+        update.controller.update(measured.kl, measured.trajectories)
         metrics |= measured.metrics()
-    metrics |= assign(sequences, algorithm.advantage, gamma=algorithm.gamma, lam=algorithm.lam, baselines=baselines)
+    metrics |= assign(
+        sequences, algorithm.advantage, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda, baselines=baselines
+    )
     if algorithm.credit is Credit.turn:
         metrics |= add_turn_credit(chosen, algorithm.turn_weight, algorithm.turn_gamma)
     if algorithm.correction is not Correction.none:
@@ -150,14 +156,14 @@ def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_
         write(part, name, function(batch.tokens, batch.lengths, batch.index))
 
 
-def check_parity(mind: Mind, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
-    """The parity gate: before the first update, learner and sampler must agree about the same tokens.
+def check_logprob_gap(update: UpdateContext, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
+    """Before the first update, learner and sampler must agree about the same tokens.
 
     `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit. Otherwise
-    the mean and the 99th percentile are judged; see `training.parity`.
+    the mean and the 99th percentile are judged; see `training.max_logprob_gap`.
     """
-    checked = [replace(sequence) for sequence in trainable(sequences)[:PARITY_SEQUENCES]]
-    score(checked, "old_logprobs", partial(mind.learner.logprobs, exact=exact), config.learner.token_budget)
+    checked = [replace(sequence) for sequence in trainable(sequences)[:GAP_SEQUENCES]]
+    score(checked, "old_logprobs", partial(update.learner.logprobs, exact=exact), config.learner.token_budget)
     gaps = importance.mismatch(checked)
     mean, tail, most = (gaps[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))
     tokens = sum(sequence.policy_tokens for sequence in checked)
@@ -165,17 +171,17 @@ def check_parity(mind: Mind, sequences: Sequence[TrainSequence], config: Config,
         f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
         f"of {len(checked)} sequences"
     )
-    narrow = mind.learner.forward.narrow or config.model.precision is Precision.bfloat16
-    accepted = config.training.parity
+    narrow = update.learner.forward.narrow or config.model.precision is Precision.bfloat16
+    accepted = config.training.max_logprob_gap
     if accepted is None:
-        accepted = PARITY_NARROW if narrow else PARITY_WIDE
-    if most == 0.0 if exact else (mean <= accepted and tail <= PARITY_TAIL * accepted):
-        return f"parity: sampler and learner log-probs differ by {found}"
+        accepted = GAP_BFLOAT16 if narrow else GAP_FLOAT32
+    if most == 0.0 if exact else (mean <= accepted and tail <= GAP_TAIL * accepted):
+        return f"sampler and learner log-probs differ by {found}"
     limits = "they are proven to compute the same, so nothing" if exact else f"a mean of {accepted:g}"
     raise TurnwiseError(
         f"sampler and learner disagree: their log-probs differ by {found}; accepted is {limits}, and training would be "
-        "off-policy without knowing it (learner.precision=float32 is closest; training.parity is what you accept, and "
-        "algorithm.correction corrects it)"
+        "off-policy without knowing it (learner.precision=float32 is closest; training.max_logprob_gap is what you "
+        "accept, and algorithm.correction corrects it)"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from turnwise.errors import DataError
-from turnwise.types import Group, Learned, Trajectory
+from turnwise.types import Group, TokenTrainingData, Trajectory
 
 LEFT_OUT = -1
 """The group of a sequence that belongs to no baseline: its trajectory failed, or came without a group."""
@@ -138,11 +138,11 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
             yield (number if trajectory.failure is None else LEFT_OUT), trajectory
 
 
-def remember(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
+def write_back(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
     """Write what training computed into the ledgers the sequences were made of."""
     for sequence in trainable(sequences):
         penalties = sequence.kl_penalties
-        trajectories[sequence.trajectory].segments[sequence.segment].learned = Learned(
+        trajectories[sequence.trajectory].segments[sequence.segment].training = TokenTrainingData(
             logprobs=sequence.first_logprobs,
             new_logprobs=sequence.new_logprobs,
             ref_logprobs=sequence.ref_logprobs,

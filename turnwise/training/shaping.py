@@ -57,8 +57,8 @@ def usable(group: Group) -> list[Trajectory]:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupBook:
-    """What became of a step's groups: `GroupBook(groups=8, trajectories=32, failed=1, all_failed=0, ...)`."""
+class GroupStats:
+    """What became of a step's groups: `GroupStats(groups=8, trajectories=32, failed=1, all_failed=0, ...)`."""
 
     groups: int
     trajectories: int
@@ -97,11 +97,11 @@ class GroupBook:
             )
 
 
-def count(groups: Sequence[Group]) -> GroupBook:
+def count(groups: Sequence[Group]) -> GroupStats:
     """Count failures and groups that teach a group baseline nothing."""
     rewards = [[trajectory.reward for trajectory in usable(group)] for group in groups]
     total = sum(len(group.trajectories) for group in groups)
-    return GroupBook(
+    return GroupStats(
         groups=len(groups),
         trajectories=total,
         failed=total - sum(len(found) for found in rewards),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Learned, Ledger, Origin
+from turnwise.types import Ledger, Origin, TokenTrainingData
 from turnwise.web.columns import Array, clean_text
 from turnwise.web.conversation import read_trajectory
 from turnwise.web.table import Table
@@ -49,8 +49,8 @@ def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
 
 def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
     policy = np.array([origin is Origin.POLICY for origin in ledger.origins], dtype=bool)
-    learned = ledger.learned or Learned()
-    ours, new = learned.logprobs, learned.new_logprobs
+    training = ledger.training or TokenTrainingData()
+    ours, new = training.logprobs, training.new_logprobs
     ratios = gaps = None
     with np.errstate(over="ignore", invalid="ignore"):
         if new is not None:  # a sequence of a later minibatch was computed only after the first update
@@ -64,13 +64,13 @@ def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
         "origins": [int(origin) for origin in ledger.origins],
         "turns": ledger.turns,
         "logprobs": _numbers(ledger.logprobs, policy),
-        "entropies": _numbers(learned.entropies, policy),
-        "advantages": _numbers(learned.advantages, policy),
+        "entropies": _numbers(training.entropies, policy),
+        "advantages": _numbers(training.advantages, policy),
         "ratios": _numbers(ratios, policy),
         "gaps": _numbers(gaps, policy),
-        "values": _numbers(learned.values, policy),
-        "ref_logprobs": _numbers(learned.ref_logprobs, policy),
-        "rewards": _numbers(learned.rewards, policy),
+        "values": _numbers(training.values, policy),
+        "ref_logprobs": _numbers(training.ref_logprobs, policy),
+        "rewards": _numbers(training.rewards, policy),
     }
 
 

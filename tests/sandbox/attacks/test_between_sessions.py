@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from turnwise.sandbox.inside import numbers, seccomp
+from turnwise.sandbox.inside import seccomp, syscall_numbers
 from turnwise.sandbox.results import Status
 
 WHOLE = "struct.pack('hhqqi4x', {kind}, 0, 0, 0, 0)"
@@ -263,6 +263,6 @@ def test_the_host_s_name_is_not_told(arena):
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_both_tables_know_the_calls_that_are_checked(machine):
     """A name that a table lacks would go unchecked, except where that machine has no such call."""
-    known = numbers.table(machine)
+    known = syscall_numbers.table(machine)
     assert not [name for name in seccomp.CHECKED if name not in known]
     assert platform.machine() != machine or seccomp.build(machine, True).program

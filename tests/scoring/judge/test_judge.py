@@ -13,11 +13,11 @@ import pytest
 from judge_servers import DROP, GARBAGE, GOOD, answer, says, settings, unreliable
 
 from turnwise.errors import ScoringFailed, StorageError
-from turnwise.scoring.held import all_held, close_held
 from turnwise.scoring.judge.cache import FILE, ReplyCache, cache_key
 from turnwise.scoring.judge.judge import Judge, take_metrics
 from turnwise.scoring.judge.prompts import equivalence, evidence_only
 from turnwise.scoring.judge.verdict import Verdict
+from turnwise.scoring.loop_resources import close_loop_resources, loop_resources
 
 RIGHT, WRONG = equivalence("6*7?", "42", "42"), equivalence("6*7?", "42", "41")
 
@@ -264,8 +264,8 @@ def test_a_judge_is_shared_in_a_loop_measured_and_closed() -> None:
             await judge.decide(RIGHT)
             metrics = take_metrics()
             assert take_metrics() == {}
-            await close_held()
-            assert all_held(Judge) == []
+            await close_loop_resources()
+            assert loop_resources(Judge) == []
             return metrics
 
     metrics = asyncio.run(main())

@@ -19,7 +19,6 @@ from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
-    Learned,
     Ledger,
     Message,
     Origin,
@@ -27,6 +26,7 @@ from turnwise.types import (
     Role,
     Sample,
     StopReason,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -140,7 +140,7 @@ class GrowingRun:
             ledger.append(tokens, origin, turn, own)
         mask = ledger.loss_mask
         spread = [self.random.random() if on else 0.0 for on in mask]
-        ledger.learned = Learned(
+        ledger.training = TokenTrainingData(
             logprobs=[p - 0.01 * s for p, s in zip(ledger.logprobs, spread, strict=True)],
             new_logprobs=[p + 0.1 * s for p, s in zip(ledger.logprobs, spread, strict=True)],
             entropies=spread,

@@ -10,7 +10,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 from pydantic import TypeAdapter, ValidationError
 
 from turnwise.errors import PluginError, ToolError, unknown
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import (
     BadArguments,
     check_arguments,
@@ -102,7 +102,7 @@ class FunctionTool:
         given = arguments if self.readers is None else _read(self.name, self.readers, arguments)
         if self.context_parameter is not None:
             given = {**given, self.context_parameter: context}
-        return as_result(await strangers.call(self.function, **given))
+        return as_result(await plugin_calls.call(self.function, **given))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The decorated function stays callable."""

@@ -5,7 +5,7 @@ import os
 import platform
 import struct
 
-from turnwise.sandbox.inside import numbers
+from turnwise.sandbox.inside import syscall_numbers
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -21,7 +21,7 @@ MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 
-NUMBERS = numbers.table(platform.machine())
+NUMBERS = syscall_numbers.table(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 

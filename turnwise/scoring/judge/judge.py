@@ -7,7 +7,6 @@ from typing import Any
 
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import reduce
-from turnwise.scoring.held import all_held, held
 from turnwise.scoring.judge.cache import ReplyCache, cache_key
 from turnwise.scoring.judge.client import JudgeClient
 from turnwise.scoring.judge.images import data_url
@@ -15,6 +14,7 @@ from turnwise.scoring.judge.prompts import ChatMessage, Inquiry, again, evidence
 from turnwise.scoring.judge.settings import REASON_TOKENS, JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats, metrics_of
 from turnwise.scoring.judge.verdict import QUARTERS, Grid, Verdict, majority
+from turnwise.scoring.loop_resources import loop_resource, loop_resources
 from turnwise.types import Image
 
 
@@ -32,8 +32,8 @@ class Judge:
 
     @classmethod
     def shared(cls, settings: JudgeSettings) -> "Judge":
-        """The one judge with these settings in the running event loop; `scoring.held.close_held` closes it."""
-        return held(cls, settings.key, lambda: cls(settings))
+        """The one judge with these settings in the running event loop; `close_loop_resources` closes it."""
+        return loop_resource(cls, settings.key, lambda: cls(settings))
 
     async def decide(self, inquiry: Inquiry) -> Verdict:
         """The verdict of all votes; ScoringFailed when one cannot be had."""
@@ -153,7 +153,7 @@ class Judge:
 
 def take_metrics() -> dict[str, float]:
     """What the judges of the running event loop did since this was last called: `judge/requests` and so on."""
-    stats = [judge.stats for judge in all_held(Judge)]
+    stats = [judge.stats for judge in loop_resources(Judge)]
     metrics = reduce(metrics_of(stats))
     for one in stats:
         one.reset()

@@ -137,7 +137,7 @@ class _Slot:
         task, self._starting = self._starting, None
         if task is not None and not task.cancelled() and task.exception() is None:
             task.result().kill()
-            burying = asyncio.create_task(task.result().bury())
+            burying = asyncio.create_task(task.result().reap())
             self._burying.add(burying)
             burying.add_done_callback(self._burying.discard)
 
@@ -196,7 +196,7 @@ class _Worker:
             (await worker.ask(setup, START_SECONDS, "a worker of the scoring pool, while it started,")).score()
         except BaseException:
             worker.kill()
-            await asyncio.shield(worker.bury())
+            await asyncio.shield(worker.reap())
             raise
         return worker
 
@@ -215,7 +215,7 @@ class _Worker:
             raise Lost(f"{who} did not answer within {seconds:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             self.kill()
-            raise Lost(f"{who} ended its process: {_how(await self.bury())}") from error
+            raise Lost(f"{who} ended its process: {_how(await self.reap())}") from error
         return read_answer(content)
 
     def is_gone(self) -> bool:
@@ -227,7 +227,7 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def bury(self) -> int:
+    async def reap(self) -> int:
         """Wait for the end of a process that was killed, and close what led to it; its exit status."""
         self._writer.close()
         if self._lifeline >= 0:

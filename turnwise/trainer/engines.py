@@ -1,4 +1,4 @@
-"""The stage with a learner on it: sampler, learner, critic and reference, opened together and kept in step."""
+"""The engines of a training run: sampler, learner, critic and reference, opened together and kept in step."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from turnwise.assemble import Prepared, make_renderer, model_folder, token_stage
+from turnwise.assemble import Prepared, make_renderer, model_folder, token_context
 from turnwise.checks.training import check_device, check_training
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
@@ -25,11 +25,11 @@ from turnwise.engines.threads import choose_threads
 from turnwise.engines.torch_sampler import TorchSampler
 from turnwise.errors import StorageError
 from turnwise.files import replacing
-from turnwise.rollout.episode import Stage
+from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.trainer.state import FORMAT, KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
 from turnwise.training import kl
-from turnwise.training.optimise import Mind, needs_critic, needs_reference
+from turnwise.training.optimise import UpdateContext, needs_critic, needs_reference
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,19 +37,19 @@ TENSORS = "learner.safetensors"
 
 
 @dataclass(slots=True)
-class TrainingStage:
+class Engines:
     """Everything with weights in it."""
 
-    mind: Mind
+    update: UpdateContext
     sampler: TorchSampler
     invariant: bool
-    """Whether the sampler's arithmetic was proven to be independent of batching, so that parity can be exact."""
+    """Whether the sampler's arithmetic was proven to be independent of batching, so that log-probs can be compared exactly."""
     threads: int
     policy: PolicyFolder
 
-    def stage(self, prepared: Prepared, sampling: SamplingConfig) -> Stage:
-        """A stage for these samples, drawn this way."""
-        return token_stage(prepared, prepared.renderer or make_renderer(prepared.config), self.sampler, sampling)
+    def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
+        """A context for these samples, drawn this way."""
+        return token_context(prepared, prepared.renderer or make_renderer(prepared.config), self.sampler, sampling)
 
     def in_threads(self, work: Callable[P, T]) -> Callable[P, T]:
         """The work with the engines' number of threads, which belongs to the thread that computes."""
@@ -62,11 +62,11 @@ class TrainingStage:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.mind.learner.published(), version)
+        await self.sampler.publish(self.update.learner.published(), version)
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, and all that is needed to go on."""
-        learner = self.mind.learner
+        learner = self.update.learner
         self.policy.save(folder / "policy", learner.decoder)
         tensors, info = learner.state()
         with replacing(folder / TENSORS) as file:
@@ -74,7 +74,7 @@ class TrainingStage:
         state = RunState(
             format=FORMAT,
             learner=LearnerState(**info),
-            kl=KLState.model_validate(self.mind.controller.state()),
+            kl=KLState.model_validate(self.update.controller.state()),
             progress=progress,
             loader=LoaderPosition(**asdict(loader)),
         )
@@ -86,12 +86,12 @@ class TrainingStage:
             tensors = load_file(checkpoint.folder / TENSORS)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"cannot read {checkpoint.folder / TENSORS}: {error}") from error
-        self.mind.learner.load_state(tensors, checkpoint.state.learner.model_dump())
-        self.mind.controller.load(checkpoint.state.kl.model_dump())
+        self.update.learner.load_state(tensors, checkpoint.state.learner.model_dump())
+        self.update.controller.load(checkpoint.state.kl.model_dump())
 
 
 @asynccontextmanager
-async def open_training(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[TrainingStage]:
+async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[Engines]:
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
     check_training(config)
     source = model_folder(config.model.path)
@@ -119,7 +119,7 @@ async def open_training(config: Config, prepared: Prepared, say: Callable[[str],
     try:
         same = learner.device.type == "cpu" and not learner.forward.narrow and writer.dtype == base.dtype
         exact = choice.invariant and same
-        yield TrainingStage(Mind(learner, reference, controller), sampler, exact, choice.threads, policy)
+        yield Engines(UpdateContext(learner, reference, controller), sampler, exact, choice.threads, policy)
     finally:
         await sampler.close()
 

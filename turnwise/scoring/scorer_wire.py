@@ -15,20 +15,20 @@ MAX_TEXT = 20_000
 KNOWN_MODULES = ("builtins", "turnwise.errors")
 """Whose exceptions the other side has too."""
 
-Told = dict[str, Any]
+WireResult = dict[str, Any]
 
 
-async def tell(scorer: Scorer, trajectory: Trajectory) -> Told:
+async def score_to_wire(scorer: Scorer, trajectory: Trajectory) -> WireResult:
     """The scorer's result, checked as `evaluate` does, or its exception."""
     try:
-        return told_score(await evaluate(scorer, trajectory))
+        return score_to_json(await evaluate(scorer, trajectory))
     except Exception as error:
-        return {"error": told_error(error)}
+        return {"error": error_to_json(error)}
 
 
-def told_score(score: Score) -> Told:
+def score_to_json(score: Score) -> WireResult:
     """A score; JSON has texts only as keys, so turns are told by their index as text."""
-    told: Told = {
+    told: WireResult = {
         "reward": score.reward,
         "parts": score.parts,
         "turns": {str(turn): scores for turn, scores in score.turns.items()},
@@ -36,7 +36,7 @@ def told_score(score: Score) -> Told:
     return told | ({"remarks": [asdict(remark) for remark in score.remarks]} if score.remarks else {})
 
 
-def told_error(error: Exception) -> Told:
+def error_to_json(error: Exception) -> WireResult:
     """An exception: its name, its text, and those of its classes that the other side knows."""
     kind = type(error)
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class AssistantReply:
     """One assistant turn as it came."""
 
     message: Message
@@ -41,7 +41,7 @@ class Spoken:
     start: int
 
 
-class Speaker(Protocol):
+class ChatBackend(Protocol):
     """The model's side of one conversation."""
 
     segments: list[Ledger]
@@ -58,11 +58,11 @@ class Speaker(Protocol):
         """Tokens left in the model's context; None when only the endpoint knows."""
         ...
 
-    async def speak(self, turn: int, max_tokens: int) -> Spoken:
+    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
         """The next assistant turn."""
         ...
 
-    def hear(
+    def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
         """Take replies to the last turn; `messages` are those before them, the last turn's at the end.
@@ -82,7 +82,7 @@ class Speaker(Protocol):
 
 
 @dataclass(slots=True)
-class TokenSpeaker:
+class TokenBackend:
     """Token in, token out: the ledger is what the sampler saw and wrote.
 
     Each segment is a conversation of its own to the sampler, named `<conversation>/<segment>`.
@@ -97,7 +97,7 @@ class TokenSpeaker:
     segments: list[Ledger] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
-    _spoken: tuple[int, int] = (0, 0)
+    _replied: tuple[int, int] = (0, 0)
     """Segment and length of its ledger after the last turn."""
 
     def open(self, prompt: Sequence[Message]) -> None:
@@ -109,7 +109,7 @@ class TokenSpeaker:
     def room(self) -> int | None:
         return self.sampler.context_length - len(self.segments[-1])
 
-    async def speak(self, turn: int, max_tokens: int) -> Spoken:
+    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
         ledger = self.segments[-1]
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -124,9 +124,9 @@ class TokenSpeaker:
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs)
         message = self.renderer.read(completion, turn, ledger.token_ids[:start])
         self._last = (message, completion)
-        self._spoken = (len(self.segments) - 1, len(ledger))
+        self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
-        return Spoken(
+        return AssistantReply(
             message,
             completion.finish_reason,
             completion.policy_version,
@@ -136,11 +136,11 @@ class TokenSpeaker:
             start=start,
         )
 
-    def hear(
+    def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
         if self._last is None:
-            raise ValueError("nobody has spoken yet")
+            raise ValueError("the assistant has not replied yet")
         try:
             spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools)
         except HistoryRewritten:
@@ -174,7 +174,7 @@ class TokenSpeaker:
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
         """What was added after the last turn and never answered is left out on both sides."""
-        segment, length = self._spoken
+        segment, length = self._replied
         ledger = self.segments[segment]
         if length < len(ledger):
             ledger = Ledger(
@@ -202,7 +202,7 @@ class TokenSpeaker:
 
 
 class Endpoint(Protocol):
-    """What an EndpointSpeaker needs of a ChatEndpoint."""
+    """What an EndpointBackend needs of a ChatEndpoint."""
 
     async def complete(
         self,
@@ -220,7 +220,7 @@ class Endpoint(Protocol):
 
 
 @dataclass(slots=True)
-class EndpointSpeaker:
+class EndpointBackend:
     """Messages in, messages out. No token ids come back, so there is no ledger: for evaluation only."""
 
     endpoint: Endpoint
@@ -242,7 +242,7 @@ class EndpointSpeaker:
     def room(self) -> int | None:
         return None
 
-    async def speak(self, turn: int, max_tokens: int) -> Spoken:
+    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
         reply = await self.endpoint.complete(
             list(self._entries),
             list(self.tools),
@@ -259,9 +259,9 @@ class EndpointSpeaker:
             self._first_prompt = reply.prompt_tokens
         # What tools and users said is known from the next prompt; a server that counts nothing reports 0.
         self._used = max(self._used, reply.prompt_tokens - self._first_prompt) + reply.completion_tokens
-        return Spoken(message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens, 0, 0)
+        return AssistantReply(message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens, 0, 0)
 
-    def hear(
+    def append_replies(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
         self._entries += self._sent(replies)

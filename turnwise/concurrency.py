@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What each of them returns, in their order."""
     failure: BaseException | None = None
     try:
@@ -31,4 +31,4 @@ async def each(work: Callable[[Item], Awaitable[T]], items: Iterable[Item], at_o
         async with slots:
             return await work(item)
 
-    return await together(one(item) for item in items)
+    return await gather_all(one(item) for item in items)

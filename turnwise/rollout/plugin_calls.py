@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
 """How long cancelled code may take to clean up before it is left behind."""
-MAX_LEFT_BEHIND = 256
+MAX_LEAKED = 256
 
 
-class StrangerError(Exception):
+class PluginCallError(Exception):
     """What must not pass through an event loop as it is: SystemExit, a cancellation nobody asked for and the like."""
 
 
@@ -27,7 +27,7 @@ class TookTooLong(Exception):
     """The time given to a call has passed; not to be mistaken for a TimeoutError of the code itself."""
 
 
-_left_behind: list[threading.Thread | asyncio.Task[Any]] = []
+_leaked: list[threading.Thread | asyncio.Task[Any]] = []
 
 
 async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
     """Await in a task of its own. Cancellation is passed on; code that ignores it is left behind after a while."""
-    task = asyncio.ensure_future(tamed(work))
+    task = asyncio.ensure_future(guarded(work))
     try:
         done, _ = await asyncio.wait((task,), timeout=seconds)
     except asyncio.CancelledError:
@@ -53,7 +53,7 @@ async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) ->
         await _stop(task)
         raise TookTooLong
     if task.cancelled():
-        raise StrangerError("CancelledError: it cancelled itself")
+        raise PluginCallError("CancelledError: it cancelled itself")
     return task.result()
 
 
@@ -83,10 +83,10 @@ async def in_thread(work: Callable[[], T]) -> T:
         return await future
     finally:
         if not future.done() or future.cancelled():
-            _left_behind.append(thread)
+            _leaked.append(thread)
 
 
-async def tamed(work: Awaitable[T]) -> T:
+async def guarded(work: Awaitable[T]) -> T:
     """Await; what would bring the event loop down is raised as an ordinary error."""
     try:
         return await work
@@ -98,17 +98,15 @@ async def tamed(work: Awaitable[T]) -> T:
         raise _ordinary(error) from error
 
 
-def check_left_behind() -> None:
+def check_leaked() -> None:
     """To be asked before a call that may hang: too many of them end the run visibly instead of slowing it to death."""
-    if len(_left_behind) < MAX_LEFT_BEHIND:
+    if len(_leaked) < MAX_LEAKED:
         return
-    _left_behind[:] = [
-        entry
-        for entry in _left_behind
-        if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
+    _leaked[:] = [
+        entry for entry in _leaked if (entry.is_alive() if isinstance(entry, threading.Thread) else not entry.done())
     ]
-    if len(_left_behind) >= MAX_LEFT_BEHIND:
-        raise PluginError(f"{MAX_LEFT_BEHIND} calls of tools or users hang although their time has passed")
+    if len(_leaked) >= MAX_LEAKED:
+        raise PluginError(f"{MAX_LEAKED} calls of tools or users hang although their time has passed")
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
@@ -131,7 +129,7 @@ def _ordinary(error: BaseException) -> Exception:
     """The error, or what can be raised in its place; a future cannot even hold a StopIteration."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    ordinary = StrangerError(f"{type(error).__name__}: {error}")
+    ordinary = PluginCallError(f"{type(error).__name__}: {error}")
     ordinary.__cause__ = error
     return ordinary
 
@@ -156,7 +154,7 @@ async def _stop(task: asyncio.Task[Any]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if not task.done():
-        _left_behind.append(task)
+        _leaked.append(task)
     elif not task.cancelled():
         task.exception()  # seen: it has been stopped, what it says now is not asked for
     if cancelled is not None:

@@ -14,9 +14,9 @@ from judge_servers import GOOD, says, unreliable
 
 from turnwise.compose import configure
 from turnwise.errors import ConfigError, DataError, ScoringFailed
-from turnwise.scoring.held import close_held
 from turnwise.scoring.judge.judge import take_metrics
-from turnwise.scoring.judged import answer_of
+from turnwise.scoring.judge_scorer import answer_of
+from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, apply, evaluate
 from turnwise.scoring.service import Scoring
 from turnwise.types import FinishReason, Message, Remark, Role, Sample, StopReason, Trajectory, Turn
@@ -37,7 +37,7 @@ async def closing() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await close_held()
+        await close_loop_resources()
 
 
 def scorer(url: str, **options: Any) -> Scorer:

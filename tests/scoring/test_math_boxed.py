@@ -15,7 +15,7 @@ import pytest
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.scoring.boxed import boxes, tagged
-from turnwise.scoring.math import find_answer, is_same, math_boxed, tidy
+from turnwise.scoring.math_boxed import find_answer, is_same, math_boxed, tidy
 from turnwise.scoring.math_process import Checker, Checkers
 from turnwise.scoring.scorer import Score
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn

@@ -31,7 +31,7 @@ _BAD_BOX = re.compile(
 )
 
 
-class RedLine(enum.StrEnum):
+class ToolMisuse(enum.StrEnum):
     """What a turn may have done wrong."""
 
     INVALID_CROP = "invalid_crop"
@@ -48,29 +48,29 @@ class RedLine(enum.StrEnum):
     """A crop of nearly the whole image."""
 
 
-DEFAULTS = dict.fromkeys(RedLine, -0.5)
+DEFAULTS = dict.fromkeys(ToolMisuse, -0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
     """What each red line costs, from -1 to 0, and from which share of the image on a crop is large."""
 
-    values: Mapping[RedLine, float] = field(default_factory=lambda: dict(DEFAULTS))
+    values: Mapping[ToolMisuse, float] = field(default_factory=lambda: dict(DEFAULTS))
     max_crop: float = 0.9
 
     @classmethod
     def of(cls, given: Mapping[str, float], max_crop: float) -> "Penalties":
         """The defaults with some of them replaced; a name or number that cannot be is an error."""
         for name, value in given.items():
-            if name not in list(RedLine):
-                raise ConfigError(f"red_lines: {unknown('red line', name, [line.value for line in RedLine])}")
+            if name not in list(ToolMisuse):
+                raise ConfigError(f"tool_misuse: {unknown('red line', name, [line.value for line in ToolMisuse])}")
             if not -1 <= value <= 0:
-                raise ConfigError(f"red_lines.{name} must lie between -1 and 0, not {value:g}")
+                raise ConfigError(f"tool_misuse.{name} must lie between -1 and 0, not {value:g}")
         if not 0 < max_crop <= 1:
             raise ConfigError(f"max_crop is a share of the image, above 0 and at most 1, not {max_crop:g}")
-        return cls(DEFAULTS | {RedLine(name): float(value) for name, value in given.items()}, max_crop)
+        return cls(DEFAULTS | {ToolMisuse(name): float(value) for name, value in given.items()}, max_crop)
 
-    def total(self, crossed: set[RedLine]) -> float:
+    def total(self, crossed: set[ToolMisuse]) -> float:
         """What a turn that crossed these is worth, -1 at worst."""
         return max(-1.0, sum(self.values[line] for line in crossed))
 
@@ -84,27 +84,27 @@ class _Call:
     reply: str
 
 
-def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> dict[int, set[RedLine]]:
+def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> dict[int, set[ToolMisuse]]:
     """The red lines that each turn crossed, by turn index; turns that crossed none are not there.
 
     `search` says that the task needs looking. Only records and replies are read, never what the policy said of them.
     """
     calls = list(_calls(trajectory))
     sizes = _Sizes(trajectory.sample)
-    found: dict[int, set[RedLine]] = {}
+    found: dict[int, set[ToolMisuse]] = {}
     seen_outputs: set[str] = set()
     repeats = repeated(one.record for one in calls)
     for number, one in enumerate(calls):
         lines = set(_crops(one, sizes, max_crop))
         output = _output_key(one)
         if repeats[number]:
-            lines.add(RedLine.DUPLICATE_CALL)
+            lines.add(ToolMisuse.DUPLICATE_CALL)
         elif output is not None and output in seen_outputs:
-            lines.add(RedLine.DUPLICATE_OUTPUT)
+            lines.add(ToolMisuse.DUPLICATE_OUTPUT)
         if one.record.status in FAULTY and not any(_repairs(later, one) for later in calls[number + 1 :]):
-            lines.add(RedLine.UNREPAIRED_ERROR)
+            lines.add(ToolMisuse.UNREPAIRED_ERROR)
         if search and prints_only(one.record):
-            lines.add(RedLine.PRINT_ONLY)
+            lines.add(ToolMisuse.PRINT_ONLY)
         seen_outputs |= {output} if output is not None else set()
         if lines:
             found.setdefault(one.turn.index, set()).update(lines)
@@ -183,9 +183,9 @@ def _size(source: str) -> tuple[int, int]:
         raise ScoringFailed(f"the size of image {source[:80]} cannot be read: {error}") from error
 
 
-def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
+def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[ToolMisuse]:
     if _BAD_BOX.search(one.reply):
-        yield RedLine.INVALID_CROP
+        yield ToolMisuse.INVALID_CROP
     for image in images_in(one.record):
         boxes = [
             (number, read_box((step.get("arguments") or {}).get("box")))
@@ -196,9 +196,9 @@ def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[RedLine]:
         seen = read_box(image.get("box"))
         # Only a first step is known to be in pixels of the source; later boxes are checked for what needs no size.
         if any(box is not None and _is_outside(box, size if number == 0 else None) for number, box in boxes):
-            yield RedLine.INVALID_CROP
+            yield ToolMisuse.INVALID_CROP
         elif boxes and size and seen and _area(seen) > max_crop * size[0] * size[1]:
-            yield RedLine.LARGE_CROP
+            yield ToolMisuse.LARGE_CROP
 
 
 def read_box(value: Any) -> Box | None:

@@ -8,12 +8,12 @@ from turnwise.chat.formats import hermes
 from turnwise.config import Config
 from turnwise.engines.endpoint import EndpointReply
 from turnwise.errors import EpisodeError
-from turnwise.rollout.episode import Stage, run_episode
+from turnwise.rollout.chat_backends import EndpointBackend
+from turnwise.rollout.episode import RolloutContext, run_episode
+from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.speakers import EndpointSpeaker
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
-from turnwise.rollout.users import Interactions
 from turnwise.types import CallStatus, FinishReason, Role, StopReason
 
 
@@ -42,14 +42,14 @@ def play(sample, replies, **rollout):
         setattr(config.rollout, key, value)
     endpoint = ScriptedEndpoint(replies)
     toolbox, interactions = Toolbox([calculate], config.rollout), Interactions(config.rollout)
-    stage = Stage(
+    context = RolloutContext(
         config,
         Plan([sample], config.rollout, toolbox, interactions),
         toolbox,
         interactions,
-        lambda conversation, noise, tools: EndpointSpeaker(endpoint, config.sampling, tools, noise, hermes),
+        lambda conversation, noise, tools: EndpointBackend(endpoint, config.sampling, tools, noise, hermes),
     )
-    return asyncio.run(run_episode(sample, sibling=0, step=0, stage=stage)), endpoint
+    return asyncio.run(run_episode(sample, sibling=0, step=0, context=context)), endpoint
 
 
 def test_the_servers_own_tool_calls_are_run_and_sent_back(sample):
@@ -126,15 +126,15 @@ def test_siblings_are_asked_with_seeds_of_their_own(sample):
     config = Config()
     toolbox, interactions = Toolbox([], config.rollout), Interactions(config.rollout)
     endpoint = ScriptedEndpoint([said("a")] * 8)
-    stage = Stage(
+    context = RolloutContext(
         config,
         Plan([sample()], config.rollout, toolbox, interactions),
         toolbox,
         interactions,
-        lambda conversation, noise, tools: EndpointSpeaker(endpoint, config.sampling, tools, noise, hermes),
+        lambda conversation, noise, tools: EndpointBackend(endpoint, config.sampling, tools, noise, hermes),
     )
     for sibling in range(8):
-        trajectory = asyncio.run(run_episode(sample(), sibling=sibling, step=0, stage=stage))
+        trajectory = asyncio.run(run_episode(sample(), sibling=sibling, step=0, context=context))
         assert trajectory.messages[-1].role is Role.ASSISTANT
         seeds.add(endpoint.asked[-1][2]["seed"])
     assert len(seeds) == 8

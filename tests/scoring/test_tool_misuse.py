@@ -9,7 +9,7 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.red_lines import Penalties, RedLine, crossed
+from turnwise.scoring.tool_misuse import Penalties, ToolMisuse, crossed
 from turnwise.storage.conduct import conduct_of
 from turnwise.types import (
     CallRecord,
@@ -82,34 +82,34 @@ def test_a_clean_trace_crosses_none() -> None:
 @pytest.mark.parametrize(
     ("calls", "expected"),
     [
-        ([call(LOOK, images=(crop(-5, 0, 30, 30),))], {0: {RedLine.INVALID_CROP}}),
-        ([call(LOOK, images=(crop(80, 0, 120, 30),))], {0: {RedLine.INVALID_CROP}}),
-        ([call(LOOK, images=(shown(None, ("crop", {"box": [9, 9, 9, 20]})),))], {0: {RedLine.INVALID_CROP}}),
-        ([call(LOOK, reply="[an image of 0 x 20 pixels was left out]")], {0: {RedLine.INVALID_CROP}}),
+        ([call(LOOK, images=(crop(-5, 0, 30, 30),))], {0: {ToolMisuse.INVALID_CROP}}),
+        ([call(LOOK, images=(crop(80, 0, 120, 30),))], {0: {ToolMisuse.INVALID_CROP}}),
+        ([call(LOOK, images=(shown(None, ("crop", {"box": [9, 9, 9, 20]})),))], {0: {ToolMisuse.INVALID_CROP}}),
+        ([call(LOOK, reply="[an image of 0 x 20 pixels was left out]")], {0: {ToolMisuse.INVALID_CROP}}),
         (
             [call(LOOK, status=CallStatus.ERROR, reply="Error: ValueError: Coordinate 'right' is less than 'left'"),
              call("show(img0.crop((1, 1, 9, 9)))", images=(crop(1, 1, 9, 9),))],
-            {0: {RedLine.INVALID_CROP}},
+            {0: {ToolMisuse.INVALID_CROP}},
         ),
         (
             [call(LOOK, images=(crop(10, 10, 30, 30),)), call(LOOK + "  \n\n", images=(crop(10, 10, 30, 30),))],
-            {1: {RedLine.DUPLICATE_CALL}},
+            {1: {ToolMisuse.DUPLICATE_CALL}},
         ),
         (
             [call(LOOK, images=(crop(10, 10, 30, 30),)), call("x = img0\n" + LOOK, images=(crop(10, 10, 30, 30),))],
-            {1: {RedLine.DUPLICATE_OUTPUT}},
+            {1: {ToolMisuse.DUPLICATE_OUTPUT}},
         ),
         (
             [call("print(img0)", reply="<PIL image, 100 x 80>"), call("print(img1)", reply="<PIL image, 100 x 80>")],
-            {1: {RedLine.DUPLICATE_OUTPUT}},
+            {1: {ToolMisuse.DUPLICATE_OUTPUT}},
         ),
-        ([call("1 / 0", status=CallStatus.ERROR)], {0: {RedLine.UNREPAIRED_ERROR}}),
-        ([call("while 1: f()", status=CallStatus.TIMEOUT), call("q", tool="search")], {0: {RedLine.UNREPAIRED_ERROR}}),
-        ([call("print('the answer is 7')", reply="the answer is 7")], {0: {RedLine.PRINT_ONLY}}),
-        ([call(LOOK, images=(crop(0, 0, 100, 79),))], {0: {RedLine.LARGE_CROP}}),
+        ([call("1 / 0", status=CallStatus.ERROR)], {0: {ToolMisuse.UNREPAIRED_ERROR}}),
+        ([call("while 1: f()", status=CallStatus.TIMEOUT), call("q", tool="search")], {0: {ToolMisuse.UNREPAIRED_ERROR}}),
+        ([call("print('the answer is 7')", reply="the answer is 7")], {0: {ToolMisuse.PRINT_ONLY}}),
+        ([call(LOOK, images=(crop(0, 0, 100, 79),))], {0: {ToolMisuse.LARGE_CROP}}),
     ],
 )  # fmt: skip
-def test_each_line_fires_on_its_own_trace(calls: list[Any], expected: dict[int, set[RedLine]]) -> None:
+def test_each_line_fires_on_its_own_trace(calls: list[Any], expected: dict[int, set[ToolMisuse]]) -> None:
     assert crossed(episode(*calls), search=True) == expected
 
 
@@ -120,7 +120,7 @@ def test_printing_is_no_fault_where_nothing_has_to_be_looked_for() -> None:
 def test_a_call_that_could_not_be_read_is_repaired_by_any_tool_that_worked() -> None:
     broken = call("?", status=CallStatus.MALFORMED, tool="")
     assert crossed(episode(broken, call("print(img0)")), search=True) == {}
-    assert crossed(episode(call("print(img0)"), broken), search=True) == {1: {RedLine.UNREPAIRED_ERROR}}
+    assert crossed(episode(call("print(img0)"), broken), search=True) == {1: {ToolMisuse.UNREPAIRED_ERROR}}
 
 
 def test_images_of_unknown_origin_and_short_texts_are_not_taken_for_equal() -> None:
@@ -138,7 +138,7 @@ def test_crops_of_crops_are_checked_for_what_needs_no_size() -> None:
     twice = shown([20, 20, 30, 30], ("resize", {"size": [400, 320]}), ("crop", {"box": [80, 80, 120, 120]}))
     assert crossed(episode(call(LOOK, images=(twice,))), search=True) == {}
     below = shown([0, 0, 5, 5], ("resize", {"size": [400, 320]}), ("crop", {"box": [-1, 0, 20, 20]}))
-    assert crossed(episode(call(LOOK, images=(below,))), search=True) == {0: {RedLine.INVALID_CROP}}
+    assert crossed(episode(call(LOOK, images=(below,))), search=True) == {0: {ToolMisuse.INVALID_CROP}}
 
 
 @pytest.mark.parametrize("box", ["abc", [1, 2], [1, 2, "x", 4], [0, 0, float("nan"), 4], {"a": 1}, None])
@@ -152,7 +152,7 @@ def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path
     Pillow.new("L", (50, 50)).save(path)
     facts = shown([0, 0, 50, 50], ("crop", {"box": [0, 0, 60, 50]}), source="scene.png")
     trace = episode(call(LOOK, images=(facts,)), images=(Image(str(path)),))
-    assert crossed(trace, search=True) == {0: {RedLine.INVALID_CROP}}
+    assert crossed(trace, search=True) == {0: {ToolMisuse.INVALID_CROP}}
     path.unlink()
     with pytest.raises(ScoringFailed, match="the size of image"):
         crossed(trace, search=True)
@@ -172,7 +172,7 @@ def test_the_board_and_the_reward_give_one_answer(codes: list[str], status: Call
     trace = episode(*(call(code, status=status) for code in codes))
     lines = crossed(trace, search=True)
     board = conduct_of(trace)
-    for line, count in ((RedLine.PRINT_ONLY, board.print_only), (RedLine.DUPLICATE_CALL, board.duplicate_calls)):
+    for line, count in ((ToolMisuse.PRINT_ONLY, board.print_only), (ToolMisuse.DUPLICATE_CALL, board.duplicate_calls)):
         assert sum(line in found for found in lines.values()) == count
 
 
@@ -188,12 +188,12 @@ def test_arguments_nested_too_deeply_to_compare_are_survived() -> None:
 
 def test_penalties_are_bounded_and_named() -> None:
     chosen = Penalties.of({"print_only": -1.0, "large_crop": -0.1}, 0.9)
-    assert chosen.total({RedLine.LARGE_CROP}) == -0.1
-    assert chosen.total({RedLine.LARGE_CROP, RedLine.DUPLICATE_CALL}) == pytest.approx(-0.6)
-    assert chosen.total({RedLine.PRINT_ONLY, RedLine.DUPLICATE_CALL}) == -1.0
+    assert chosen.total({ToolMisuse.LARGE_CROP}) == -0.1
+    assert chosen.total({ToolMisuse.LARGE_CROP, ToolMisuse.DUPLICATE_CALL}) == pytest.approx(-0.6)
+    assert chosen.total({ToolMisuse.PRINT_ONLY, ToolMisuse.DUPLICATE_CALL}) == -1.0
     with pytest.raises(ConfigError, match="unknown red line 'printonly': did you mean 'print_only'"):
         Penalties.of({"printonly": -1.0}, 0.9)
-    with pytest.raises(ConfigError, match="red_lines.print_only must lie between -1 and 0, not 0.5"):
+    with pytest.raises(ConfigError, match="tool_misuse.print_only must lie between -1 and 0, not 0.5"):
         Penalties.of({"print_only": 0.5}, 0.9)
     with pytest.raises(ConfigError, match="max_crop"):
         Penalties.of({}, 0.0)

@@ -17,7 +17,7 @@ Held = TypeVar("Held", bound=Closable)
 _HELD: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Closable]] = weakref.WeakKeyDictionary()
 
 
-def held(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> Held:
+def loop_resource(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> Held:
     """The one object of this kind and key in the running event loop, made when first asked for."""
     here = _HELD.setdefault(asyncio.get_running_loop(), {})
     found = here.get((kind, key))
@@ -27,13 +27,13 @@ def held(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> Held:
     return found
 
 
-def all_held(kind: type[Held]) -> list[Held]:
+def loop_resources(kind: type[Held]) -> list[Held]:
     """Every object of this kind in the running event loop."""
     here = _HELD.get(asyncio.get_running_loop(), {})
     return [one for one in here.values() if isinstance(one, kind)]
 
 
-async def close_held() -> None:
+async def close_loop_resources() -> None:
     """Close everything that scorers opened in the running event loop; what they need again is made again."""
     here = _HELD.pop(asyncio.get_running_loop(), {})
     results = await asyncio.gather(*(one.close() for one in here.values()), return_exceptions=True)

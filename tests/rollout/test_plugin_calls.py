@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from turnwise.rollout import strangers
-from turnwise.rollout.strangers import StrangerError, TookTooLong
+from turnwise.rollout import plugin_calls
+from turnwise.rollout.plugin_calls import PluginCallError, TookTooLong
 
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(strangers, "GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(strangers, "_left_behind", [])
+    monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(plugin_calls, "_leaked", [])
 
 
 async def value(given):
@@ -34,9 +34,11 @@ def test_functions_of_both_kinds_are_called():
         return a + function + (threading.current_thread() is threading.main_thread())
 
     async def main():
-        assert await strangers.call(value, 3) == 3
-        assert await strangers.call(sync, 1, function=2) == 3, "apart from the loop's thread; any name is a fine name"
-        assert await strangers.call(lambda: value(4)) == 4, "a coroutine made by a plain function is awaited"
+        assert await plugin_calls.call(value, 3) == 3
+        assert await plugin_calls.call(sync, 1, function=2) == 3, (
+            "apart from the loop's thread; any name is a fine name"
+        )
+        assert await plugin_calls.call(lambda: value(4)) == 4, "a coroutine made by a plain function is awaited"
 
     asyncio.run(main())
 
@@ -46,31 +48,31 @@ def test_a_thread_brings_every_error_home_as_an_ordinary_one(error):
     def fails():
         raise error
 
-    with pytest.raises(StrangerError, match=type(error).__name__) as caught:
-        asyncio.run(strangers.in_thread(fails))
+    with pytest.raises(PluginCallError, match=type(error).__name__) as caught:
+        asyncio.run(plugin_calls.in_thread(fails))
     assert caught.value.__cause__ is error
 
 
 def test_a_task_brings_exit_home_as_an_ordinary_error():
-    with pytest.raises(StrangerError, match="SystemExit: 7"):
-        asyncio.run(strangers.in_task(fail(SystemExit(7))))
+    with pytest.raises(PluginCallError, match="SystemExit: 7"):
+        asyncio.run(plugin_calls.in_task(fail(SystemExit(7))))
 
 
 def test_an_interrupt_from_the_keyboard_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(strangers.in_task(fail(KeyboardInterrupt())))
+        asyncio.run(plugin_calls.in_task(fail(KeyboardInterrupt())))
 
 
 def test_ordinary_errors_stay_what_they_are():
     for error in (ValueError("v"), TimeoutError("its own")):
         with pytest.raises(type(error), match=str(error)):
-            asyncio.run(strangers.in_task(fail(error), 10))
+            asyncio.run(plugin_calls.in_task(fail(error), 10))
 
 
 def test_a_task_that_cancels_itself_does_not_cancel_the_caller():
     async def main():
-        with pytest.raises(StrangerError, match="cancelled itself"):
-            await strangers.in_task(fail(asyncio.CancelledError()))
+        with pytest.raises(PluginCallError, match="cancelled itself"):
+            await plugin_calls.in_task(fail(asyncio.CancelledError()))
         assert not asyncio.current_task().cancelling()
 
     asyncio.run(main())
@@ -78,7 +80,7 @@ def test_a_task_that_cancels_itself_does_not_cancel_the_caller():
 
 def test_time_that_has_passed_is_told_apart_from_the_codes_own_timeout():
     with pytest.raises(TookTooLong):
-        asyncio.run(strangers.in_task(forever(), 0.01))
+        asyncio.run(plugin_calls.in_task(forever(), 0.01))
 
 
 def test_a_value_that_comes_after_the_time_is_not_taken():
@@ -89,11 +91,11 @@ def test_a_value_that_comes_after_the_time_is_not_taken():
             return "late"
 
     with pytest.raises(TookTooLong):
-        asyncio.run(strangers.in_task(late(), 0.01))
+        asyncio.run(plugin_calls.in_task(late(), 0.01))
 
 
 def test_cancelling_the_caller_stops_the_code_and_waits_for_its_clean_up(monkeypatch):
-    monkeypatch.setattr(strangers, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 20.0)
     steps = []
 
     async def tidy():
@@ -104,7 +106,7 @@ def test_cancelling_the_caller_stops_the_code_and_waits_for_its_clean_up(monkeyp
             steps.append("cleaned")
 
     async def main():
-        task = asyncio.ensure_future(strangers.in_task(tidy()))
+        task = asyncio.ensure_future(plugin_calls.in_task(tidy()))
         await asyncio.sleep(0.001)
         for _ in range(3):
             task.cancel()
@@ -118,7 +120,7 @@ def test_cancelling_the_caller_stops_the_code_and_waits_for_its_clean_up(monkeyp
 
 
 def test_code_that_ignores_cancellation_is_left_behind_and_counted(monkeypatch):
-    monkeypatch.setattr(strangers, "MAX_LEFT_BEHIND", 2)
+    monkeypatch.setattr(plugin_calls, "MAX_LEAKED", 2)
 
     async def main():
         stop = asyncio.Event()
@@ -132,50 +134,50 @@ def test_code_that_ignores_cancellation_is_left_behind_and_counted(monkeypatch):
 
         for _ in range(2):
             with pytest.raises(TookTooLong):
-                await strangers.in_task(stubborn(), 0.01)
+                await plugin_calls.in_task(stubborn(), 0.01)
         with pytest.raises(Exception, match="2 calls of tools or users hang"):
-            strangers.check_left_behind()
+            plugin_calls.check_leaked()
         stop.set()
         await asyncio.sleep(0.01)
-        strangers.check_left_behind()
+        plugin_calls.check_leaked()
 
     asyncio.run(main())
 
 
 def test_a_cancelled_thread_is_counted_until_it_ends(monkeypatch):
-    monkeypatch.setattr(strangers, "MAX_LEFT_BEHIND", 1)
+    monkeypatch.setattr(plugin_calls, "MAX_LEAKED", 1)
     release = threading.Event()
 
     async def main():
-        task = asyncio.ensure_future(strangers.in_thread(lambda: release.wait(30)))
+        task = asyncio.ensure_future(plugin_calls.in_thread(lambda: release.wait(30)))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(Exception, match="hang"):
-            strangers.check_left_behind()
+            plugin_calls.check_leaked()
 
     asyncio.run(main())
     release.set()
-    strangers._left_behind[0].join(10)
-    strangers.check_left_behind()
+    plugin_calls._leaked[0].join(10)
+    plugin_calls.check_leaked()
 
 
 def test_a_thread_that_ended_before_its_caller_was_cancelled_is_not_counted(monkeypatch):
     """The result is there, its caller not yet awake, when the cancellation comes."""
-    settle = strangers._settle
+    settle = plugin_calls._settle
 
     async def main():
-        task = asyncio.ensure_future(strangers.in_thread(lambda: 1))
+        task = asyncio.ensure_future(plugin_calls.in_thread(lambda: 1))
 
         def settle_and_cancel(*args):
             settle(*args)
             task.cancel()
 
-        monkeypatch.setattr(strangers, "_settle", settle_and_cancel)
+        monkeypatch.setattr(plugin_calls, "_settle", settle_and_cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert strangers._left_behind == []
+        assert plugin_calls._leaked == []
 
     asyncio.run(main())
 
@@ -184,14 +186,14 @@ def test_a_loop_that_has_closed_meanwhile_is_no_error(recwarn):
     release = threading.Event()
 
     async def main():
-        task = asyncio.ensure_future(strangers.in_thread(lambda: release.wait(30)))
+        task = asyncio.ensure_future(plugin_calls.in_thread(lambda: release.wait(30)))
         await asyncio.sleep(0.01)
         task.cancel()
 
     asyncio.run(main())
     release.set()
-    strangers._left_behind[0].join(10)
-    assert not strangers._left_behind[0].is_alive()
+    plugin_calls._leaked[0].join(10)
+    assert not plugin_calls._leaked[0].is_alive()
     assert [w for w in recwarn if "thread" in str(w.message).lower()] == []
 
 
@@ -204,8 +206,8 @@ def test_to_the_end_finishes_whatever_happens():
             done.append(True)
             return 5
 
-        assert await strangers.to_the_end(work()) == 5
-        task = asyncio.ensure_future(strangers.to_the_end(work()))
+        assert await plugin_calls.to_the_end(work()) == 5
+        task = asyncio.ensure_future(plugin_calls.to_the_end(work()))
         for _ in range(4):
             await asyncio.sleep(0)
             task.cancel()
@@ -213,6 +215,6 @@ def test_to_the_end_finishes_whatever_happens():
             await task
         assert len(done) == 2
         with pytest.raises(ValueError):
-            await strangers.to_the_end(fail(ValueError()))
+            await plugin_calls.to_the_end(fail(ValueError()))
 
     asyncio.run(main())

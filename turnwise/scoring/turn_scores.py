@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from turnwise.concurrency import each
 from turnwise.errors import ConfigError, DataError, PluginError, ScoringFailed, unknown
 from turnwise.plugins import load
-from turnwise.scoring.held import held
 from turnwise.scoring.judge.judge import Judge as LlmJudge
 from turnwise.scoring.judge.prompts import full_trace, images_of, question_of
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import Verdict
-from turnwise.scoring.red_lines import Box, images_in, read_box
-from turnwise.together import each
+from turnwise.scoring.loop_resources import loop_resource
+from turnwise.scoring.tool_misuse import Box, images_in, read_box
 from turnwise.types import Image, Role, Sample, Trajectory, Turn
 
 EVIDENCE_RUBRIC = """\
@@ -256,7 +256,7 @@ def step_judge(name: str, view: View, options: Mapping[str, Any], *, show_images
     if not {":", "."} & set(name):
         raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
-    own = held(_Own, key, lambda: _Own(_as_judge(load(name, "judge"), name, options))).judge
+    own = loop_resource(_Own, key, lambda: _Own(_as_judge(load(name, "judge"), name, options))).judge
     chosen = by_evidence if view is View.evidence_only else by_trace
     return chosen(own, show_images=show_images)
 

@@ -10,9 +10,9 @@ import pytest
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.rollout.interaction_sessions import Interactions, read_registry
 from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.interactions.code_verify import CodeVerifyInteraction
-from turnwise.rollout.users import Interactions, read_registry
 from turnwise.types import InteractionSpec, Message, Role, StopReason
 
 ME = __name__
@@ -219,7 +219,7 @@ def user_show(theatre, kind, said=("#### 42",), **settings):
 def test_methods_without_arguments_are_called_without(theatre, sample):
     show = user_show(theatre, "VerlStyle", ["no", "#### 42"])
     trajectory = show.play()
-    made = show.stage.interactions.get(f"{ME}:VerlStyle")
+    made = show.context.interactions.get(f"{ME}:VerlStyle")
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.failure is None
     assert made.finalised == 1
     assert trajectory.artifacts == {"interaction_score": 0.5, "interaction_notes": [{"length": 3}, {"length": 5}]}
@@ -234,7 +234,7 @@ def test_kwargs_are_passed_with_name_query_and_ground_truth(theatre, sample):
     ]
     show = user_show(theatre, "VerlStyle", samples=samples)
     assert show.play(0).failure is None and show.play(1).failure is None
-    given = show.stage.interactions.get(f"{ME}:VerlStyle").given
+    given = show.context.interactions.get(f"{ME}:VerlStyle").given
     first = {"name": f"{ME}:VerlStyle", "level": 3, "query": "the row's", "ground_truth": "42"}
     second = {"name": f"{ME}:VerlStyle", "level": 4, "query": "What is 6 times 7?", "ground_truth": "42"}
     assert given == [{**first, "method": "x", "seconds": 1}] * 2 + [second] * 2
@@ -246,13 +246,13 @@ def test_synchronous_methods_run_apart_and_return_what_they_like(theatre):
     assert trajectory.failure is None
     assert trajectory.turns[0].user_score == 0.25
     assert trajectory.artifacts == {"interaction_score": 2.0}
-    assert show.stage.interactions.get(f"{ME}:Sync").states == {}
+    assert show.context.interactions.get(f"{ME}:Sync").states == {}
 
 
 def test_an_interaction_may_choose_its_own_ids(theatre):
     show = user_show(theatre, "NamesItsOwn")
     assert show.play().stop_reason is StopReason.USER_ENDED
-    assert show.stage.interactions.get(f"{ME}:NamesItsOwn").states == {}
+    assert show.context.interactions.get(f"{ME}:NamesItsOwn").states == {}
 
 
 def test_state_under_the_instance_never_leaks_between_siblings(theatre, sample):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
-from turnwise.rollout import strangers
+from turnwise.rollout import plugin_calls
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_json, as_number
 from turnwise.strict_yaml import read_yaml
@@ -140,7 +140,7 @@ def _with_facts(kwargs: dict[str, Any], sample: Sample) -> dict[str, Any]:
     return {"query": query, "ground_truth": sample.ground_truth, **kwargs}
 
 
-class SimulatedUser:
+class InteractionSession:
     """One interaction in one episode. Errors of its code become EpisodeErrors that name it."""
 
     def __init__(self, interaction: Interaction, spec: InteractionSpec, instance_id: str) -> None:
@@ -216,14 +216,14 @@ class SimulatedUser:
         try:
             takes = _takes(type(self._interaction), method)
             if seconds is None:  # closing is never refused
-                strangers.check_left_behind()
-            work = strangers.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
-            return await strangers.in_task(work, seconds)
+                plugin_calls.check_leaked()
+            work = plugin_calls.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
+            return await plugin_calls.in_task(work, seconds)
         except (EpisodeError, PluginError):
             raise
-        except strangers.TookTooLong as error:
+        except plugin_calls.TookTooLong as error:
             raise EpisodeError(f"interaction {self._name!r}: {method} took longer than {seconds:g} s") from error
-        except strangers.StrangerError as error:
+        except plugin_calls.PluginCallError as error:
             raise EpisodeError(f"interaction {self._name!r}: {method}: {error}") from error
         except Exception as error:  # a stranger's code: this episode fails, with its name
             raise EpisodeError(f"interaction {self._name!r}: {method}: {type(error).__name__}: {error}") from error

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from turnwise import waiting
+from turnwise import time_budget
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -26,7 +26,7 @@ def run(monkeypatch):
 
         def factory():
             loops.append(Loop())
-            monkeypatch.setattr(waiting, "clock", loops[0].time)
+            monkeypatch.setattr(time_budget, "clock", loops[0].time)
             return loops[0]
 
         async def move(seconds):
@@ -43,7 +43,7 @@ def run(monkeypatch):
 def test_what_the_block_does_itself_counts(run):
     async def main(move):
         with pytest.raises(TimeoutError):
-            async with waiting.budget(10.0) as deadline:
+            async with time_budget.budget(10.0) as deadline:
                 await move(9.0)
                 assert not deadline.expired()
                 await move(2.0)
@@ -62,10 +62,10 @@ def test_waiting_for_a_slot_does_not_count(run):
             await move(100.0)
             slots.release()
 
-        async with waiting.budget(10.0):
+        async with time_budget.budget(10.0):
             await move(4.0)
             leaving = asyncio.ensure_future(other())
-            async with waiting.slot(slots):
+            async with time_budget.slot(slots):
                 await move(4.0)
             await leaving
             await move(1.0)
@@ -84,10 +84,10 @@ def test_waits_side_by_side_count_once(run):
         slots = asyncio.Semaphore(0)
 
         async def call():
-            async with waiting.slot(slots):
+            async with time_budget.slot(slots):
                 pass
 
-        async with waiting.budget(10.0):
+        async with time_budget.budget(10.0):
             calls = [asyncio.ensure_future(call()) for _ in range(5)]
             await move(0.0)
             await move(100.0)
@@ -108,8 +108,8 @@ def test_waits_side_by_side_count_once(run):
 def test_a_wait_told_by_another_thread_does_not_count(run):
     async def main(move):
         told = [0.0]
-        async with waiting.budget(10.0) as deadline:
-            with waiting.told_by(lambda: told[0]):
+        async with time_budget.budget(10.0) as deadline:
+            with time_budget.told_by(lambda: told[0]):
                 thread = threading.Thread(target=lambda: told.__setitem__(0, 50.0))
                 thread.start()
                 thread.join()
@@ -122,8 +122,8 @@ def test_a_wait_told_by_another_thread_does_not_count(run):
 
 def test_outside_an_episode_waits_are_nobodys(run):
     async def main(move):
-        async with waiting.slot(asyncio.Semaphore(1)):
-            with waiting.told_by(lambda: 1.0):
+        async with time_budget.slot(asyncio.Semaphore(1)):
+            with time_budget.told_by(lambda: 1.0):
                 return "done"
 
     assert run(main) == "done"
@@ -131,7 +131,7 @@ def test_outside_an_episode_waits_are_nobodys(run):
 
 def test_no_budget_is_no_limit(run):
     async def main(move):
-        async with waiting.budget(None):
+        async with time_budget.budget(None):
             await move(1e9)
         return "done"
 
@@ -142,17 +142,17 @@ def test_a_slot_comes_back_whatever_happens(run):
     async def main(move):
         slots = asyncio.Semaphore(1)
         with pytest.raises(ZeroDivisionError):
-            async with waiting.slot(slots):
+            async with time_budget.slot(slots):
                 raise ZeroDivisionError
         waiter = asyncio.ensure_future(_take(slots))
-        async with waiting.slot(slots):
+        async with time_budget.slot(slots):
             await move(0)
             waiter.cancel()
             await asyncio.gather(waiter, return_exceptions=True)
         return slots.locked()
 
     async def _take(slots):
-        async with waiting.slot(slots):
+        async with time_budget.slot(slots):
             pytest.fail("it was cancelled while it waited")
 
     assert run(main) is False
@@ -168,9 +168,9 @@ def test_a_wait_with_hardly_any_time_left_does_not_keep_the_loop_busy(monkeypatc
         return 0.0
 
     async def run() -> None:
-        async with waiting.budget(1e-7), waiting.slot(asyncio.Semaphore(1)):
+        async with time_budget.budget(1e-7), time_budget.slot(asyncio.Semaphore(1)):
             await asyncio.sleep(0.5)
 
-    monkeypatch.setattr(waiting, "clock", still)
+    monkeypatch.setattr(time_budget, "clock", still)
     asyncio.run(run())
     assert looks < 100
