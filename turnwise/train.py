@@ -113,11 +113,20 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     if trainable(sequences):
         if run.first_step:
             compare = engines.in_threads(check_logprob_gap)
-            run.note(await asyncio.to_thread(compare, engines.update, sequences, config, exact=engines.invariant))
+            run.note(await asyncio.to_thread(compare, engines.learner, sequences, config, exact=engines.invariant))
         compute, step = engines.in_threads(optimise), run.progress.step
         run.whole = False
         try:
-            metrics |= await asyncio.to_thread(compute, engines.update, sequences, config, step, collected.baselines)
+            metrics |= await asyncio.to_thread(
+                compute,
+                engines.learner,
+                sequences,
+                config,
+                step,
+                reference=engines.reference,
+                kl_controller=engines.kl_controller,
+                baselines=collected.baselines,
+            )
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
