@@ -11,7 +11,7 @@ PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics"},
-    {"plugins", "config_check", "files", "serving", "retrying", "stopping", "strict_yaml", "together", "waiting"},
+    {"plugins", "config_check", "files", "serving", "retrying", "stopping", "strict_yaml", "concurrency", "time_budget"},
     {"chat", "data", "sandbox", "storage", "compose"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},

@@ -82,7 +82,7 @@ def test_bytes_that_rewrite_what_came_before_are_spelt_one_by_one():
 
 
 def test_numbers_stand_at_the_policys_tokens_only(run_dir, make):
-    found = view(run_dir, make(training=True))
+    found = view(run_dir, make(learned=True))
     ledger = found["segments"][0]
     assert found["origin_names"] == ["prompt", "policy", "tool", "user", "template"]
     assert ledger["ids"] == [5, 6, 7, 8, 9, 7, 8] and ledger["origins"] == [0, 0, 1, 1, 2, 1, 1]
