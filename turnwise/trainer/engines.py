@@ -1,6 +1,6 @@
 """The engines of a training run: sampler, learner, critic and reference, opened together and kept in step."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +29,8 @@ from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.trainer.state import FORMAT, KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
 from turnwise.training import kl
-from turnwise.training.optimise import needs_critic, needs_reference
+from turnwise.training.optimise import needs_critic, needs_reference, optimise
+from turnwise.training.sequences import TrainSequence
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +63,20 @@ class Engines:
             return work(*args, **kwargs)
 
         return wrapped
+
+    def update(
+        self, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None]
+    ) -> dict[str, float]:
+        """One optimisation step on these sequences; returns its metrics."""
+        return optimise(
+            self.learner,
+            sequences,
+            config,
+            step,
+            reference=self.reference,
+            kl_controller=self.kl_controller,
+            baselines=baselines,
+        )
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
