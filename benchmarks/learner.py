@@ -49,11 +49,11 @@ def batch_of(case: str, vocab: int) -> tuple[list[list[int]], list[list[bool]]]:
 
 def ours(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
     """A step of the learner; returns loss and gradient norm."""
-    from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
-    from turnwise.engines.optimizer import OptimizerSettings
+    from turnwise.config import LearnerConfig
+    from turnwise.engines.learner import PolicyTokens, TorchLearner
 
-    settings = LearnerSettings(OptimizerSettings(LR), device=device, recompute_layers=recompute)
-    learner = TorchLearner(Decoder.load(folder), settings, temperature=1.0)
+    config = LearnerConfig(lr=LR, device=device, gradient_checkpointing=recompute)
+    learner = TorchLearner(Decoder.load(folder), config, temperature=1.0)
     ids, masks = batch_of(case, learner.decoder.config.vocab_size)
     tokens = torch.tensor([token for sequence in ids for token in sequence])
     index = torch.tensor([flag for mask in masks for flag in mask]).nonzero().squeeze(1)

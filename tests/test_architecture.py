@@ -19,6 +19,7 @@ LAYERS = (
     {"task_metrics"},
     {"assemble", "report"},
     {"plan_text", "checks"},
+    {"run"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},
     {"commands"},

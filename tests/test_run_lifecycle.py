@@ -87,7 +87,7 @@ def test_a_finished_run_goes_on_when_more_is_asked_of_it(copy: Path) -> None:
     assert trained == [1, 2, 3]
     evaluated = [line["step"] for line in metrics(copy) if "val/accuracy" in line]
     assert evaluated == [0, 2, 3]
-    assert "set anew: training.steps was 2 and is 3" in (copy / "log.txt").read_text()
+    assert "changed: training.steps was 2 and is 3" in (copy / "log.txt").read_text()
     before = contents(copy)
     assert main(["train", f"runs_dir={copy.parent}", "run=r", "resume=auto"]) == 0, "the run's config has them now"
     assert contents(copy) == before
@@ -149,7 +149,7 @@ def test_the_printed_command_goes_on_with_everything_that_was_asked_for(
     folder = tmp_path / "my runs" / "it, again"
     assert status_of(folder).reason == "all 2 steps done"
     log = (folder / "log.txt").read_text()
-    assert log.count("set anew: ") == 1, "all else is as it was"
+    assert log.count("changed: ") == 1, "all else is as it was"
 
 
 @pytest.mark.parametrize("where", ["last", "middle"])

@@ -5,34 +5,29 @@ import dataclasses
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_context, prepare
-from turnwise.chat.selfcheck import tell
+from turnwise.chat.selfcheck import render_problem
 from turnwise.checks.start import refuse_faults
-from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
-from turnwise.plan_text import introduce
 from turnwise.report import EpisodeResult, EvalReport, SourceReport, grade_all, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.tool import Tool
+from turnwise.run import Run, new_run, printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.stopping import run_stoppable
-from turnwise.storage.index import record
-from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import CONFIG, METRICS, RunDir, check_free
-from turnwise.storage.status import StatusWriter
+from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
@@ -62,43 +57,35 @@ def evaluate(
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
-    config = prepared.config
-    await refuse_faults(prepared, say=partial(console.print, markup=False, highlight=False, soft_wrap=True))
-    run = RunDir.create(Path(config.runs_dir), config.run, "eval")
-    with holding(run.path, "eval", lambda text: _note(run, console, text)):
-        run.write_text(CONFIG, to_yaml(config))
-        with StatusWriter(run, "eval"):
-            return await _evaluate_into(run, prepared, console)
+    await refuse_faults(prepared, say=printer(console))
+    with new_run(prepared.config, "eval", console) as run:
+        run.show_plan(prepared)
+        report = await _evaluate_into(run, prepared)
+        run.dir.write_json("eval/step_000000.json", report.as_json())
+        run.dir.append_jsonl(METRICS, report.as_metrics())
+        if prepared.config.eval.dump_jsonl is not None:
+            write_jsonl(Path(prepared.config.eval.dump_jsonl), report.trajectories)
+        return report
 
 
-async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> EvalReport:
-    config = prepared.config
-    introduce(prepared, run, console)
-    start = time.perf_counter()
+async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
+    config, start = prepared.config, time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
-        async with open_context(prepared, say=lambda text: _note(run, console, text)) as context:
-            with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
+        async with open_context(prepared, say=run.note) as context:
+            with _progress(run.console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
-            if (told := tell(trajectories)) is not None:
-                _note(run, console, f"warning: {told}")
+            if (problem := render_problem(trajectories)) is not None:
+                run.note(f"warning: {problem}")
             judged = await grade_all(trajectories, prepared.scoring.scorers)
-            _remember_first_answers(judged)
+            _keep_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
-            record(run, "eval/step_000000.parquet", trajectories)
-    report = _report(run, seconds, judged, declared_by(config.task))
-    run.write_json("eval/step_000000.json", report.as_json())
-    run.append_jsonl(METRICS, report.as_metrics())
-    if config.eval.dump_jsonl is not None:
-        write_jsonl(Path(config.eval.dump_jsonl), trajectories)
-    return report
-
-
-def _note(run: RunDir, console: Console, text: str) -> None:
-    run.log(text)
-    console.print(text, markup=False, highlight=False)
+            await run.recorder.record("eval/step_000000.parquet", trajectories)
+    sources = _sources(judged, declared_by(config.task))
+    tokens = sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
+    return EvalReport(run.dir.path, seconds, tokens / seconds, sources, trajectories)
 
 
 async def measure(
@@ -119,10 +106,10 @@ async def measure(
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_context(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
         judged = await grade_all(trajectories, prepared.scoring.scorers)
-        _remember_first_answers(judged)
+        _keep_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
-        if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
-            raise TurnwiseError(told)
+        if (problem := render_problem(trajectories)) is not None:  # training does not go on with a faulty record
+            raise TurnwiseError(problem)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy}
@@ -134,7 +121,7 @@ async def measure(
     return found
 
 
-def _remember_first_answers(judged: Iterable[EpisodeResult]) -> None:
+def _keep_first_answers(judged: Iterable[EpisodeResult]) -> None:
     for entry in judged:
         entry.trajectory.first_right = entry.first_right
 
@@ -187,12 +174,6 @@ class Failures:
                 f"{self._failed} of {self._episodes} episodes failed (rollout.max_failures={self._allowed:g}); "
                 f"most often ({count}): {commonest}"
             )
-
-
-def _report(run: RunDir, seconds: float, judged: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> EvalReport:
-    sources = _sources(judged, declared)
-    tokens = sum(turn.completion_tokens for entry in judged for turn in entry.trajectory.turns)
-    return EvalReport(run.path, seconds, tokens / seconds, sources, [entry.trajectory for entry in judged])
 
 
 def _sources(judged: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> list[SourceReport]:

@@ -1,20 +1,8 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from rich.console import Console
-
 from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
-from turnwise.storage.run_dir import PLAN, TOKENIZER, RunDir
-
-
-def introduce(prepared: Prepared, run: RunDir, console: Console) -> None:
-    """Tell the person what is about to happen, and the run's readers how to read its tokens."""
-    plan = plan_text(prepared)
-    run.write_text(PLAN, plan)
-    if prepared.renderer is not None:
-        run.write_text(TOKENIZER, prepared.renderer.tokenizer.as_json())
-    console.print(plan, markup=False, highlight=False)
 
 
 def doubtful_choices(config: Config) -> list[str]:

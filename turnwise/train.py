@@ -2,20 +2,20 @@
 
 import asyncio
 import time
-from functools import partial
+from dataclasses import replace
 
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.chat.selfcheck import tell
+from turnwise.chat.selfcheck import render_problem
 from turnwise.checks.start import refuse_faults
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
-from turnwise.plan_text import introduce
 from turnwise.report import TrainReport, step_metrics
+from turnwise.run import printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
@@ -23,10 +23,10 @@ from turnwise.task_metrics import declared_by
 from turnwise.trainer.collecting import Collected, Groups, SampleStream
 from turnwise.trainer.engines import Engines, open_engines
 from turnwise.trainer.loop_lag import LoopLag
-from turnwise.trainer.resuming import existing_run, open_run
-from turnwise.trainer.run import TrainRun
+from turnwise.trainer.resuming import existing_run
+from turnwise.trainer.train_run import TrainRun, open_train_run
 from turnwise.training.advantages import by_trajectory
-from turnwise.training.optimise import check_logprob_gap, optimise
+from turnwise.training.optimise import check_logprob_gap
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
 
@@ -44,17 +44,14 @@ def train(config: Config, console: Console | None = None) -> TrainReport:
 
 async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
     """The run from its first evaluation to its last."""
-    config = prepared.config
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    await refuse_faults(prepared, heldout, say=say)
-    with open_run(config, say) as (directory, resuming):
-        run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
+    await refuse_faults(prepared, heldout, say=printer(console))
+    with open_train_run(prepared.config, console, prepared.samples) as run:
         if run.is_over():
-            return run.report(f"already finished: {run.reason}")
-        with run.watched():
-            introduce(prepared, run.dir, console)
+            return replace(run.report(), reason=f"already finished: {run.status.reason}")
+        with run.active():
+            run.show_plan(prepared)
             await run_steps(run, prepared, heldout)
-        return run.report(run.reason)
+        return run.report()
 
 
 async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> None:
@@ -64,8 +61,8 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> Non
     async with services[0], services[1], open_engines(config, prepared, run.note) as engines, LoopLag() as lag:
         run.resume(engines)
         run.progress.after = None
-        with run.catching_signals():
-            async with run.saving_on_failure(engines):
+        with run.stop_on_signal():
+            async with run.checkpoint_on_failure(engines):
                 await play_and_learn(run, engines, prepared, heldout, lag)
 
 
@@ -75,23 +72,23 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     await engines.publish(run.progress.step)
     if run.progress.before is None:
         run.progress.before = await evaluate(run, engines, heldout, greedy=True)
-    elif run.evaluation_is_due():  # a stop may have come before it
+    elif run.should_evaluate():  # a stop may have come before it
         await evaluate(run, engines, heldout, greedy=False)
     stream = SampleStream(
         run.loader, run.progress.prompt_batches, run.progress.prompt_batches + 1 + config.training.max_lag
     )
     groups = Groups(engines, prepared, stream)
     async with groups.collector:
-        while config.train and run.goes_on():
-            run.step_begins()
-            collected = await run.unless_stopped(groups.next_step(run.progress.prompt_batches))
+        while config.train and run.should_continue():
+            run.start_step()
+            collected = await run.until_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:
                 continue
             await learn(run, engines, collected, lag)
             groups.allow(run.progress.prompt_batches)
-            if run.evaluation_is_due():
+            if run.should_evaluate():
                 await evaluate(run, engines, heldout, greedy=False)
-            if run.is_due(config.training.save_every):
+            if run.should_save():
                 await run.save(engines)
     run.progress.after = await evaluate(run, engines, heldout, greedy=True)
     await run.save(engines)
@@ -102,22 +99,22 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     config, groups, start = run.config, collected.groups, time.perf_counter()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     check_scoring(trajectories, config.scoring.max_failures)
-    book = count(groups)
-    book.stop_if_failing(config.rollout.max_failures)
+    stats = count(groups)
+    stats.stop_if_failing(config.rollout.max_failures)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
-    if (told := tell(trajectories)) is not None:
+    if (problem := render_problem(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
-        raise TurnwiseError(f"{told}; the episodes of the step are in {run.dir.path / file}")
+        raise TurnwiseError(f"{problem}; the episodes of the step are in {run.dir.path / file}")
     sequences = to_sequences(groups)
-    metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
+    metrics = stats.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
             compare = engines.in_threads(check_logprob_gap)
-            run.note(await asyncio.to_thread(compare, engines.update, sequences, config, exact=engines.invariant))
-        compute, step = engines.in_threads(optimise), run.progress.step
-        run.whole = False
+            run.note(await asyncio.to_thread(compare, engines.learner, sequences, config, exact=engines.invariant))
+        update, step = engines.in_threads(engines.update), run.progress.step
+        run.mid_update = True
         try:
-            metrics |= await asyncio.to_thread(compute, engines.update, sequences, config, step, collected.baselines)
+            metrics |= await asyncio.to_thread(update, sequences, config, step, collected.baselines)
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
@@ -140,9 +137,9 @@ async def evaluate(run: TrainRun, engines: Engines, heldout: Prepared, *, greedy
     None when a signal came first: then the run evaluates when it goes on.
     """
     work = measure(heldout, engines.context, run.recorder, run.progress.step, greedy=greedy)
-    found = await run.unless_stopped(work)
+    found = await run.until_stopped(work)
     if found is None:
-        run.goes_on()  # it does not, and says why
+        run.should_continue()  # not, and the status says why
     else:
         await run.recorder.do(run.log_evaluation, found)
     return found

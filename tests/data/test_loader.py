@@ -97,8 +97,8 @@ def test_orders_differ_by_epoch_and_seed_and_stay_the_same_forever() -> None:
 
 def test_an_epoch_at_a_time() -> None:
     loader = Loader(samples(5), 2, 0, False)
-    assert [ids(b) for b in loader.rest_of_epoch()] == [["f:0", "f:1"], ["f:2", "f:3"], ["f:4", "f:0"]]
-    assert [ids(b) for b in loader.rest_of_epoch()] == [["f:1", "f:2"], ["f:3", "f:4"]]
+    assert [ids(next(loader)) for _ in range(3)] == [["f:0", "f:1"], ["f:2", "f:3"], ["f:4", "f:0"]]
+    assert [ids(next(loader)) for _ in range(2)] == [["f:1", "f:2"], ["f:3", "f:4"]]
     assert (loader.state().epoch, loader.state().position) == (2, 0)
 
 

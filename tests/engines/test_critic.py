@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from turnwise.config import LearnerConfig
 from turnwise.engines import attention
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import LearnerSettings, NotFinite, PolicyTokens, TorchLearner
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import NotFinite, PolicyTokens, TorchLearner
 from turnwise.errors import EngineError
 
 LENGTHS = [14, 9]
@@ -23,8 +23,8 @@ RETURNS = torch.linspace(-1.0, 1.0, len(INDEX))
 def make(decoder: Decoder, shared: bool, **options: Any) -> TorchLearner:
     policy = Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
     critic = Critic.sharing(policy) if shared else Critic.copying(policy)
-    settings = LearnerSettings(OptimizerSettings(1e-3), OptimizerSettings(5e-3, **options))
-    return TorchLearner(policy, settings, temperature=1.0, critic=critic)
+    config = LearnerConfig(lr=1e-3, critic_lr=5e-3, **options)
+    return TorchLearner(policy, config, temperature=1.0, critic=critic)
 
 
 def value_loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
@@ -111,9 +111,6 @@ def test_a_broken_critic_stops_the_policy_too(decoder: Decoder) -> None:
     assert changed(learner, decoder) == set() and learner.step == 0
 
 
-def test_a_critic_comes_with_settings_and_values_with_a_critic(decoder: Decoder) -> None:
-    settings = LearnerSettings(OptimizerSettings(1e-3))
-    with pytest.raises(EngineError, match="come together"):
-        TorchLearner(decoder, settings, temperature=1.0, critic=Critic.sharing(decoder))
+def test_values_need_a_critic(decoder: Decoder) -> None:
     with pytest.raises(EngineError, match="no critic"):
-        TorchLearner(decoder, settings, temperature=1.0).values(TOKENS, LENGTHS, INDEX)
+        TorchLearner(decoder, LearnerConfig(), temperature=1.0).values(TOKENS, LENGTHS, INDEX)

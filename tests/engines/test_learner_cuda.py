@@ -6,12 +6,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from turnwise.choices import Precision
+from turnwise.config import LearnerConfig
 from turnwise.engines.checkpoint_format import DecoderConfig
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
-from turnwise.engines.lora import LoraDecoder, LoraSettings
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import PolicyTokens, TorchLearner
+from turnwise.engines.lora import LoraDecoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -24,16 +24,11 @@ def make(device: str, precision: Precision | None, lora: bool, recompute: bool =
     policy = Decoder.fresh(DecoderConfig("qwen3", 256, 128, 256, 3, 4, 2, 32, 512), 3)
     critic = Critic.copying(policy)
     if lora:
-        policy = LoraDecoder(policy, LoraSettings(rank=8), seed=1)
-    settings = LearnerSettings(
-        OptimizerSettings(1e-3),
-        OptimizerSettings(1e-3),
-        device=device,
-        precision=precision,
-        chunk_tokens=50,
-        recompute_layers=recompute,
+        policy = LoraDecoder(policy, rank=8, alpha=32.0, seed=1)
+    config = LearnerConfig(
+        lr=1e-3, critic_lr=1e-3, device=device, precision=precision, gradient_checkpointing=recompute
     )
-    return TorchLearner(policy, settings, temperature=0.9, critic=critic)
+    return TorchLearner(policy, config, temperature=0.9, critic=critic, chunk_tokens=50)
 
 
 def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import turnwise
+from turnwise.config import LearnerConfig
 from turnwise.engines.attention import Regime
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.exactness import REGIMES, find_regime
-from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
-from turnwise.engines.lora import LoraDecoder, LoraSettings
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import PolicyTokens, TorchLearner
+from turnwise.engines.lora import LoraDecoder
 from turnwise.engines.sampler import NoiseKey, SamplingParams
 from turnwise.engines.torch_sampler import TorchSampler
 from turnwise.errors import EngineError
@@ -82,8 +82,7 @@ def recorded(ledgers: list[Ledger]) -> list[float]:
 
 
 def learner_of(decoder: Decoder, temperature: float, regime: Regime) -> TorchLearner:
-    settings = LearnerSettings(OptimizerSettings(lr=2e-3), chunk_tokens=64, regime=regime)
-    return TorchLearner(decoder, settings, temperature=temperature)
+    return TorchLearner(decoder, LearnerConfig(lr=2e-3), temperature=temperature, chunk_tokens=64, regime=regime)
 
 
 def push(learner: TorchLearner, case: tuple[Tensor, list[int], Tensor]) -> None:
@@ -127,7 +126,7 @@ def test_learner_equals_sampler_bit_by_bit(decoder: Decoder, name: str, temperat
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_published_weights_write_and_carry_their_version(decoder: Decoder, regime: Regime, lora: bool) -> None:
-    start = LoraDecoder(copy_of(decoder), LoraSettings(rank=4), seed=1) if lora else copy_of(decoder)
+    start = LoraDecoder(copy_of(decoder), rank=4, alpha=32.0, seed=1) if lora else copy_of(decoder)
     learner = learner_of(start, 1.0, regime)
 
     async def body(sampler: TorchSampler) -> None:

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from turnwise.choices import Decay
+from turnwise.config import LearnerConfig
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner, fingerprint
-from turnwise.engines.lora import LoraDecoder, LoraSettings
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import PolicyTokens, TorchLearner, fingerprint
+from turnwise.engines.lora import LoraDecoder
 from turnwise.errors import EngineError
 
 KINDS = ("full", "lora", "critic", "shared")
@@ -27,10 +27,10 @@ def make(decoder: Decoder, kind: str, rank: int = 4) -> TorchLearner:
     policy: Decoder = Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
     critic = {"critic": Critic.copying, "shared": Critic.sharing}.get(kind)
     if kind == "lora":
-        policy = LoraDecoder(policy, LoraSettings(rank, targets=("q_proj", "v_proj", "down_proj")), seed=3)
-    optimizer = OptimizerSettings(1e-3, 0.1, warmup_steps=2, decay=Decay.linear, total_steps=9)
-    settings = LearnerSettings(optimizer, None if critic is None else OptimizerSettings(3e-3))
-    return TorchLearner(policy, settings, temperature=1.0, critic=None if critic is None else critic(policy))
+        policy = LoraDecoder(policy, rank=rank, alpha=32.0, targets=("q_proj", "v_proj", "down_proj"), seed=3)
+    config = LearnerConfig(lr=1e-3, critic_lr=3e-3, weight_decay=0.1, warmup=2, decay=Decay.linear)
+    made = None if critic is None else critic(policy)
+    return TorchLearner(policy, config, temperature=1.0, critic=made, updates=9)
 
 
 def train(learner: TorchLearner, steps: int) -> list[dict[str, float]]:

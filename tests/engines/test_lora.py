@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from turnwise.choices import Precision
+from turnwise.config import LearnerConfig
 from turnwise.engines import attention
 from turnwise.engines.checkpoint_format import DecoderConfig
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import LearnerSettings, PolicyTokens, TorchLearner
-from turnwise.engines.lora import TARGETS, LoraDecoder, LoraSettings
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import PolicyTokens, TorchLearner
+from turnwise.engines.lora import TARGETS, LoraDecoder
 from turnwise.errors import EngineError
 
 LENGTHS = [12, 30]
@@ -24,8 +24,8 @@ SOME = ("q_proj", "v_proj", "up_proj", "down_proj")
 
 
 def make(base: Decoder, targets: tuple[str, ...] = TARGETS, **options: Any) -> TorchLearner:
-    lora = LoraDecoder(base, LoraSettings(rank=4, alpha=12.0, targets=targets), seed=1)
-    return TorchLearner(lora, LearnerSettings(OptimizerSettings(1e-2), **options), temperature=1.0)
+    lora = LoraDecoder(base, rank=4, alpha=12.0, targets=targets, seed=1)
+    return TorchLearner(lora, LearnerConfig(lr=1e-2, **options), temperature=1.0)
 
 
 def train(learner: TorchLearner, steps: int) -> None:
@@ -49,7 +49,7 @@ def base(decoder: Decoder) -> Decoder:
 
 
 def test_adds_nothing_at_the_start(base: Decoder) -> None:
-    lora = LoraDecoder(base, LoraSettings(), seed=0)
+    lora = LoraDecoder(base, rank=16, alpha=32.0, seed=0)
     assert torch.equal(hidden(lora), hidden(base))
     assert all(torch.equal(tensor, base.tensors()[name]) for name, tensor in lora.tensors().items())
     assert lora.embed.data_ptr() == base.embed.data_ptr(), "the base is not copied"
@@ -80,7 +80,7 @@ def test_rows_of_other_projections_stay(base: Decoder) -> None:
 
 def test_factors_follow_the_seed(base: Decoder) -> None:
     one, same, other = (
-        LoraDecoder(base, LoraSettings(), seed).get_parameter("layers.1.k_proj_A") for seed in (1, 1, 2)
+        LoraDecoder(base, rank=16, alpha=32.0, seed=seed).get_parameter("layers.1.k_proj_A") for seed in (1, 1, 2)
     )
     assert torch.equal(one, same) and not torch.equal(one, other)
 
@@ -94,9 +94,9 @@ def test_factors_follow_the_seed(base: Decoder) -> None:
         ({"targets": ("q_prj",)}, "q_proj"),
     ],
 )
-def test_bad_settings_are_refused(values: dict[str, Any], words: str) -> None:
+def test_bad_settings_are_refused(base: Decoder, values: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        LoraSettings(**values)
+        LoraDecoder(base, **{"rank": 4, "alpha": 12.0, "seed": 0, **values})
 
 
 def test_a_narrow_base_takes_wide_factors() -> None:

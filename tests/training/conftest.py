@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from turnwise.training.packing import Batch, fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence
 
 GARBAGE = 1e6
@@ -27,6 +28,17 @@ def draw(spans: str, *, reward: float = 0.0, group: int = 0, trajectory: int = 0
     return made
 
 
+def micro_batches(sequences: list[TrainSequence], token_budget: int, *, together: bool = False) -> list[Batch]:
+    """One minibatch packed within the budget, as an update does it."""
+    whole = tokens_by_trajectory(sequences)
+    return [pack(part, whole) for part in fill(sequences, token_budget, together=together)]
+
+
 @pytest.fixture(name="draw")
 def _draw():
     return draw
+
+
+@pytest.fixture(name="micro_batches")
+def _micro_batches():
+    return micro_batches

@@ -7,16 +7,15 @@ import torch
 
 from turnwise.choices import Precision
 from turnwise.compose import configure
+from turnwise.config import LearnerConfig
 from turnwise.engines.checkpoint_format import config_from_hf
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.exactness import REGIMES
-from turnwise.engines.learner import LearnerSettings, TorchLearner
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import TorchLearner
 from turnwise.errors import TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training import optimise as module
-from turnwise.training.kl import FixedKL
-from turnwise.training.optimise import UpdateContext, check_logprob_gap, optimise, score
+from turnwise.training.optimise import check_logprob_gap, optimise, score
 from turnwise.training.sequences import TrainSequence
 
 
@@ -24,8 +23,9 @@ def learner(temperature: float = 1.0, precision: Precision | None = None) -> Tor
     small = {**SHAPE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "head_dim": 16, "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
     decoder = Decoder.fresh(config_from_hf(json.loads(json.dumps(small))), seed=0)
-    settings = LearnerSettings(OptimizerSettings(lr=1e-2), precision=precision, regime=REGIMES[0])
-    return TorchLearner(decoder, settings, temperature=temperature)
+    return TorchLearner(
+        decoder, LearnerConfig(lr=1e-2, precision=precision), temperature=temperature, regime=REGIMES[0]
+    )
 
 
 def sequences(rewards: list[list[float]]) -> list[TrainSequence]:
@@ -41,10 +41,10 @@ def sequences(rewards: list[list[float]]) -> list[TrainSequence]:
 
 
 def after(rewards: list[list[float]], *overrides: str) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    update = UpdateContext(learner(), None, FixedKL(0.0))
+    trained = learner()
     config = configure("algorithm.advantage=grpo", "learner.token_budget=20", *overrides)
-    metrics = optimise(update, sequences(rewards), config, 0, None)
-    return {name: p.detach().clone() for name, p in update.learner.decoder.named_parameters()}, metrics
+    metrics = optimise(trained, sequences(rewards), config, 0)
+    return {name: p.detach().clone() for name, p in trained.decoder.named_parameters()}, metrics
 
 
 def test_flat_groups_are_left_out_without_changing_the_update(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -77,7 +77,7 @@ def test_gspo_learns_the_same_from_a_trajectory_in_segments() -> None:
     """Two segments of one trajectory, in a budget that holds only one: its ratio and its weight stay one."""
     updated = []
     for budget in (20, 1000):
-        update = UpdateContext(learner(), None, FixedKL(0.0))
+        trained = learner()
         made = sequences([[1.0, 0.0]])
         made[0].trajectory = made[1].trajectory = 0
         made[0].reward = made[1].reward = 1.0
@@ -87,8 +87,8 @@ def test_gspo_learns_the_same_from_a_trajectory_in_segments() -> None:
             "algorithm.advantage=grpo", "algorithm.loss=gspo", "algorithm.aggregation=sequence_mean_token_mean",
             f"learner.token_budget={budget}", "training.epochs=2",
         )  # fmt: skip
-        optimise(update, [*made, third], config, 0, None)
-        updated.append({name: p.detach().clone() for name, p in update.learner.decoder.named_parameters()})
+        optimise(trained, [*made, third], config, 0)
+        updated.append({name: p.detach().clone() for name, p in trained.decoder.named_parameters()})
     for name in updated[0]:
         torch.testing.assert_close(updated[0][name], updated[1][name], atol=1e-6, rtol=1e-5)
 
@@ -110,45 +110,43 @@ def sampled() -> list[TrainSequence]:
 
 @pytest.mark.parametrize("precision", [None, Precision.bfloat16])
 def test_parity_passes_what_rounding_explains_and_nothing_else(precision: Precision | None) -> None:
-    same = UpdateContext(learner(precision=precision), None, FixedKL(0.0))
+    same = learner(precision=precision)
     assert "differ by" in check_logprob_gap(same, sampled(), configure(), exact=False)
-    other = UpdateContext(learner(temperature=0.8, precision=precision), None, FixedKL(0.0))
+    other = learner(temperature=0.8, precision=precision)
     with pytest.raises(TurnwiseError, match="sampler and learner disagree: .* on average"):
         check_logprob_gap(other, sampled(), configure(), exact=False)
     assert "differ by" in check_logprob_gap(other, sampled(), configure("training.max_logprob_gap=1"), exact=False)
 
 
 def test_one_far_token_does_not_fail_parity_and_a_hundredth_of_them_does() -> None:
-    update = UpdateContext(learner(), None, FixedKL(0.0))
+    trained = learner()
     config = configure("training.max_logprob_gap=0.02")
     made = [sequence for _ in range(5) for sequence in sampled()]  # 30 of 4 tokens
     made[0].logprobs[2] += 0.3
-    assert "the farthest by 0.3" in check_logprob_gap(update, made, config, exact=False)
+    assert "the farthest by 0.3" in check_logprob_gap(trained, made, config, exact=False)
     for sequence in made[:3]:
         sequence.logprobs[3] += 0.3
     with pytest.raises(TurnwiseError, match="99% of them by at most 0.3"):
-        check_logprob_gap(update, made, config, exact=False)
+        check_logprob_gap(trained, made, config, exact=False)
 
 
 def test_where_both_compute_the_same_any_difference_fails() -> None:
-    update = UpdateContext(learner(), None, FixedKL(0.0))
+    trained = learner()
     made = sampled()
-    score(made, "old_logprobs", lambda *packed: update.learner.logprobs(*packed, exact=True), 1000)
+    score(made, "old_logprobs", lambda *packed: trained.logprobs(*packed, exact=True), 1000)
     for sequence in made:
         sequence.logprobs = list(sequence.old_logprobs or [])
-    assert "differ by 0 on average" in check_logprob_gap(update, made, configure(), exact=True)
+    assert "differ by 0 on average" in check_logprob_gap(trained, made, configure(), exact=True)
     made[0].logprobs[2] += 1e-7
     with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):
-        check_logprob_gap(update, made, configure("training.max_logprob_gap=1"), exact=True)
+        check_logprob_gap(trained, made, configure("training.max_logprob_gap=1"), exact=True)
 
 
 def test_nan_fails_parity() -> None:
     made = sampled()
     made[0].logprobs[2] = float("nan")
     with pytest.raises(TurnwiseError, match="disagree"):
-        check_logprob_gap(
-            UpdateContext(learner(), None, FixedKL(0.0)), made, configure("training.max_logprob_gap=1"), exact=False
-        )
+        check_logprob_gap(learner(), made, configure("training.max_logprob_gap=1"), exact=False)
 
 
 def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -160,7 +158,7 @@ def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> N
     made = sequences([[1.0, 0.0], [0.0, 1.0]])
     expected = learner()
     config = configure("algorithm.advantage=grpo", "training.minibatches=2", "training.epochs=2", "learner.lr=0.1")
-    metrics = optimise(UpdateContext(learner(), None, FixedKL(0.0)), made, config, 0, None)
+    metrics = optimise(learner(), made, config, 0)
     assert len(calls) == 4
     monkeypatch.undo()
     first = [sequence for sequence in made if sequence.first_logprobs is not None]

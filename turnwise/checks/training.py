@@ -1,7 +1,7 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise.assemble import Prepared
-from turnwise.choices import EngineName
+from turnwise.choices import Decay, EngineName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.advantages import check
@@ -26,8 +26,18 @@ def check_training(config: Config) -> None:
         raise ConfigError(
             f"training.minibatches={training.minibatches}: a step has {training.groups * training.group_size} episodes"
         )
+    if config.learner.decay is not Decay.constant and total_updates(config) <= config.learner.warmup:
+        raise ConfigError(
+            f"learner.warmup={config.learner.warmup}: the {config.learner.decay.value} decay after it must end within "
+            f"{total_updates(config)} updates (training.steps x epochs x minibatches)"
+        )
     if config.learner.device != "cpu":
         check_device(config.learner.device)
+
+
+def total_updates(config: Config) -> int:
+    """How often a whole run changes the weights."""
+    return config.training.steps * config.training.epochs * config.training.minibatches
 
 
 def check_device(device: str) -> None:

@@ -1,7 +1,7 @@
 """Samples in batches, shuffled anew each epoch, in an order that a resumed run continues exactly."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -106,12 +106,6 @@ class Loader:
             self._order = self._order_of(self._epoch, before=self._order)
             taken += self._order[: self._position]
         return [self._samples[index] for index in taken]
-
-    def rest_of_epoch(self) -> Iterator[list[Sample]]:
-        """Batches until every sample of the present epoch has been given out."""
-        epoch = self._epoch
-        while self._epoch == epoch:
-            yield next(self)
 
     def state(self) -> LoaderState:
         """What `restore` needs to go on from here."""

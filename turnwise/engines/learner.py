@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from turnwise.choices import Precision
+from turnwise.config import LearnerConfig
 from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
 from turnwise.engines.forward_pass import ForwardPass, Packed
 from turnwise.engines.lora import LoraDecoder
-from turnwise.engines.optimizer import Optimizer, OptimizerSettings
+from turnwise.engines.optimizer import Optimizer
 from turnwise.engines.reference import Reference
 from turnwise.errors import EngineError, TurnwiseError
 
 FORMAT = 1
 """Of the state; raised when its names change."""
+CHUNK_TOKENS = 1024
+"""Logits are made for this many tokens at once."""
 
 
 class NotFinite(TurnwiseError):
@@ -47,54 +49,37 @@ Loss = Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]
 """A scalar to differentiate, and metrics."""
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerSettings:
-    """How to train: `LearnerSettings(OptimizerSettings(lr=1e-6), critic=OptimizerSettings(lr=1e-5))`."""
-
-    policy: OptimizerSettings
-    critic: OptimizerSettings | None = None
-    """Needed exactly when there is a critic."""
-    device: str = "cpu"
-    precision: Precision | None = None
-    """Of matrix products; None takes bfloat16 on CUDA and float32 elsewhere. Trained weights are float32 always."""
-    chunk_tokens: int = 1024
-    """Logits are made for this many tokens at once."""
-    recompute_layers: bool = False
-    """Gradient checkpointing: less memory for a second forward pass."""
-    regime: Regime | None = None
-    """The one the sampler writes in, where it is proven; exact log-probs need it."""
-
-
 class TorchLearner:
     """Trains a decoder, which becomes its own: give it one that nobody else reads.
 
     A `LoraDecoder` has its factors trained and nothing else. Gradients add up over calls of `forward_backward` until
     `optim_step` uses them. Packed batches are `tokens[T]`, the `lengths` of their sequences, and `index[N]`, the places
-    of the policy's tokens.
+    of the policy's tokens. `updates` is where a decay of the learning rate ends; `regime` is the one the sampler writes
+    in, where it is proven: exact log-probs need it.
     """
 
     def __init__(
-        self, decoder: Decoder, settings: LearnerSettings, *, temperature: float, critic: Critic | None = None
+        self,
+        decoder: Decoder,
+        config: LearnerConfig,
+        *,
+        temperature: float,
+        critic: Critic | None = None,
+        updates: int = 0,
+        regime: Regime | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        if (critic is None) != (settings.critic is None):
-            raise EngineError("a critic and its optimizer settings come together")
-        self.device = torch.device(settings.device)
+        self.device = torch.device(config.device)
         self.forward = ForwardPass(
-            self.device,
-            temperature,
-            settings.precision,
-            settings.chunk_tokens,
-            settings.recompute_layers,
-            settings.regime,
+            self.device, temperature, config.precision, chunk_tokens, config.gradient_checkpointing, regime
         )
         self.decoder = decoder.to(self.device)
         self.critic = None if critic is None else critic.to(self.device)
         _refuse_narrow(self.decoder, self.forward)
-        self._models: dict[str, nn.Module] = {"policy": self.decoder}
-        self._optimizers = {"policy": Optimizer(self.decoder.named_parameters(), settings.policy)}
-        if self.critic is not None and settings.critic is not None:
-            self._models["critic"] = self.critic
-            self._optimizers["critic"] = Optimizer(self.critic.named_parameters(), settings.critic)
+        self._optimizers = {"policy": Optimizer(self.decoder.named_parameters(), config, lr=config.lr, updates=updates)}
+        if self.critic is not None:
+            parameters = self.critic.named_parameters()
+            self._optimizers["critic"] = Optimizer(parameters, config, lr=config.critic_lr, updates=updates)
         self.step = 0
         """How many times the weights have changed."""
 
@@ -222,7 +207,7 @@ class TorchLearner:
         identity = {
             "format": FORMAT,
             "decoder": dataclasses.asdict(self.decoder.config),
-            "lora": None if lora is None else dataclasses.asdict(lora.settings),
+            "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets},
             "base": None if lora is None else fingerprint(lora.base()),
             "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
         }

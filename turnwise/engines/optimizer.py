@@ -2,78 +2,43 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.choices import Decay
+from turnwise.config import LearnerConfig
 from turnwise.errors import EngineError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of each parameter."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """How one model learns: `OptimizerSettings(lr=1e-6, warmup_steps=10, decay=Decay.cosine, total_steps=200)`."""
-
-    lr: float
-    weight_decay: float = 0.0
-    """Of matrices only; norms and biases are never pulled to zero."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    """Longer gradients are shortened to this norm; 0 leaves them as they are."""
-    warmup_steps: int = 0
-    decay: Decay = Decay.constant
-    total_steps: int = 0
-    """Where the decay ends, counted from the first step; it needs no value when the rate is constant."""
-    final_ratio: float = 0.0
-    """The share of the learning rate that is left at the end of the decay."""
-
-    def __post_init__(self) -> None:
-        if not (self.lr >= 0.0 and self.weight_decay >= 0.0 and self.max_grad_norm >= 0.0 and self.eps > 0.0):
-            raise EngineError(f"learning rate, decay, gradient norm and eps must not be negative: {self}")
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise EngineError(f"betas must be at least 0 and below 1, found {self.betas}")
-        if self.warmup_steps < 0 or not 0.0 <= self.final_ratio <= 1.0:
-            raise EngineError(f"warmup_steps cannot be negative and final_ratio is a share: {self}")
-        if self.decay is not Decay.constant and self.total_steps <= self.warmup_steps:
-            raise EngineError(
-                f"a {self.decay.value} decay over {self.total_steps} steps must outlast {self.warmup_steps} of warm-up"
-            )
-
-
-def lr_at(step: int, settings: OptimizerSettings) -> float:
-    """The learning rate of a step, counted from 0."""
-    if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / settings.warmup_steps
-    if settings.decay is Decay.constant:
-        return settings.lr
-    done = min(1.0, (step - settings.warmup_steps) / (settings.total_steps - settings.warmup_steps))
-    left = 1.0 - done if settings.decay is Decay.linear else 0.5 * (1.0 + math.cos(math.pi * done))
-    return settings.lr * (settings.final_ratio + (1.0 - settings.final_ratio) * left)
+def lr_at(step: int, lr: float, config: LearnerConfig, updates: int) -> float:
+    """The learning rate of a step, counted from 0: a warm-up to `lr`, then a decay that ends after `updates` steps."""
+    if step < config.warmup:
+        return lr * (step + 1) / config.warmup
+    if config.decay is Decay.constant:
+        return lr
+    done = min(1.0, (step - config.warmup) / (updates - config.warmup))
+    return lr * (1.0 - done if config.decay is Decay.linear else 0.5 * (1.0 + math.cos(math.pi * done)))
 
 
 class Optimizer:
     """AdamW over named parameters. A parameter without a gradient is left alone, its moments too."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], config: LearnerConfig, *, lr: float, updates: int
+    ) -> None:
+        self._config, self._lr, self._updates = config, lr, updates
         self.parameters = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         if not self.parameters:
             raise EngineError("there is nothing to train: every parameter is frozen")
+        # Weight decay is of matrices only: norms and biases are never pulled to zero.
         matrices = [p for p in self.parameters.values() if p.dim() > 1]
         vectors = [p for p in self.parameters.values() if p.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, fused=True)
 
     def gradient_norm(self) -> float:
         """Of all gradients together; 0 when there are none."""
@@ -86,9 +51,8 @@ class Optimizer:
 
     def update(self, step: int, norm: float) -> float:
         """Clip by the given norm, take one step and forget the gradients; returns the learning rate."""
-        lr = lr_at(step, self.settings)
-        limit = self.settings.max_grad_norm
-        if 0.0 < limit < norm:
+        lr, limit = lr_at(step, self._lr, self._config, self._updates), self._config.grad_clip
+        if limit < norm:
             for parameter in self.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(limit / norm)

@@ -1,8 +1,8 @@
 """The engines of a training run: sampler, learner, critic and reference, opened together and kept in step."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -11,16 +11,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from turnwise.assemble import Prepared, make_renderer, model_folder, token_context
-from turnwise.checks.training import check_device, check_training
+from turnwise.checks.training import check_device, check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
 from turnwise.engines.attention import Regime
 from turnwise.engines.critic import Critic
 from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import LearnerSettings, TorchLearner
-from turnwise.engines.lora import LoraDecoder, LoraSettings
-from turnwise.engines.optimizer import OptimizerSettings
+from turnwise.engines.learner import TorchLearner
+from turnwise.engines.lora import LoraDecoder
 from turnwise.engines.policy_folder import PolicyFolder
+from turnwise.engines.reference import Reference
 from turnwise.engines.threads import choose_threads
 from turnwise.engines.torch_sampler import TorchSampler
 from turnwise.errors import StorageError
@@ -29,7 +29,8 @@ from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.trainer.state import FORMAT, KLState, LearnerState, LoaderPosition, Progress, RunState, write_state
 from turnwise.training import kl
-from turnwise.training.optimise import UpdateContext, needs_critic, needs_reference
+from turnwise.training.optimise import needs_critic, needs_reference, optimise
+from turnwise.training.sequences import TrainSequence
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,10 +41,13 @@ TENSORS = "learner.safetensors"
 class Engines:
     """Everything with weights in it."""
 
-    update: UpdateContext
+    learner: TorchLearner
+    reference: Reference | None
+    """The policy as it started, where the algorithm compares with it."""
+    kl_controller: kl.KLController
     sampler: TorchSampler
     invariant: bool
-    """Whether the sampler's arithmetic was proven to be independent of batching, so that log-probs can be compared exactly."""
+    """Whether the sampler's arithmetic is proven not to depend on batching: its log-probs can be compared exactly."""
     threads: int
     policy: PolicyFolder
 
@@ -60,21 +64,34 @@ class Engines:
 
         return wrapped
 
+    def update(
+        self, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None]
+    ) -> dict[str, float]:
+        """One optimisation step on these sequences; returns its metrics."""
+        return optimise(
+            self.learner,
+            sequences,
+            config,
+            step,
+            reference=self.reference,
+            kl_controller=self.kl_controller,
+            baselines=baselines,
+        )
+
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.update.learner.published(), version)
+        await self.sampler.publish(self.learner.published(), version)
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, and all that is needed to go on."""
-        learner = self.update.learner
-        self.policy.save(folder / "policy", learner.decoder)
-        tensors, info = learner.state()
+        self.policy.save(folder / "policy", self.learner.decoder)
+        tensors, info = self.learner.state()
         with replacing(folder / TENSORS) as file:
             file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
         state = RunState(
             format=FORMAT,
             learner=LearnerState(**info),
-            kl=KLState.model_validate(self.update.controller.state()),
+            kl=KLState.model_validate(self.kl_controller.state()),
             progress=progress,
             loader=LoaderPosition(**asdict(loader)),
         )
@@ -86,8 +103,8 @@ class Engines:
             tensors = load_file(checkpoint.folder / TENSORS)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"cannot read {checkpoint.folder / TENSORS}: {error}") from error
-        self.update.learner.load_state(tensors, checkpoint.state.learner.model_dump())
-        self.update.controller.load(checkpoint.state.kl.model_dump())
+        self.learner.load_state(tensors, checkpoint.state.learner.model_dump())
+        self.kl_controller.load(checkpoint.state.kl.model_dump())
 
 
 @asynccontextmanager
@@ -119,7 +136,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     try:
         same = learner.device.type == "cpu" and not learner.forward.narrow and writer.dtype == base.dtype
         exact = choice.invariant and same
-        yield Engines(UpdateContext(learner, reference, controller), sampler, exact, choice.threads, policy)
+        yield Engines(learner, reference, controller, sampler, exact, choice.threads, policy)
     finally:
         await sampler.close()
 
@@ -127,30 +144,12 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
 def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchLearner:
     """The learner of a config: all weights or LoRA, with a critic when the advantage needs one; `regime` is the
     sampler's, where it is proven."""
-    chosen = config.learner
-    updates = config.training.steps * config.training.epochs * config.training.minibatches
-    policy = OptimizerSettings(
-        lr=chosen.lr,
-        weight_decay=chosen.weight_decay,
-        max_grad_norm=chosen.grad_clip,
-        warmup_steps=chosen.warmup,
-        decay=chosen.decay,
-        total_steps=updates,
-    )
-    decoder = base
+    chosen, decoder = config.learner, base
+    check_device(chosen.device)
     if chosen.lora_rank:
-        decoder = LoraDecoder(base, LoraSettings(rank=chosen.lora_rank, alpha=chosen.lora_alpha), config.seed)
-    critic, critic_settings = None, None
+        decoder = LoraDecoder(base, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=config.seed)
+    critic = None
     if needs_critic(config):
         critic = Critic.sharing(decoder) if chosen.shared_critic else Critic.copying(decoder)
-        critic_settings = replace(policy, lr=chosen.critic_lr)
-    check_device(chosen.device)
-    settings = LearnerSettings(
-        policy,
-        critic_settings,
-        device=chosen.device,
-        precision=chosen.precision,
-        recompute_layers=chosen.gradient_checkpointing,
-        regime=regime,
-    )
-    return TorchLearner(decoder, settings, temperature=config.sampling.temperature, critic=critic)
+    temperature, updates = config.sampling.temperature, total_updates(config)
+    return TorchLearner(decoder, chosen, temperature=temperature, critic=critic, updates=updates, regime=regime)

@@ -1,18 +1,17 @@
-"""Going on with a run: whose config it is, what may be set anew, and who else writes there. Imports no torch."""
+"""Resuming a run: whose config it is, and what of it may be changed. Imports no torch."""
 
-import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.choices import Decay, Resume
-from turnwise.compose import Composed, compose, differences, to_yaml
+from turnwise.compose import Composed, compose, differences
 from turnwise.config import Config
 from turnwise.errors import ConfigError
-from turnwise.storage.lock import LOCK, holding
+from turnwise.storage.lock import LOCK
 from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
@@ -21,13 +20,13 @@ MAY_CHANGE = (
     "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
     "training.max_minutes", "training.max_tokens",
 )  # fmt: skip
-"""Keys that a resumed run may set anew; all others would make it another run."""
+"""Keys that a resumed run may change; all others would make it another run."""
 _WHERE = ("run", "runs_dir", "resume")
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
-    """The config of `turnwise train`. A run that goes on has its own; only what is given anew differs.
+    """The config of `turnwise train`. A run that goes on has its own; only what is given now differs.
 
     Plug-ins, addresses and the like that only the run names are refused unless it is `trusted`. Where the run lies is
     never the run's to say.
@@ -72,31 +71,22 @@ def existing_run(config: Config) -> RunDir | None:
     return RunDir.open(folder)
 
 
-@contextlib.contextmanager
-def open_run(config: Config, say: Callable[[str], None]) -> Iterator[tuple[RunDir, bool]]:
-    """(the directory to train in, whether a run goes on there), held against other writers until the block ends.
-
-    Nothing of a run that is refused is touched.
-    """
-    directory = existing_run(config) or RunDir.create(Path(config.runs_dir), config.run, "train")
-    with holding(directory.path, "train", say):
-        resuming = (directory.path / CONFIG).is_file()
-        if resuming:
-            _refuse_another_config(directory, config)
-        else:
-            write_config(directory, config)
-        yield directory, resuming
-
-
-def write_config(directory: RunDir, config: Config) -> None:
-    """Keep the config that the run is now done with; read back by itself it starts a run and resumes none."""
-    directory.write_text(CONFIG, to_yaml(replace(config, resume=Resume.never)))
-
-
-def set_anew(directory: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
+def changed_settings(directory: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
     """What differs from the recorded config: {key: (then, now)}."""
     found = differences(directory.path / CONFIG, config)
     return {key: pair for key, pair in found.items() if key not in _WHERE}
+
+
+def refuse_changes(directory: RunDir, config: Config) -> None:
+    """ConfigError for a config with which the run would be another one."""
+    found = changed_settings(directory, config)
+    sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
+    changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
+    if "training.steps" in found and config.learner.decay is not Decay.constant:
+        changed["training.steps"] = found["training.steps"]
+    if changed:
+        listed = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
+        raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {listed}")
 
 
 def _asks_to_resume(config: Config) -> bool:
@@ -107,14 +97,3 @@ def _folder(config: Config) -> Path:
     name = str(config.run)
     check_name(name)
     return Path.cwd() / config.runs_dir / name
-
-
-def _refuse_another_config(directory: RunDir, config: Config) -> None:
-    found = set_anew(directory, config)
-    sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
-    changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
-    if "training.steps" in found and config.learner.decay is not Decay.constant:
-        changed["training.steps"] = found["training.steps"]
-    if changed:
-        told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
-        raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {told}")

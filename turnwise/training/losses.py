@@ -10,62 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.choices import Aggregation, KLEstimator, PolicyLoss
+from turnwise.choices import Aggregation, PolicyLoss
+from turnwise.config import AlgorithmConfig
 from turnwise.errors import ConfigError
 from turnwise.training import kl
 from turnwise.training.packing import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySettings:
-    """The choices of `policy_objective`."""
-
-    loss: PolicyLoss = PolicyLoss.ppo_clip
-    aggregation: Aggregation = Aggregation.token_mean
-    norm_length: int | None = None
-    """The constant length of sequence_sum_norm, such as the most tokens a trajectory may have."""
-    clip_low: float = 0.2
-    """Ratios are clipped below at 1 - clip_low."""
-    clip_high: float = 0.2
-    """Ratios are clipped above at 1 + clip_high."""
-    dual_clip: float | None = 3.0
-    """With a negative advantage the loss is at most -A times this; None sets no bound. ppo_clip only."""
-    entropy_coefficient: float = 0.0
-    kl_coefficient: float = 0.0
-    kl_estimator: KLEstimator = KLEstimator.k3
-
-    def __post_init__(self) -> None:
-        _check_norm(self.aggregation, self.norm_length)
-        if self.clip_low < 0 or self.clip_high < 0:
-            raise ConfigError(f"clip_low and clip_high cannot be negative: {self.clip_low}, {self.clip_high}")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ConfigError(f"dual_clip must be greater than 1, not {self.dual_clip}")
-        if self.kl_coefficient < 0:
-            raise ConfigError(f"kl_coefficient cannot be negative: {self.kl_coefficient}")
-
-
-@dataclass(frozen=True, slots=True)
-class ValueSettings:
-    """The choices of `value_objective`."""
-
-    clip: float | None = 0.5
-    """A new value further than this from the old one is pulled back before it is compared; None never."""
-    aggregation: Aggregation = Aggregation.token_mean
-    norm_length: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_norm(self.aggregation, self.norm_length)
-        if self.clip is not None and self.clip <= 0:
-            raise ConfigError(f"the value clip must be positive, not {self.clip}")
-
-
-def _check_norm(aggregation: Aggregation, norm_length: int | None) -> None:
-    if aggregation is Aggregation.sequence_sum_norm and (norm_length is None or norm_length < 1):
-        raise ConfigError(f"sequence_sum_norm needs a positive norm_length, not {norm_length}")
-
-
-def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_length: int | None = None) -> Tensor:
-    """This batch's share of its minibatch's aggregated loss."""
+def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_length: int) -> Tensor:
+    """This batch's share of its minibatch's aggregated loss; `norm_length` is the constant of sequence_sum_norm."""
     match aggregation:
         case Aggregation.token_mean:
             return losses.sum() / batch.minibatch_tokens
@@ -74,8 +27,6 @@ def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_lengt
         case Aggregation.sequence_mean_token_mean:
             return (batch.trajectory_sums(losses) / batch.trajectory_tokens).sum() / batch.minibatch_trajectories
         case Aggregation.sequence_sum_norm:
-            _check_norm(aggregation, norm_length)
-            assert norm_length is not None
             return losses.sum() / norm_length / batch.minibatch_trajectories
 
 
@@ -146,7 +97,7 @@ def _surrogate(
 
 
 def policy_objective(
-    logprobs: Tensor, entropy: Tensor, batch: Batch, settings: PolicySettings
+    logprobs: Tensor, entropy: Tensor, batch: Batch, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, dict[str, float]]:
     """The scalar to differentiate, and this batch's shares of the minibatch's metrics.
 
@@ -154,11 +105,11 @@ def policy_objective(
     a rejected token still counts in the denominators, so that rejecting makes a step smaller and never louder.
     """
     _check_aligned(batch, logprobs=logprobs, entropy=entropy)
-    found = _token_loss(logprobs, batch, settings)
+    found = _token_loss(logprobs, batch, algorithm)
     weighted = found.loss if batch.weights is None else found.loss * batch.weights
 
     def share(losses: Tensor) -> Tensor:
-        return aggregate(losses, batch, settings.aggregation, settings.norm_length)
+        return aggregate(losses, batch, algorithm.aggregation, algorithm.aggregation_length)
 
     pg_loss = share(weighted)
     objective = pg_loss
@@ -170,49 +121,54 @@ def policy_objective(
     }
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
-    if settings.entropy_coefficient:
-        objective = objective - settings.entropy_coefficient * share(entropy)
-    if settings.kl_coefficient:
+    if algorithm.entropy:
+        objective = objective - algorithm.entropy * share(entropy)
+    if algorithm.kl_loss:
         if batch.ref_logprobs is None:
             raise ConfigError("a KL loss needs a reference policy: the batch has no ref_logprobs")
-        kl_loss = share(kl.estimate(logprobs, batch.ref_logprobs, settings.kl_estimator))
-        objective = objective + settings.kl_coefficient * kl_loss
+        kl_loss = share(kl.estimate(logprobs, batch.ref_logprobs, algorithm.kl_loss_estimator))
+        objective = objective + algorithm.kl_loss * kl_loss
         metrics["actor/kl_loss"] = kl_loss
     return objective, _numbers(metrics)
 
 
-def _token_loss(logprobs: Tensor, batch: Batch, settings: PolicySettings) -> TokenLoss:
+def _token_loss(logprobs: Tensor, batch: Batch, algorithm: AlgorithmConfig) -> TokenLoss:
     if batch.advantages is None:
         raise ValueError("the batch has no advantages: advantages.assign writes them")
-    if settings.loss is PolicyLoss.reinforce:
+    if algorithm.loss is PolicyLoss.reinforce:
         return reinforce(logprobs, batch.advantages)
     if batch.old_logprobs is None:
-        raise ValueError(f"{settings.loss.value} needs old_logprobs, the learner's from before the step's first update")
-    old, advantages, low, high = batch.old_logprobs, batch.advantages, settings.clip_low, settings.clip_high
-    match settings.loss:
+        raise ValueError(
+            f"{algorithm.loss.value} needs old_logprobs, the learner's from before the step's first update"
+        )
+    old, advantages, low, high = batch.old_logprobs, batch.advantages, algorithm.clip_low, algorithm.clip_high
+    match algorithm.loss:
         case PolicyLoss.ppo_clip:
-            return ppo_clip(logprobs, old, advantages, low, high, settings.dual_clip)
+            return ppo_clip(logprobs, old, advantages, low, high, algorithm.clip_dual)
         case PolicyLoss.gspo:
             return gspo(logprobs, old, advantages, batch, low, high)
         case PolicyLoss.cispo:
             return cispo(logprobs, old, advantages, low, high)
 
 
-def value_objective(values: Tensor, batch: Batch, settings: ValueSettings) -> tuple[Tensor, dict[str, float]]:
-    """Half the squared error to the returns, the worse of clipped and unclipped; metrics are shares to be added."""
+def value_objective(values: Tensor, batch: Batch, clip: float | None) -> tuple[Tensor, dict[str, float]]:
+    """Half the squared error to the returns, mean over the tokens; metrics are shares to be added.
+
+    A value further than `clip` from the old one is pulled back, and the worse of both errors counts.
+    """
     _check_aligned(batch, values=values)
     if batch.returns is None:
         raise ConfigError("a critic learns from token-level returns: use gae, the batch has none")
     error = (values - batch.returns).square()
     clipped = torch.zeros_like(error)
-    if settings.clip is not None:
+    if clip is not None:
         if batch.values is None:
             raise ValueError("value clipping needs the values from before the step's first update")
-        pulled = values.clamp(batch.values - settings.clip, batch.values + settings.clip)
+        pulled = values.clamp(batch.values - clip, batch.values + clip)
         pulled_error = (pulled - batch.returns).square()
         clipped = (pulled_error > error).float().detach()
         error = torch.maximum(error, pulled_error)
-    loss = 0.5 * aggregate(error, batch, settings.aggregation, settings.norm_length)
+    loss = 0.5 * error.sum() / batch.minibatch_tokens
     metrics = {
         "critic/vf_loss": loss,
         "critic/vf_clipfrac": _mean(clipped, batch),

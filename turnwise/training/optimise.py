@@ -5,19 +5,19 @@ Legend: N policy tokens of a packed batch.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from turnwise.choices import Advantage, Aggregation, Correction, Credit, OldLogprobs, PolicyLoss, Precision
+from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
 from turnwise.engines.learner import PolicyTokens, TorchLearner
 from turnwise.engines.reference import Reference
 from turnwise.errors import TurnwiseError
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
-from turnwise.training.losses import PolicySettings, ValueSettings, policy_objective, value_objective
+from turnwise.training.losses import policy_objective, value_objective
 from turnwise.training.packing import Batch, fill, minibatches, pack, tokens_by_trajectory, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
@@ -35,15 +35,6 @@ Score = Callable[[Tensor, Sequence[int], Tensor], Tensor]
 """(tokens, lengths, index) of a packed batch to one number per policy token."""
 
 
-@dataclass(slots=True)
-class UpdateContext:
-    """Who learns, what it is compared with, and how strongly it is held back."""
-
-    learner: TorchLearner
-    reference: Reference | None
-    controller: kl.KLController
-
-
 def needs_reference(config: Config) -> bool:
     """Whether anything compares the policy with where it started."""
     return config.algorithm.kl_loss > 0 or config.algorithm.kl_reward > 0
@@ -55,21 +46,28 @@ def needs_critic(config: Config) -> bool:
 
 
 def optimise(
-    update: UpdateContext,
+    learner: TorchLearner,
     sequences: Sequence[TrainSequence],
     config: Config,
     step: int,
-    baselines: dict[int, float | None] | None,
+    *,
+    reference: Reference | None = None,
+    kl_controller: kl.KLController | None = None,
+    baselines: dict[int, float | None] | None = None,
 ) -> dict[str, float]:
-    """Fill in what the algorithm needs, then update `epochs` times over; returns the step's metrics."""
-    metrics = prepare_sequences(update, sequences, config, baselines)
+    """Fill in what the algorithm needs, then update `epochs` times over; returns the step's metrics.
+
+    A KL loss needs the `reference`, a KL penalty in the reward its `kl_controller` too; remax needs its `baselines`.
+    """
+    metrics = score_sequences(learner, reference, sequences, config)
+    metrics |= assign_credit(sequences, config, kl_controller, baselines)
     chosen = trainable(sequences)
     seen: dict[str, list[float]] = defaultdict(list)
     # Failures may have left fewer trajectories than there are to be updates; the step goes on with those.
     parts = min(config.training.minibatches, len({sequence.trajectory for sequence in chosen}))
     for epoch in range(config.training.epochs):
         for part in minibatches(chosen, parts, seed=config.seed + step, epoch=epoch):
-            for name, value in _update(update.learner, part, config).items():
+            for name, value in _update(learner, part, config).items():
                 seen[name].append(value)
             if len(seen["loss"]) == 1 and config.algorithm.old_logprobs is OldLogprobs.sampler:
                 metrics |= _first_gap(part)
@@ -112,31 +110,44 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
     return any(sequence.advantages or ())
 
 
-def prepare_sequences(
-    update: UpdateContext, sequences: Sequence[TrainSequence], config: Config, baselines: dict[int, float | None] | None
+def score_sequences(
+    learner: TorchLearner, reference: Reference | None, sequences: Sequence[TrainSequence], config: Config
 ) -> dict[str, float]:
-    """Everything that is measured before the first update: log-probs, values, penalties, advantages, weights."""
-    algorithm, budget = config.algorithm, config.learner.token_budget
-    chosen = trainable(sequences)
+    """What models say of the tokens before the first update: old and reference log-probs, and the critic's values."""
+    budget, chosen = config.learner.token_budget, trainable(sequences)
     metrics: dict[str, float] = {}
-    if algorithm.old_logprobs is OldLogprobs.learner:
-        score(chosen, "old_logprobs", update.learner.logprobs, budget)
+    if config.algorithm.old_logprobs is OldLogprobs.learner:
+        score(chosen, "old_logprobs", learner.logprobs, budget)
         for sequence in chosen:
             sequence.first_logprobs = sequence.old_logprobs
         metrics |= importance.mismatch(chosen)
     else:
         for sequence in chosen:
             sequence.old_logprobs = list(sequence.logprobs)
-    if update.reference is not None:
-        score(chosen, "ref_logprobs", update.reference.logprobs, budget)
-    if update.learner.critic is not None:
-        score(chosen, "values", update.learner.values, budget)
+    if reference is not None:
+        score(chosen, "ref_logprobs", reference.logprobs, budget)
+    if learner.critic is not None:
+        score(chosen, "values", learner.values, budget)
+    return metrics
+
+
+def assign_credit(
+    sequences: Sequence[TrainSequence],
+    config: Config,
+    kl_controller: kl.KLController | None,
+    baselines: dict[int, float | None] | None,
+) -> dict[str, float]:
+    """From rewards to what each token answers for: penalties, advantages, and the weights that correct staleness."""
+    algorithm, chosen = config.algorithm, trainable(sequences)
+    metrics: dict[str, float] = {}
     if algorithm.overlong_tokens and config.rollout.max_tokens is not None:
         limit, buffer = config.rollout.max_tokens, algorithm.overlong_tokens
         metrics |= shape_overlong(chosen, limit=limit, buffer=buffer, factor=algorithm.overlong_penalty)
     if algorithm.kl_reward > 0:
-        measured = kl.penalise(chosen, algorithm.kl_reward_estimator, update.controller.value)
-        update.controller.update(measured.kl, measured.trajectories)
+        if kl_controller is None:
+            raise ValueError("algorithm.kl_reward needs the controller of its coefficient")
+        measured = kl.penalise(chosen, algorithm.kl_reward_estimator, kl_controller.value)
+        kl_controller.update(measured.kl, measured.trajectories)
         metrics |= measured.metrics()
     metrics |= assign(
         sequences, algorithm.advantage, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda, baselines=baselines
@@ -156,14 +167,14 @@ def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_
         write(part, name, function(batch.tokens, batch.lengths, batch.index))
 
 
-def check_logprob_gap(update: UpdateContext, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
+def check_logprob_gap(learner: TorchLearner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
     """Before the first update, learner and sampler must agree about the same tokens.
 
     `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit. Otherwise
     the mean and the 99th percentile are judged; see `training.max_logprob_gap`.
     """
     checked = [replace(sequence) for sequence in trainable(sequences)[:GAP_SEQUENCES]]
-    score(checked, "old_logprobs", partial(update.learner.logprobs, exact=exact), config.learner.token_budget)
+    score(checked, "old_logprobs", partial(learner.logprobs, exact=exact), config.learner.token_budget)
     gaps = importance.mismatch(checked)
     mean, tail, most = (gaps[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))
     tokens = sum(sequence.policy_tokens for sequence in checked)
@@ -171,7 +182,7 @@ def check_logprob_gap(update: UpdateContext, sequences: Sequence[TrainSequence],
         f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
         f"of {len(checked)} sequences"
     )
-    narrow = update.learner.forward.narrow or config.model.precision is Precision.bfloat16
+    narrow = learner.forward.narrow or config.model.precision is Precision.bfloat16
     accepted = config.training.max_logprob_gap
     if accepted is None:
         accepted = GAP_BFLOAT16 if narrow else GAP_FLOAT32
@@ -190,27 +201,15 @@ def _loss(
 ) -> Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]:
     """The objective of a batch of these sequences, which also keep what the learner says of their tokens."""
     algorithm = config.algorithm
-    norm = algorithm.aggregation_length if algorithm.aggregation is Aggregation.sequence_sum_norm else None
-    policy = PolicySettings(
-        loss=algorithm.loss,
-        aggregation=algorithm.aggregation,
-        norm_length=norm,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.clip_dual,
-        entropy_coefficient=algorithm.entropy,
-        kl_coefficient=algorithm.kl_loss,
-        kl_estimator=algorithm.kl_loss_estimator,
-    )
 
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
         write(sequences, "new_logprobs", found.logprobs)
         write(sequences, "entropies", found.entropy)
         here = batch.to(found.logprobs.device)
-        objective, metrics = policy_objective(found.logprobs, found.entropy, here, policy)
+        objective, metrics = policy_objective(found.logprobs, found.entropy, here, algorithm)
         if found.values is None:
             return objective, metrics
-        value_loss, more = value_objective(found.values, here, ValueSettings(clip=algorithm.value_clip))
+        value_loss, more = value_objective(found.values, here, algorithm.value_clip)
         return objective + algorithm.value_loss * value_loss, metrics | more
 
     return loss

@@ -112,20 +112,6 @@ def tokens_by_trajectory(sequences: Sequence[TrainSequence]) -> dict[int, int]:
     return found
 
 
-def micro_batches(
-    sequences: Sequence[TrainSequence],
-    token_budget: int,
-    device: torch.device | str = "cpu",
-    *,
-    together: bool = False,
-) -> list[Batch]:
-    """One minibatch as packed batches within the budget, each knowing the size of the whole."""
-    if not sequences:
-        raise DataError("an empty minibatch cannot be packed")
-    whole = tokens_by_trajectory(sequences)
-    return [pack(part, whole, device) for part in fill(sequences, token_budget, together=together)]
-
-
 def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None:
     """Lay what the learner computed for the N policy tokens of packed sequences back into them."""
     if name not in OPTIONAL:
@@ -138,7 +124,7 @@ def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None
         setattr(sequence, name, sequence.scatter(list(itertools.islice(rows, count))))
 
 
-def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int], device: torch.device | str = "cpu") -> Batch:
+def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> Batch:
     """Put sequences end to end; an array is taken when all have it and refused when only some do.
 
     `whole` is `tokens_by_trajectory` of the minibatch that the sequences are part of.
@@ -161,16 +147,16 @@ def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int], device: t
         if missing:
             raise ValueError(f"some sequences have {name}, that of trajectory {missing[0]} has not")
         row = [value for sequence in sequences for value in sequence.gather(name)]
-        return torch.tensor(row, dtype=torch.float32, device=device)
+        return torch.tensor(row, dtype=torch.float32)
 
     sampler_logprobs = gathered("logprobs")
     assert sampler_logprobs is not None
     return Batch(
-        tokens=torch.tensor([token for s in sequences for token in s.token_ids], device=device),
+        tokens=torch.tensor([token for s in sequences for token in s.token_ids]),
         lengths=tuple(len(sequence.token_ids) for sequence in sequences),
-        index=torch.tensor(index, device=device),
-        trajectory=torch.tensor(owner, device=device),
-        trajectory_tokens=torch.tensor([whole[number] for number in numbers], device=device),
+        index=torch.tensor(index),
+        trajectory=torch.tensor(owner),
+        trajectory_tokens=torch.tensor([whole[number] for number in numbers]),
         sampler_logprobs=sampler_logprobs,
         old_logprobs=gathered("old_logprobs"),
         ref_logprobs=gathered("ref_logprobs"),

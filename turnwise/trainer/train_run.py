@@ -1,99 +1,68 @@
-"""One training run: its directory, how far it has come, when it ends, and how it goes on after a stop."""
+"""One training run: how far it has come, when it ends, its checkpoints, and how it resumes after a stop."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from turnwise.compose import flat
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import StorageError
 from turnwise.report import TrainReport
+from turnwise.run import Run, printer
 from turnwise.stopping import first_signal
 from turnwise.storage.abandoned import abandon_after
 from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
-from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import METRICS, RunDir
-from turnwise.storage.status import State, StatusWriter, how_it_ended
-from turnwise.storage.trackers.choose import open_trackers
-from turnwise.storage.trackers.tracker import Point
+from turnwise.storage.lock import holding
+from turnwise.storage.run_dir import CONFIG, RunDir
+from turnwise.storage.status import State
 from turnwise.trainer.engines import Engines
-from turnwise.trainer.resuming import resume_command, set_anew, write_config
+from turnwise.trainer.resuming import changed_settings, existing_run, refuse_changes, resume_command
 from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
-from turnwise.web.beside import start_board
 
 T = TypeVar("T")
 
 
-class TrainRun:
+class TrainRun(Run):
     """Opened once per process; `progress` survives it."""
 
     def __init__(
-        self, config: Config, samples: list[Sample], console: Console, directory: RunDir, *, resuming: bool
+        self, config: Config, directory: RunDir, console: Console, samples: list[Sample], *, resuming: bool
     ) -> None:
-        self.config, self.console, self.dir = config, console, directory
         self.progress = Progress()
         self.loader = Loader(samples, config.training.groups, config.seed, config.training.shuffle)
         self.stopping = asyncio.Event()
-        self.reason = ""
         self.first_step = True
-        self.whole = True
-        """Whether the learner's weights are those of `progress`; in the middle of an update they are not."""
+        self.mid_update = False
+        """While weights change, the learner's are not those of `progress`, and no checkpoint can be taken."""
         self._saved_step = 0
-        self._started = self._step_began = time.perf_counter()
         self._resuming = resuming
-        self._found: Found[RunState] = self._find_checkpoint() if resuming else Found(None, [])
-        self.recorder = Recorder(self.dir)
-        self.status = StatusWriter(self.dir, "train", config.training.steps)
-        tracking, steps = config.tracking, config.training.steps
-        self.trackers = open_trackers(
-            tracking.to, project=tracking.project, steps=steps, console=console, say=self.note
-        )
+        self._found: Found[RunState] = self._find_checkpoint(directory) if resuming else Found(None, [])
+        super().__init__(config, directory, "train", console, steps=config.training.steps, trackers=config.tracking.to)
+        self._step_started = self._started
 
     def is_over(self) -> bool:
         """Whether the run had come to its end and nothing is asked for that it has not done."""
-        return self.config.train and self.progress.after is not None and not self.goes_on()
+        return self.config.train and self.progress.after is not None and not self.should_continue()
 
-    def report(self, reason: str) -> TrainReport:
+    def report(self) -> TrainReport:
         """What came of it."""
         done, before, after = self.progress.step, self.progress.before or {}, self.progress.after or {}
-        return TrainReport(self.dir.path, reason, done, self.seconds(), before, after)
+        return TrainReport(self.dir.path, self.status.reason, done, self.seconds(), before, after)
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """The run says how it is doing to whoever looks: status.json, its trackers, and a board when one is wanted."""
-        with self.status, self.recorder, ExitStack() as board:
-            if self.config.board:
-                note = board.enter_context(start_board(self.dir.path.parent, self.config.board_port)).note
-                self.note(note)
-            try:
-                yield
-            except BaseException as error:
-                with suppress(StorageError):  # the error itself is the news, also when the disk is full
-                    self.trackers.finish(*how_it_ended(error))
-                raise
-            self.trackers.finish(self.status.end, self.reason)
-
-    def note(self, text: str) -> None:
-        """Say something to the person and to the log."""
-        self.dir.log(text)
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def step_begins(self) -> None:
+    def start_step(self) -> None:
         """From here on time is the next step's; evaluations and checkpoints between two steps belong to neither."""
-        self._step_began = time.perf_counter()
+        self._step_started = time.perf_counter()
 
     def finish_step(self, prompt_batches: int, trajectories: list[Trajectory]) -> None:
         """Count a step whose groups took this many batches of prompts."""
-        self.first_step, self.whole = False, True
+        self.first_step, self.mid_update = False, False
         self.progress.step += 1
         self.progress.prompt_batches += prompt_batches
         self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.turns)
@@ -111,7 +80,7 @@ class TrainRun:
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
         now = time.perf_counter()
-        step = now - self._step_began
+        step = now - self._step_started
         tokens = sum(len(ledger) for t in trajectories for ledger in t.segments)
         return {
             "timing_s/step": step,
@@ -123,43 +92,42 @@ class TrainRun:
         }
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Add the step's line to metrics.jsonl, and tell the trackers."""
-        metrics = {name: float(value) for name, value in metrics.items()}
-        point = Point(self.progress.step, round(self.seconds(), 3), self.progress.tokens, metrics)
-        head = {"step": point.step, "seconds": point.seconds, "tokens": point.tokens}
-        self.dir.append_jsonl(METRICS, head | {k: v if math.isfinite(v) else None for k, v in metrics.items()})
-        self.trackers.log(point)
-        self.status.at(self.progress.step)
+        """Add the step's line to metrics.jsonl, and send it to the trackers."""
+        self.log_metrics(self.progress.step, self.progress.tokens, metrics)
 
-    def goes_on(self) -> bool:
-        """Whether another step is due; otherwise `reason` says why not."""
-        training = self.config.training
+    def should_continue(self) -> bool:
+        """Whether another step is due; otherwise the status says why not."""
+        training, progress = self.config.training, self.progress
+        end, reason = State.FINISHED, ""
         if self.stopping.is_set():
-            self.reason, self.status.end = "stopped by a signal", State.STOPPED
-        elif self.progress.step >= training.steps:
-            self.reason = f"all {training.steps} steps done"
-        elif training.target is not None and self.progress.best is not None and self.progress.best >= training.target:
-            self.reason = f"the target of {training.target:.0%} is reached"
+            end, reason = State.STOPPED, "stopped by a signal"
+        elif progress.step >= training.steps:
+            reason = f"all {training.steps} steps done"
+        elif training.target is not None and progress.best is not None and progress.best >= training.target:
+            reason = f"the target of {training.target:.0%} is reached"
         elif training.max_minutes is not None and self.seconds() >= 60 * training.max_minutes:
-            self.reason, self.status.end = f"training.max_minutes={training.max_minutes:g} are used", State.STOPPED
-        elif training.max_tokens is not None and self.progress.tokens >= training.max_tokens:
-            self.reason, self.status.end = f"training.max_tokens={training.max_tokens} are used", State.STOPPED
-        self.status.reason = self.reason
-        return not self.reason
+            end, reason = State.STOPPED, f"training.max_minutes={training.max_minutes:g} are used"
+        elif training.max_tokens is not None and progress.tokens >= training.max_tokens:
+            end, reason = State.STOPPED, f"training.max_tokens={training.max_tokens} are used"
+        self.status.end, self.status.reason = end, reason
+        return not reason
 
-    def is_due(self, every: int) -> bool:
-        """Whether something done every so many steps is to be done now; after the last step everything is."""
-        return every > 0 and self.progress.step % every == 0 and self.progress.step != self.config.training.steps
+    def should_save(self) -> bool:
+        """Whether a checkpoint between two steps is due; after the last step there is one anyway."""
+        return self._is_multiple(self.config.training.save_every)
 
-    def evaluation_is_due(self) -> bool:
+    def should_evaluate(self) -> bool:
         """Whether the evaluation between two steps is due and not done yet."""
-        return self.is_due(self.config.training.eval_every) and self.progress.evaluated != self.progress.step
+        return self._is_multiple(self.config.training.eval_every) and self.progress.evaluated != self.progress.step
+
+    def _is_multiple(self, every: int) -> bool:
+        return every > 0 and self.progress.step % every == 0 and self.progress.step != self.config.training.steps
 
     def seconds(self) -> float:
         """Wall time of the run, earlier processes included."""
-        return self.progress.seconds + time.perf_counter() - self._started
+        return self.progress.seconds + super().seconds()
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+    async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of `work`, or None when a signal came first; what was half done is dropped."""
         if self.stopping.is_set():
             work.close()
@@ -175,7 +143,7 @@ class TrainRun:
             await asyncio.gather(task, stop, return_exceptions=True)
 
     @contextmanager
-    def catching_signals(self) -> Iterator[None]:
+    def stop_on_signal(self) -> Iterator[None]:
         """SIGTERM and SIGINT end the run after what it is doing; a second one ends it at once."""
 
         def stop() -> None:
@@ -205,46 +173,46 @@ class TrainRun:
         return folder
 
     @asynccontextmanager
-    async def saving_on_failure(self, engines: Engines) -> AsyncIterator[None]:
+    async def checkpoint_on_failure(self, engines: Engines) -> AsyncIterator[None]:
         """A failure of the block costs no finished step: the last good state is saved before it goes on its way."""
         try:
             yield
         except Exception:
-            if self.whole and self.progress.step > self._saved_step:
+            if not self.mid_update and self.progress.step > self._saved_step:
                 with suppress(StorageError):  # the failure is the news, also when the disk is full
                     await self.save(engines)
                     self.note(f"go on with: {resume_command(self.dir.name, self.config)}")
             raise
 
-    def _find_checkpoint(self) -> Found[RunState]:
-        """Find where to go on. Whatever is wrong comes out here, before anything of the run is touched."""
-        found = find_checkpoint(self.dir, read_state)
+    def _find_checkpoint(self, directory: RunDir) -> Found[RunState]:
+        """Find where to resume. Whatever is wrong comes out here, before anything of the run is touched."""
+        found = find_checkpoint(directory, read_state)
         if found.checkpoint is not None:
             state = found.checkpoint.state
             self.loader.restore(state.loader.state())
             self.progress, self._saved_step = state.progress, state.progress.step
         elif found.passed_over:
             problems = "; ".join(found.passed_over)
-            raise StorageError(f"run {self.dir.name!r} cannot go on: all its checkpoints are damaged: {problems}")
+            raise StorageError(f"run {directory.name!r} cannot go on: all its checkpoints are damaged: {problems}")
         return found
 
     def resume(self, engines: Engines) -> None:
-        """Go on from the newest whole checkpoint; a run without one starts anew in its directory."""
+        """Load the newest whole checkpoint; a run without one starts anew in its directory."""
         if self._resuming:
-            self._go_on(engines)
-        self.trackers.start(self.dir, flat(self.config), resumed_at=self.progress.step)
+            self._restore(engines)
+        self.start_trackers(resumed_at=self.progress.step)
 
-    def _go_on(self, engines: Engines) -> None:
+    def _restore(self, engines: Engines) -> None:
         for problem in self._found.passed_over:
             self.note(f"damaged checkpoint passed over: {problem}")
         checkpoint = self._found.checkpoint
         if checkpoint is not None:
             engines.load(checkpoint)
-        for key, (then, now) in set_anew(self.dir, self.config).items():
-            self.note(f"set anew: {key} was {then} and is {now}")
-        for told in abandon_after(self.dir, -1 if checkpoint is None else self.progress.step):
-            self.note(told)
-        write_config(self.dir, self.config)
+        for key, (then, now) in changed_settings(self.dir, self.config).items():
+            self.note(f"changed: {key} was {then} and is {now}")
+        for text in abandon_after(self.dir, -1 if checkpoint is None else self.progress.step):
+            self.note(text)
+        self.write_config()
         self.status.at(self.progress.step)
         if checkpoint is None:
             self.note("no checkpoint to resume from: starting at step 0; what was recorded is under abandoned/")
@@ -256,3 +224,20 @@ class TrainRun:
         now = self.loader.state()
         size = self.loader.size
         return LoaderState(position // size, position % size, now.fingerprint, now.seed, now.batch_size, now.shuffle)
+
+
+@contextmanager
+def open_train_run(config: Config, console: Console, samples: list[Sample]) -> Iterator[TrainRun]:
+    """The run to resume, or a new one, held against other writers until the block ends.
+
+    Nothing of a run that is refused is touched.
+    """
+    directory = existing_run(config) or RunDir.create(Path(config.runs_dir), config.run, "train")
+    with holding(directory.path, "train", printer(console)):
+        resuming = (directory.path / CONFIG).is_file()
+        if resuming:
+            refuse_changes(directory, config)
+        run = TrainRun(config, directory, console, samples, resuming=resuming)
+        if not resuming:
+            run.write_config()
+        yield run
