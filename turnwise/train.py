@@ -82,7 +82,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     )
     groups = Groups(engines, prepared, stream)
     async with groups.collector:
-        while config.train and run.goes_on():
+        while run.goes_on():
             run.step_begins()
             collected = await run.unless_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:

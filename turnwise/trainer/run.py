@@ -60,7 +60,7 @@ class TrainRun:
 
     def is_over(self) -> bool:
         """Whether the run had come to its end and nothing is asked for that it has not done."""
-        return self.config.train and self.progress.after is not None and not self.goes_on()
+        return self.progress.after is not None and not self.goes_on()
 
     def report(self, reason: str) -> TrainReport:
         """What came of it."""
