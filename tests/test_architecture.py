@@ -12,8 +12,8 @@ LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics"},
     {"plugins", "config_check", "files", "serving", "retrying", "stopping", "strict_yaml", "concurrency", "time_budget"},
-    {"chat", "data", "sandbox", "storage", "compose"},
-    {"engines", "scoring"},
+    {"chat", "data", "sandbox", "storage", "compose", "config_readers"},
+    {"engines", "scoring", "config_docs"},
     {"rollout", "training", "web", "weights"},
     {"tasks", "compat", "trust"},
     {"task_metrics"},
@@ -22,7 +22,7 @@ LAYERS = (
     {"run"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},
-    {"commands"},
+    {"commands", "completion"},
     {"cli"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -90,8 +90,8 @@ def test_no_room_for_odds_and_ends():
 
 def test_torch_is_not_imported_where_config_errors_are_found():
     light = [
-        PACKAGE / f"{name}.py"
-        for name in ("cli", "compose", "config", "knobs", "errors", "types", "plugins", "metrics")
+        *(PACKAGE / f"{name}.py" for name in ("cli", "compose", "knobs", "errors", "types", "plugins", "metrics")),
+        *(path for room in ("config", "commands") for path in (PACKAGE / room).glob("*.py")),
     ]
     for path in light:
         top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -99,19 +99,37 @@ def test_torch_is_not_imported_where_config_errors_are_found():
         assert not names & HEAVY, path
 
 
-def test_every_knob_is_read_somewhere():
-    """A knob nobody reads would be set in vain: each field name is used as an attribute outside config.py."""
+def test_every_knob_is_read_where_it_has_an_effect():
+    """A knob that nobody reads would be set in vain: each is an attribute of its own section somewhere."""
+    from turnwise.config import Config
+    from turnwise.config_readers import readers
+    from turnwise.knobs import knobs_of
+
+    read = readers()
+    assert [key for key in knobs_of(Config) if key not in read] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        ("def f(config: Config):\n    return config.training.steps", {"training.steps"}),
+        ("def f(x: TrainingConfig):\n    return x.steps", {"training.steps"}),
+        ("def f(x: 'SftConfig | None'):\n    return x.steps", {"sft.steps"}),
+        ("def f(config):\n    a, b = config.sft, config.training\n    return b.steps", {"training.steps"}),
+        ("class A:\n    def g(self):\n        return self.x.steps\n    def __init__(self, y: Config):\n"
+         "        self.x = y.sft", {"sft.steps"}),
+        ("class A:\n    x: SftConfig\n    def g(self):\n        return self.x.steps", {"sft.steps"}),
+        ("def f(run):\n    return run.steps, run.training.steps, steps", set()),
+        ("def f(config):\n    config.seed = 1", set()),
+        ("def f(x: SftConfig):\n    def g(x):\n        return x.steps", set()),
+    ],
+)  # fmt: skip
+def test_a_name_alone_does_not_count_as_reading_a_knob(body, read):
     import dataclasses
 
-    from turnwise import config
+    from turnwise.config_readers import reads, sections
 
-    used = {
-        node.attr
-        for path in FILES
-        if path.name not in ("config.py", "compose.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-    }
-    sections = [value for value in vars(config).values() if isinstance(value, type) and dataclasses.is_dataclass(value)]
-    unread = [f"{s.__name__}.{f.name}" for s in sections for f in dataclasses.fields(s) if f.name not in used]
-    assert unread == []
+    kinds = sections()
+    fields = {section: {field.name for field in dataclasses.fields(kind)} for section, kind in kinds.items()}
+    classes = {kind.__name__: section for section, kind in kinds.items()}
+    assert set(reads(ast.parse(body), classes, fields)) == read

@@ -37,6 +37,8 @@ from turnwise.types import JsonSchema, Sample
 if TYPE_CHECKING:
     from turnwise.engines.endpoint import ChatEndpoint
 
+API_KEY_ENV = "OPENAI_API_KEY"
+"""The environment variable that holds an endpoint's key."""
 MODELS_PACKAGE = "turnwise.models"
 
 
@@ -242,7 +244,7 @@ def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
 
     if config.base_url is None:
         raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
-    key = os.environ.get(config.api_key_env)
+    key = os.environ.get(API_KEY_ENV)
     return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
 
 

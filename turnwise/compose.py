@@ -12,11 +12,12 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import kind_of, without_null
+from turnwise.knobs import Knob, kind_of, knobs_of
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
 
 TASKS_PACKAGE = "turnwise.tasks"
+CONF = Path(__file__).parent / "conf"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
@@ -40,27 +41,6 @@ class Composed:
         return dict(_flatten_config(self.config))
 
 
-@dataclass(frozen=True, slots=True)
-class _Knob:
-    """What the schema knows of one key."""
-
-    hint: Any
-    only: tuple[str, tuple[str, ...]] | None
-
-    @property
-    def is_dict(self) -> bool:
-        return typing.get_origin(self.hint) is dict
-
-    @property
-    def is_list(self) -> bool:
-        return typing.get_origin(self.hint) is list
-
-    @property
-    def choices(self) -> list[str]:
-        is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
-        return [choice.value for choice in self.hint] if is_choice else []
-
-
 def compose(
     overrides: Sequence[str] = (), config_file: Path | None = None, *, recorded: Path | None = None
 ) -> Composed:
@@ -70,7 +50,7 @@ def compose(
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
-    knobs = dict(_knobs(Config))
+    knobs = knobs_of(Config)
     from_run = {} if recorded is None else _read_file(recorded, knobs)
     anew = {} if config_file is None else _read_file(config_file, knobs)
     from_file = _over(from_run, anew)
@@ -106,7 +86,7 @@ def unread(composed: Composed) -> list[str]:
         _flatten_config(_hydra(layers, {}, [], None))
     )  # a recorded config holds every key: most say nothing new
     found = []
-    for key, knob in _knobs(Config):
+    for key, knob in knobs_of(Config).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
             continue
         other, wanted = knob.only
@@ -145,10 +125,27 @@ def to_yaml(config: Config) -> str:
     return write_yaml(plain(dataclasses.asdict(config)))
 
 
+def task_names() -> list[str]:
+    """The built-in tasks."""
+    return [name for name in names_in(TASKS_PACKAGE) if not name.endswith("_traces")]
+
+
+def task_defaults(task: str) -> dict[str, Any]:
+    """What a built-in task sets, by key; your own task sets nothing."""
+    file = CONF / "task_defaults" / f"{task}.yaml"
+    return _flatten(read_yaml(file)) if file.is_file() else {}
+
+
+def other_names() -> dict[str, str]:
+    """What stands here for keys of verl and sv2, and for keys that had another name."""
+    known: dict[str, str] = read_yaml(CONF / "verl_keys.yaml")
+    return known
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any]:
+def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, str, Any]:
     """(key, the override as Hydra shall read it, its value)."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -175,7 +172,7 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
     return key, f"++{key}={element}", value
 
 
-def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
+def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
     """What Hydra would turn into something else than was written, and choices nobody offers."""
     if any("${" in text or text == "???" for text in (key, *_texts(value))):
         raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
@@ -202,34 +199,34 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(entry)
 
 
-def _known_key(key: str, knobs: Mapping[str, _Knob], where: str) -> str:
+def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
     """The schema key of `key`, which may lie inside a dict knob; anything else is an error."""
     knob = _knob_of(key, knobs)
     if knob in knobs:
         return knob
     if any(name.startswith(key + ".") for name in knobs):
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
-    known = read_yaml(Path(__file__).parent / "conf" / "verl_keys.yaml")
+    known = other_names()
     if key in known:
         raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {known[key]}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 
 
-def _shorthand(key: str, knobs: Mapping[str, _Knob]) -> str:
+def _shorthand(key: str, knobs: Mapping[str, Knob]) -> str:
     """`engine=openai` means `engine.name=openai`."""
     return f"{key}.name" if f"{key}.name" in knobs else key
 
 
-def _under(section: str, knobs: Mapping[str, _Knob]) -> list[str]:
+def _under(section: str, knobs: Mapping[str, Knob]) -> list[str]:
     return [name for name in knobs if name.startswith(section + ".")]
 
 
-def _knob_of(key: str, knobs: Mapping[str, _Knob]) -> str:
+def _knob_of(key: str, knobs: Mapping[str, Knob]) -> str:
     """The dict knob that holds `key`, or the key itself."""
     return next((name for name, knob in knobs.items() if knob.is_dict and key.startswith(name + ".")), key)
 
 
-def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
+def _read_file(path: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     try:
         is_file = path.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or has a null character
@@ -301,13 +298,11 @@ def _task_layer(task: Any) -> tuple[list[str], list[str]]:
     """(Hydra overrides that add the task's defaults, the keys they set)."""
     if task is None:
         return [], []
-    names = [name for name in names_in(TASKS_PACKAGE) if not name.endswith("_traces")]
+    names = task_names()
     if not isinstance(task, str) or (task not in names and ":" not in task):
         raise ConfigError(unknown("task", str(task), names) + " Your own is written as file.py:rows.")
-    defaults = Path(__file__).parent / "conf" / "task_defaults" / f"{task}.yaml"
-    if not defaults.is_file():
-        return [], []
-    return [f"+task_defaults={task}"], list(_flatten(read_yaml(defaults)))
+    keys = list(task_defaults(task))
+    return [f"+task_defaults={task}"] if keys else [], keys
 
 
 def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None) -> Config:
@@ -344,28 +339,15 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
-    knobs = dict(_knobs(Config))
+    knobs = knobs_of(Config)
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)
         null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
         said = "null" if null else value
         inside = typing.get_args(knob.hint)[-1] if "[" in key or key not in knobs else knob.hint
         return f"{where}{key} must be {kind_of(inside)}" + ("" if said is None else f", not {said}")
-    telling = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
-    return where + (f"{key}: {telling}" if key and key not in telling else telling)
-
-
-# --- the schema ---------------------------------------------------------------------------------------------------
-
-
-def _knobs(section: type, prefix: str = "") -> Iterator[tuple[str, _Knob]]:
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _knobs(hint, f"{prefix}{field.name}.")
-            continue
-        yield prefix + field.name, _Knob(without_null(hint), field.metadata.get("only"))
+    sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
+    return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -34,8 +34,50 @@ class Range:
     def __str__(self) -> str:
         over = "more than" if self.above else "at least"
         bounds = [] if self.least is None else [f"{over} {_plain(self.least)}"]
-        bounds += [] if self.most is None else [f"at most {_plain(self.most)}"]
+        bounds += [] if self.most in (None, MOST_WHOLE, MOST_SECONDS) else [f"at most {_plain(self.most)}"]
         return " and ".join(bounds) or "a finite number"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What the schema knows of one key."""
+
+    hint: Any
+    """Its type without null."""
+    takes_null: bool
+    default: Any
+    limits: Range | None
+    only: tuple[str, tuple[str, ...]] | None
+    """(another key, its values with which this one is read)."""
+
+    @property
+    def is_dict(self) -> bool:
+        return typing.get_origin(self.hint) is dict
+
+    @property
+    def is_list(self) -> bool:
+        return typing.get_origin(self.hint) is list
+
+    @property
+    def choices(self) -> list[str]:
+        """The values of an enum."""
+        is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
+        return [choice.value for choice in self.hint] if is_choice else []
+
+
+def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
+    """Every knob of a config class by its key, sections and their knobs in order."""
+    hints = typing.get_type_hints(section)
+    found: dict[str, Knob] = {}
+    for field in dataclasses.fields(section):
+        key, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= knobs_of(hint, f"{key}.")
+            continue
+        bare = without_null(hint)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        found[key] = Knob(bare, bare is not hint, default, range_of(field, bare), field.metadata.get("only"))
+    return found
 
 
 def knob(default: Any, *marks: dict[str, Any]) -> Any:
@@ -143,7 +185,10 @@ def _wanted_number(value: Any, hint: type, limits: Range | None) -> str | None:
     kinds = (int,) if hint is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         return kind_of(hint)
-    return None if limits is None or limits.holds(value) else str(limits)
+    if limits is None or limits.holds(value):
+        return None
+    technical = limits.most in (MOST_WHOLE, MOST_SECONDS) and value > (limits.most or 0)
+    return f"{limits} and at most {limits.most:.3g}" if technical else str(limits)
 
 
 def _wanted_text(value: Any) -> str | None:

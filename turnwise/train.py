@@ -79,7 +79,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     )
     groups = Groups(engines, prepared, stream)
     async with groups.collector:
-        while config.train and run.should_continue():
+        while run.should_continue():
             run.start_step()
             collected = await run.until_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:

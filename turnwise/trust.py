@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
-from turnwise.config import Config, DataConfig, EngineConfig, SandboxConfig, ScoringConfig
+from turnwise.config import Config, DataConfig, SandboxConfig, ScoringConfig
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.errors import ConfigError, DataError
@@ -101,10 +101,8 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
     yield from (("tracking.to", name) for name in config.tracking.to if name not in _TRACKERS_HERE)
     if engine.name is EngineName.openai:
         yield "engine.base_url", engine.base_url
-        yield from _unusual("engine.api_key_env", engine.api_key_env, EngineConfig.api_key_env)
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
-        yield from _unusual("sandbox.token_env", sandbox.token_env, SandboxConfig.token_env)
     for key, level in (("sandbox.level", sandbox.level), ("sandbox.min_level", sandbox.min_level)):
         if level is SandboxLevel.L0:
             yield key, level.value
@@ -117,7 +115,6 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
             yield f"scoring.scorers.{source}", name
     if scoring.run is ScoringRun.http:
         yield "scoring.url", scoring.url
-        yield from _unusual("scoring.token_env", scoring.token_env, ScoringConfig.token_env)
     ours = all(name in BUILTIN for name in scoring.scorers.values())  # a key may mean a plug-in of the same name
     for scorer, options in scoring.options.items():
         if not isinstance(options, Mapping):
@@ -125,11 +122,6 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
             continue
         harmless = wire_options(scorer) if ours and scorer in BUILTIN else frozenset()
         yield from ((f"scoring.options.{scorer}.{key}", value) for key, value in options.items() if key not in harmless)
-
-
-def _unusual(key: str, value: str, usual: Any) -> Iterator[tuple[str, str]]:
-    if value != usual:
-        yield key, value
 
 
 def _is_plugin(name: str) -> bool:

@@ -55,8 +55,6 @@ class StopReason(enum.StrEnum):
     """`rollout.max_assistant_turns` was used while there was more to say."""
     USER_TURN_BUDGET = "user_turn_budget"
     """`rollout.max_user_turns` was used and the user wanted to go on."""
-    PARALLEL_CALL_BUDGET = "parallel_call_budget"
-    """One turn asked for more than `rollout.max_parallel_calls` and `rollout.excess_calls` is `stop`."""
     MALFORMED_CALL_BUDGET = "malformed_call_budget"
     """`rollout.max_malformed_calls` tool calls in a row could not be parsed."""
     TIME_BUDGET = "time_budget"

@@ -152,7 +152,7 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
         pool = make_runner(ScoringConfig(run=ScoringRun.pool, workers=1))
         name = f"{path}:score"
         async with serving(TOKEN, pool, scorers=(name,), wire={name: ["scale"]}) as client:
-            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url), token_env="T"))
+            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url)))
             try:
                 await runner.start()
                 scorer = runner.scorer(ScorerSpec(name, {"scale": 2}))
@@ -161,7 +161,7 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
                 await runner.stop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("T", TOKEN)
+        patch.setenv("TURNWISE_REWARD_TOKEN", TOKEN)
         score = asyncio.run(main())
     assert (score.reward, score.parts) == (6.0, {"half": 0.5})
 
@@ -254,7 +254,7 @@ def test_an_operators_mistake_is_found_when_the_server_is_made(settings, text):
 def test_a_client_learns_at_its_start_what_the_server_does_not_take():
     async def starting(options, scorer="judge", **more):
         async with serving(**more) as client:
-            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url), token_env="T"))
+            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url)))
             runner.scorer(ScorerSpec(scorer, options))
             try:
                 await runner.start()

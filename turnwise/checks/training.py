@@ -59,5 +59,5 @@ def check_device(device: str) -> None:
 def check_enough_samples(prepared: Prepared) -> None:
     """A step's samples are all different."""
     groups = prepared.config.training.groups
-    if prepared.config.train and groups > len(prepared.samples):
+    if groups > len(prepared.samples):
         raise DataError(f"training.groups: a step of {groups} samples cannot be made from {len(prepared.samples)}")

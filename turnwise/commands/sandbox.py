@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         from turnwise.sandbox.server import OUTPUT, ServerSettings, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
-    from turnwise.rollout.tools.python import pool_settings
+    from turnwise.rollout.tools.python import TOKEN_ENV, pool_settings
     from turnwise.serving import check_binding
 
-    token = os.environ.get(config.token_env)
+    token = os.environ.get(TOKEN_ENV)
     check_binding(args.host, token, "a sandbox server", "runs code")
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
     pool = pool_settings(config)

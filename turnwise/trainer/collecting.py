@@ -13,6 +13,9 @@ from turnwise.trainer.engines import Engines
 from turnwise.training.shaping import keep_varied
 from turnwise.types import Group, Sample, Trajectory
 
+MOST_DRAWS = 3
+"""Times `training.groups` samples that a step may draw until enough groups differ in reward."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -83,7 +86,7 @@ class Groups:
     async def next_step(self, first_batch: int) -> Collected:
         """The next step's groups; with dynamic sampling, batches are drawn until enough groups differ in reward."""
         training = self._config.training
-        most = training.max_draws if training.drop_constant_groups else 1
+        most = MOST_DRAWS if training.drop_constant_groups else 1
         kept: list[Group] = []
         alone: dict[int, Trajectory | None] = {}
         for prompt_batches in range(1, most + 1):

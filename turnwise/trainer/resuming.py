@@ -16,7 +16,7 @@ from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
-    "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
+    "run", "runs_dir", "resume", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
     "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
     "training.max_minutes", "training.max_tokens",
 )  # fmt: skip

@@ -49,7 +49,7 @@ class TrainRun(Run):
 
     def is_over(self) -> bool:
         """Whether the run had come to its end and nothing is asked for that it has not done."""
-        return self.config.train and self.progress.after is not None and not self.should_continue()
+        return self.progress.after is not None and not self.should_continue()
 
     def report(self) -> TrainReport:
         """What came of it."""

@@ -23,6 +23,8 @@ from turnwise.types import Image, JsonSchema, ToolResult
 if TYPE_CHECKING:
     from turnwise.sandbox.remote import RemotePool
 
+TOKEN_ENV = "TURNWISE_SANDBOX_TOKEN"
+"""The environment variable that holds the token of a sandbox server."""
 SPARE_SECONDS = 20.0
 """Between the code's own limit and the tool's: for getting a session and for killing it."""
 
@@ -110,7 +112,7 @@ def open_pool(config: SandboxConfig) -> "SandboxPool | RemotePool":
         return SandboxPool(pool_settings(config))
     from turnwise.sandbox.remote import RemotePool
 
-    return RemotePool(config.url, os.environ.get(config.token_env), config.seconds, min_level=config.min_level)
+    return RemotePool(config.url, os.environ.get(TOKEN_ENV), config.seconds, min_level=config.min_level)
 
 
 def pool_settings(config: SandboxConfig) -> PoolSettings:

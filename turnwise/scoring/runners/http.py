@@ -25,6 +25,8 @@ from turnwise.types import Trajectory
 
 PATH = "/compute_reward"
 SERVED = "/scorers"
+TOKEN_ENV = "TURNWISE_REWARD_TOKEN"
+"""The environment variable that holds the server's token."""
 REQUESTS = 32
 """Under way, where `scoring.workers` does not say."""
 CONNECT_SECONDS = 10.0
@@ -52,7 +54,9 @@ class HttpRunner:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"scoring.url begins with http:// or https://, not {url!r}")
         if httpx.URL(url).userinfo:
-            raise ConfigError("scoring.url holds no password, because it is shown; see scoring.token_env")
+            raise ConfigError(
+                f"scoring.url holds no password, because it is shown; the token is read from ${TOKEN_ENV}"
+            )
         self.url = url.rstrip("/").removesuffix(PATH)
         self.tally = Tally()
         self._token = token
@@ -193,5 +197,5 @@ def make(config: ScoringConfig) -> HttpRunner:
         raise ConfigError("scoring.run=http needs scoring.url, the address of the reward server")
     if config.workers < 0 or config.timeout <= 0 or config.retries < 0:
         raise ConfigError("scoring.workers and scoring.retries must not be negative, scoring.timeout must be positive")
-    token = os.environ.get(config.token_env)
+    token = os.environ.get(TOKEN_ENV)
     return HttpRunner(config.url, token, config.workers or REQUESTS, config.timeout, config.retries)
