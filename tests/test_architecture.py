@@ -11,11 +11,13 @@ PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics"},
-    {"plugins", "config_check", "files", "serving", "retrying", "stopping", "strict_yaml", "together", "waiting"},
-    {"chat", "data", "sandbox", "storage", "compose"},
+    {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
+    | {"concurrency", "time_budget"},
+    {"chat", "data", "sandbox", "storage"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},
-    {"tasks", "compat", "trust"},
+    {"task"},
+    {"tasks", "compat", "trust", "compose"},
     {"task_metrics"},
     {"assemble", "report"},
     {"plan_text", "checks"},

@@ -124,16 +124,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     show = commands["show"]
     show.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/eval-20260101-120000")
     show.add_argument("--sample", type=int, default=0, metavar="K", help="which trajectory (default 0)")
-    command("prepare", _prepare, "make train and test parquet files of a data set", config=False)
-    prepare = commands["prepare"]
-    prepare.add_argument("dataset", metavar="DATASET", help="gsm8k or arithmetic")
-    prepare.add_argument("--source", default=None, help="a folder with train.jsonl and test.jsonl, or a hub id")
-    prepare.add_argument("--out", type=Path, default=None, help="output folder (default data/DATASET)")
-    prepare.add_argument("--flavour", default=None, help="gsm8k: plain, tool, interaction or tool+interaction")
-    prepare.add_argument(
-        "--interaction", default=None, metavar="NAME", help="gsm8k: the simulated user, e.g. code_verify"
-    )
-    for name in ("board", "report", "rescore", "filter", "judge", "sandbox", "import-jsonl"):
+    for name in ("prepare", "board", "report", "rescore", "filter", "judge", "sandbox", "import-jsonl"):
         verb = import_module(f"turnwise.commands.{name.replace('-', '_')}")
         command(name, verb.run, verb.HELP, config=False)
         verb.add_arguments(commands[name])
@@ -287,30 +278,6 @@ def _show(args: argparse.Namespace) -> int:
     if not 0 <= args.sample < len(trajectories):
         raise ConfigError(f"--sample {args.sample}: {files[-1].name} holds trajectories 0 to {len(trajectories) - 1}")
     Console().print(transcript(trajectories[args.sample], None))
-    return 0
-
-
-def _prepare(args: argparse.Namespace) -> int:
-    if args.dataset not in ("gsm8k", "arithmetic"):
-        raise ConfigError(unknown("data set", args.dataset, ("gsm8k", "arithmetic")))
-    out = args.out or Path("data") / args.dataset
-    if args.dataset == "arithmetic":
-        from turnwise.tasks.arithmetic import prepare as prepare_arithmetic
-
-        written = prepare_arithmetic(out)
-    else:
-        from turnwise.tasks.gsm8k import Flavour
-        from turnwise.tasks.gsm8k import prepare as prepare_gsm8k
-
-        default = "interaction" if args.interaction else "plain"
-        name = args.flavour or default
-        if name not in [flavour.value for flavour in Flavour]:
-            raise ConfigError(unknown("flavour", name, [flavour.value for flavour in Flavour]))
-        source = args.source or "openai/gsm8k"
-        report = prepare_gsm8k(source, out, flavour=Flavour(name), interaction=args.interaction)
-        written = {report.files[split]: report.rows[split] for split in report.files}
-    for path, count in written.items():
-        sys.stdout.write(f"wrote {path} ({count} rows)\n")
     return 0
 
 
