@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from turnwise.errors import ToolError as ToolError
     from turnwise.errors import TurnwiseError as TurnwiseError
     from turnwise.eval import evaluate as evaluate
+    from turnwise.metrics import Reduction as Reduction
     from turnwise.rollout.interactions.base import BaseInteraction as BaseInteraction
     from turnwise.rollout.tools.tool import ToolContext as ToolContext
     from turnwise.rollout.tools.tool import tool as tool
+    from turnwise.task import Task as Task
     from turnwise.types import Message as Message
     from turnwise.types import Role as Role
     from turnwise.types import Sample as Sample
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "BaseInteraction": "turnwise.rollout.interactions.base",
     "Message": "turnwise.types",
+    "Reduction": "turnwise.metrics",
     "Role": "turnwise.types",
     "Sample": "turnwise.types",
+    "Task": "turnwise.task",
     "ToolContext": "turnwise.rollout.tools.tool",
     "ToolError": "turnwise.errors",
     "ToolResult": "turnwise.types",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, EngineConfig, SamplingConfig
 from turnwise.config_check import check_config
@@ -23,7 +24,7 @@ from turnwise.data.samples import to_sample
 from turnwise.engines.sampler import NoiseKey, Sampler
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
-from turnwise.plugins import builtin, call, load, names_in
+from turnwise.plugins import call, names_in
 from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interactions
@@ -32,6 +33,7 @@ from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
+from turnwise.task import known_scorers, load_task, rows_of
 from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
@@ -87,14 +89,14 @@ def prepare(
     plan = Plan(chosen, config.rollout, toolbox, interactions)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
-    scoring = Scoring.of(config.scoring, sources, own)
+    scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
     renderer, dropped = None, 0
     if config.engine.name is not EngineName.openai:
         rows = _embedding_rows(config)
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
-        Scoring.check(config.scoring, chosen)
+        Scoring.check(config.scoring, chosen, known=known_scorers())
     return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
 
 
@@ -114,24 +116,25 @@ def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     """Samples of the configured files, or else of the task's generator."""
-    files = config.data.train_files if split == "train" else config.data.eval_files
+    key = "train_files" if split == "train" else "eval_files"
+    files: list[str] = getattr(config.data, key)
+    spec = config.task
+    task = None if spec is None else load_task(spec)
     if files:
-        if config.task == "gsm8k" and not any(Path(name).expanduser().exists() for name in files):
-            raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare gsm8k`")
+        made_by_task = task is not None and task.prepare is not None and task.defaults.get(f"data.{key}") == files
+        if made_by_task and not any(Path(name).expanduser().exists() for name in files):
+            raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare {spec}`")
         found = read_samples([Path(name) for name in files], prompt_key=config.data.prompt_key)
         return found if limit is None else found[:limit]
-    if config.task is None:
-        key = "train_files" if split == "train" else "eval_files"
+    if spec is None or task is None:
         raise ConfigError(f"nothing to read: set data.{key}=FILE or task=NAME")
-    if config.task == "gsm8k":
-        raise ConfigError("task=gsm8k reads files: make them with `turnwise prepare gsm8k`, then set data.eval_files")
-    task = config.task
-    rows = load(task, "task") if ":" in task else builtin("turnwise.tasks", task, "task").rows
-    if limit is None and task == "arithmetic":
-        raise ConfigError("the arithmetic task has no end: set eval.samples to a number")
-    made = call(lambda: list(islice(rows(split, config.seed), limit)), task, "task")
+    if task.rows is None:
+        raise ConfigError(f"task={spec} reads files: make them with `turnwise prepare {spec}`, then set data.{key}")
+    if limit is None and task.endless:
+        raise ConfigError(f"the {spec} task has no end: set eval.samples to a number")
+    made = call(lambda: list(islice(rows_of(task, spec, split, config.seed), limit)), spec, "task")
     return [
-        to_sample(as_row(values, Path(split), number, f"{task}/{split}"), prompt_key=config.data.prompt_key)
+        to_sample(as_row(values, Path(split), number, f"{spec}/{split}"), prompt_key=config.data.prompt_key)
         for number, values in enumerate(made)
     ]
 
@@ -165,7 +168,7 @@ def _from_hub(name: str) -> Path:
 
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
     folder = model_folder(config.model.path)
     if config.engine.name is EngineName.torch:
         from turnwise.engines.checkpoint_format import read_config
@@ -251,7 +254,7 @@ def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
 def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
     """A context whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
     config = prepared.config
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointBackend:
         return EndpointBackend(endpoint_for(tools), config.sampling, tools, noise, call_format)
@@ -273,7 +276,8 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     if script is not None or config.engine.name is EngineName.scripted:
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        return ScriptedSampler(renderer.tokenizer, script or lines(config.engine.script), end_id=renderer.end_id)
+        said = script or lines(config.engine.script)
+        return ScriptedSampler(renderer.tokenizer, said, end_id=renderer.end_id, call_format=renderer.call_format)
     import torch
 
     from turnwise.engines.decoder import Decoder

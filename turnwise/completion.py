@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from turnwise.compose import task_names
 from turnwise.config import Config
 from turnwise.knobs import Knob, knobs_of
+from turnwise.task import builtin_tasks
 
 FOLDER = Path(__file__).parent
 RUNS = Path("runs")
@@ -61,7 +61,7 @@ def _positional(before: list[str], current: str, parser: argparse.ArgumentParser
             case "runs" | "places":
                 yield from _run_directories()
             case "dataset" if not given:
-                yield from task_names()
+                yield from builtin_tasks()
 
 
 def _setting(current: str) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _values(key: str, knob: Knob) -> Iterator[str]:
     if knob.takes_null:
         yield "null"
     if key == "task":
-        yield from task_names()
+        yield from builtin_tasks()
     if key == "run":
         yield from (path.name for path in _runs())
     if key in NAMED:

@@ -13,10 +13,9 @@ from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
 from turnwise.knobs import Knob, kind_of, knobs_of
-from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
+from turnwise.task import config_values, is_own
 
-TASKS_PACKAGE = "turnwise.tasks"
 CONF = Path(__file__).parent / "conf"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
@@ -35,6 +34,8 @@ class Composed:
     origins: dict[str, str]
     recorded: Path | None = None
     """The config of the run that this one goes on from."""
+    from_task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the task sets, by section."""
 
     def values(self) -> dict[str, Any]:
         """Every key with its value."""
@@ -46,7 +47,8 @@ def compose(
 ) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
 
-    `recorded` is the config of a run that goes on: what is not given anew stays as it was there.
+    `recorded` is the config of a run that goes on: what is not given anew stays as it was there. It names every key, so
+    a task of the user's that only it names is not asked, and its file not run: the run may have been sent by somebody.
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
@@ -56,16 +58,19 @@ def compose(
     from_file = _over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
-    task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
-    layers, from_task = _task_layer(task)
-    config = _hydra(layers, from_file, list(on_line.values()), config_file or recorded)
+    told = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
+    task = from_run.get("task", Config.task) if told is DEFAULT else told
+    from_task = _task_layer(task, knobs, is_told=told is not DEFAULT)
+    if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
+        from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
+    config = _hydra(from_task, from_file, list(on_line.values()), config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
-    origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
+    origins |= {_knob_of(key, knobs): f"task {task}" for key in _flatten(from_task)}
     origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
     check_config(config, origins)
-    return Composed(config, origins, recorded)
+    return Composed(config, origins, recorded, from_task)
 
 
 def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
@@ -81,10 +86,8 @@ def unread(composed: Composed) -> list[str]:
     Not those of a run that goes on: they were read then, and are not asked for now.
     """
     values = composed.values()
-    layers, _ = _task_layer(composed.config.task)
-    unset = dict(
-        _flatten_config(_hydra(layers, {}, [], None))
-    )  # a recorded config holds every key: most say nothing new
+    # A recorded config holds every key: most say nothing new.
+    unset = dict(_flatten_config(_hydra(composed.from_task, {}, [], None)))
     found = []
     for key, knob in knobs_of(Config).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
@@ -110,7 +113,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def differences(config_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose value in a recorded config is another than now: {key: (then, now)}."""
-    then, now = dict(_flatten_config(compose([], config_file).config)), dict(_flatten_config(config))
+    then, now = dict(_flatten_config(compose([], recorded=config_file).config)), dict(_flatten_config(config))
     return {key: (then[key], now[key]) for key in now if then[key] != now[key]}
 
 
@@ -123,17 +126,6 @@ def to_yaml(config: Config) -> str:
         return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
     return write_yaml(plain(dataclasses.asdict(config)))
-
-
-def task_names() -> list[str]:
-    """The built-in tasks."""
-    return [name for name in names_in(TASKS_PACKAGE) if not name.endswith("_traces")]
-
-
-def task_defaults(task: str) -> dict[str, Any]:
-    """What a built-in task sets, by key; your own task sets nothing."""
-    file = CONF / "task_defaults" / f"{task}.yaml"
-    return _flatten(read_yaml(file)) if file.is_file() else {}
 
 
 def other_names() -> dict[str, str]:
@@ -294,18 +286,24 @@ def _placed(value: Any, folder: Path) -> Any:
     return f"{found}{colon}{name}" if found.exists() else value
 
 
-def _task_layer(task: Any) -> tuple[list[str], list[str]]:
-    """(Hydra overrides that add the task's defaults, the keys they set)."""
-    if task is None:
-        return [], []
-    names = task_names()
-    if not isinstance(task, str) or (task not in names and ":" not in task):
-        raise ConfigError(unknown("task", str(task), names) + " Your own is written as file.py:rows.")
-    keys = list(task_defaults(task))
-    return [f"+task_defaults={task}"] if keys else [], keys
+def _task_layer(task: Any, knobs: Mapping[str, Knob], *, is_told: bool) -> dict[str, Any]:
+    """What the task sets, by section; nothing of a task whose file nobody told us to run."""
+    if task is None or (is_own(str(task)) and not is_told):
+        return {}
+    tree: dict[str, Any] = {}
+    for key, value in config_values(str(task)).items():
+        _check_given(key, value, knobs.get(_known_key(key, knobs, f"task {task}")), f"task {task}")
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
 
 
-def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None) -> Config:
+def _hydra(
+    from_task: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
@@ -316,9 +314,11 @@ def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], c
 
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    if from_file:
-        store.store(group="user_file", name="given", node=from_file, package="_global_")
-        layers = [*layers, "+user_file=given"]
+    layers = []
+    for group, tree in (("task_values", from_task), ("user_file", from_file)):
+        if tree:
+            store.store(group=group, name="given", node=tree, package="_global_")
+            layers.append(f"+{group}=given")
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("turnwise.conf", version_base="1.3"):
@@ -339,6 +339,7 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
+    where = "the task's defaults: " if any(line.startswith("In 'task_values/given'") for line in lines) else where
     knobs = knobs_of(Config)
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.compose import other_names, task_defaults, task_names
+from turnwise.compose import other_names
 from turnwise.config import Config
 from turnwise.config_readers import PACKAGE, ROOT, readers, sections
 from turnwise.errors import ConfigError, unknown
 from turnwise.knobs import Knob, kind_of, knobs_of
+from turnwise.task import builtin_tasks, config_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class KnobPage:
 def pages() -> dict[str, KnobPage]:
     """The page of every key, in the order of the config."""
     texts = {section: field_docs(kind) for section, kind in sections().items()}
-    tasks = {task: task_defaults(task) for task in task_names()}
+    tasks = {task: config_values(task) for task in builtin_tasks()}
     made = {}
     for key, knob in knobs_of(Config).items():
         section, _, name = key.rpartition(".")

@@ -19,6 +19,7 @@ from turnwise.data.lint import Severity, lint
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.storage.trackers.choose import check_trackers
+from turnwise.task import load_task
 
 SAMPLES_LOOKED_AT = 256
 
@@ -57,7 +58,7 @@ def preflight(composed: Composed) -> Report:
 
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
-    files, generated = config.data, config.task not in (None, "gsm8k")
+    files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
     return config.engine.name is EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
 
 

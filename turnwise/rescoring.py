@@ -21,6 +21,7 @@ from turnwise.scoring.service import Scoring
 from turnwise.storage.images import recalled, with_copies
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
+from turnwise.task import known_scorers
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
 from turnwise.types import Trajectory, is_right
@@ -258,7 +259,8 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     if folder.exists():
         raise StorageError(f"{folder} exists; nothing recorded is overwritten: choose another name")
     files = recorded_files(run)
-    scoring = Scoring.of(config.scoring, sorted({source for path in files for source in read_sources(path)}))
+    sources = sorted({source for path in files for source in read_sources(path)})
+    scoring = Scoring.of(config.scoring, sources, known=known_scorers())
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
     found = Comparison.of_nothing(", ".join(scorers), config.algorithm.advantage)
     unfinished = f"{FOLDER}/.{name}.{secrets.token_hex(4)}.tmp"

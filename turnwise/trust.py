@@ -64,7 +64,7 @@ def reaches(config: Config, place: Path) -> list[str]:
 
 def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     rollout = config.rollout
-    if config.task is not None and ":" in config.task:
+    if config.task is not None and _is_plugin(config.task):
         yield "task", config.task
     for name in rollout.tools:
         if _is_plugin(name):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.choices import SandboxLevel
+from turnwise.code_blocks import program
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.toolbox import Toolbox, load_tool
@@ -18,7 +19,6 @@ from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.sandbox.results import Picture
-from turnwise.storage.conduct import program
 from turnwise.types import Image, Sample
 
 
@@ -102,10 +102,11 @@ def test_episodes_do_not_see_each_other_and_have_seeds_of_their_own() -> None:
     ("text", "code"),
     [
         ("print(1)", "print(1)"),
-        ("```python\nprint(1)\n```", "print(1)\n"),
-        ("Sure:\n```py\na = 1\n```\nand\n```\nprint(a)\n```", "a = 1\n\nprint(a)\n"),
-        ("<code>\nprint(1)\n</code>", "\nprint(1)\n"),
-        ("<code>```python\nprint(1)\n```</code>", "print(1)\n"),
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("Sure:\n```py\na = 1\n```\nand\n```\nprint(a)\n```", "a = 1\nprint(a)"),
+        ("<code>\nprint(1)\n</code>", "print(1)"),
+        ("<code>```python\nprint(1)\n```</code>", "print(1)"),
+        ("```python\nprint(1)```", "print(1)"),
         ("x = '```'", "x = '```'"),
     ],
 )

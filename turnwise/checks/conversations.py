@@ -65,7 +65,7 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
     thought = renderer.template.thought
     for turn, (_, text, replies) in enumerate([*exchanges, ("", "It is 42.", [])]):
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
-        said = f"six sevens\n</think>\n\n{text}" if opened else text
+        said = renderer.call_format.render_thought("six sevens", is_open=True) + text if opened else text
         ended = () if renderer.end_id is None else (renderer.end_id,)
         ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
         completion = Completion(ids, (0.0,) * len(ids), FinishReason.STOP, 0)
@@ -93,7 +93,8 @@ def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[Exchange
         sure = [Message(Role.USER, "Are you sure?")]
         yield "plain answer, then the user", "It is 42.", sure
         if not renderer.in_reasoning:  # else every answer is given some
-            yield "answer with reasoning, then the user", "<think>\nsix sevens\n</think>\n\nIt is 42.", sure
+            thought = renderer.call_format.render_thought("six sevens", is_open=False)
+            yield "answer with reasoning, then the user", f"{thought}It is 42.", sure
 
 
 def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> None:

@@ -3,16 +3,15 @@
 import asyncio
 import copy
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from turnwise.assemble import Prepared, endpoint_context, token_context
+from turnwise.chat.tool_format import ToolFormat, load_format
 from turnwise.checks.conversations import one_of_each
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.endpoint import EndpointReply
 from turnwise.engines.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
-from turnwise.plugins import builtin
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
@@ -95,13 +94,15 @@ def _problem(trajectory: Trajectory) -> str | None:
 
 def _context(prepared: Prepared) -> RolloutContext:
     config, renderer = prepared.config, prepared.renderer
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
         return endpoint_context(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-    sampler = ScriptedSampler(renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id)
+    sampler = ScriptedSampler(
+        renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id, call_format=call_format
+    )
     return token_context(prepared, renderer, sampler, config.sampling)
 
 
@@ -112,15 +113,15 @@ def _script(prepared: Prepared, call: str) -> Script:
     def say(request: ScriptRequest) -> str:
         opened = bool(thought) and request.tokenizer.decode(request.token_ids[-8:]).endswith(thought)
         said = call if request.turn == 0 and request.noise.sample in calling else ANSWER
-        return f"hm\n</think>\n\n{said}" if opened else said
+        return request.call_format.render_thought("hm", is_open=True) + said if opened else said
 
     return say
 
 
-def harmless_call(call_format: ModuleType, tools: Sequence[str]) -> str:
+def harmless_call(call_format: ToolFormat, tools: Sequence[str]) -> str:
     """A call that no tool will run, of a tool that is not there or cut short: a check must have no effects."""
     arguments = {"code": "pass"}
-    whole: str = call_format.render_call(ToolCall("t000c0000", "turnwise_check", arguments))
+    whole = call_format.render_call(ToolCall("t000c0000", "turnwise_check", arguments))
     for end in range(len(whole), 0, -1):
         calls = call_format.parse(whole[:end], turn=0, in_reasoning=False).tool_calls
         if calls and all(call.problem is not None or call.name not in tools for call in calls):

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     directory = RunDir.open(args.run_dir)
     check_run(directory, trusted=args.trust_run)
     recorded_file = directory.path / "config.yaml"
-    recorded = compose([], recorded_file).config
-    asked = compose([*args.overrides, *map(weight, args.weights)], recorded_file).config
+    recorded = compose([], recorded=recorded_file).config
+    asked = compose([*args.overrides, *map(weight, args.weights)], recorded=recorded_file).config
     scoring = with_scorer(recorded.scoring, asked.scoring, args.scorer)
     if args.options:
         given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from turnwise.code_blocks import program, programs
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.sandbox.fusion import RunCodeRequest, RunStatus
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
 from turnwise.sandbox.session import Session
-from turnwise.scoring.boxed import tagged
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
 from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
@@ -25,7 +25,6 @@ PRELUDE = "from typing import *"
 """What programs of the usual data sets take for granted."""
 FILES = "files"
 """The artifact that may hold files an episode left behind: {name: text}."""
-_PYTHON = ("", "python", "py", "python3")
 
 
 @wire("total", "no_code", "max_tests", "tolerance", "prelude")
@@ -81,31 +80,6 @@ def last_code(trajectory: Trajectory) -> str | None:
         if written:
             return (programs(written[-1]) or [written[-1]])[-1]
     return None
-
-
-def programs(text: str) -> list[str]:
-    """The Python programs in a text, in order: between <code> tags if it has any, else in fences."""
-    if "<code>" not in text:
-        return fenced(text)
-    return [program for block in tagged(text, "code") for program in fenced(block) or [block]]
-
-
-def fenced(text: str) -> list[str]:
-    """The closed Python fences of a text; line by line, because no pattern does it in linear time."""
-    found: list[str] = []
-    language: str | None = None
-    body: list[str] = []
-    for line in text.split("\n"):
-        mark = line.strip()
-        if language is None:
-            if mark.startswith("```") and "`" not in mark[3:]:
-                language, body = mark[3:].partition(" ")[0].lower(), []
-        elif mark != "```":
-            body.append(line)
-        else:
-            found += ["\n".join(body)] if language in _PYTHON else []
-            language = None
-    return found
 
 
 def _said(message: Message) -> str:
@@ -194,7 +168,7 @@ async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeS
     session = pool.session()
     try:
         for cell in cells:
-            await session.run("\n".join(programs(cell)) or cell, sandbox.seconds)
+            await session.run(program(cell), sandbox.seconds)
         request = RunCodeRequest(code="", language="python", fetch_files=[file])
         answer = await run_script(session, request, sandbox.limits, sandbox.seconds)
     finally:

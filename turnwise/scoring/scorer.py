@@ -19,14 +19,12 @@ from turnwise.plugins import load
 from turnwise.types import Ledger, Remark, Role, StopReason, Trajectory
 
 KNOWN = {
-    "openai/gsm8k": "gsm8k",
-    "arithmetic": "gsm8k",
     **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
     **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
     **dict.fromkeys(("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"), "search_qa"),
     **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
 }
-"""The scorer of data sources that `scoring.scorers` does not cover."""
+"""The scorer of data sources that neither `scoring.scorers` nor a task covers."""
 LONGEST_CAUSE = 300
 LONGEST_REMARK = 10_000
 """Characters kept of what a scorer raised, and of what a judge wrote."""
@@ -85,12 +83,13 @@ BUILTIN: dict[str, str] = {
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
 
-def spec_for(data_source: str, scorers: Mapping[str, str]) -> str:
-    """The scorer's name for a data source: its own entry, then "default", then the known one; for the plan."""
-    for table, key in ((scorers, data_source), (scorers, "default"), (KNOWN, data_source)):
+def spec_for(data_source: str, scorers: Mapping[str, str], of_tasks: Mapping[str, str] | None = None) -> str:
+    """The scorer's name for a data source: its own entry, then "default", then its task's or the known one."""
+    known = KNOWN | dict(of_tasks or {})
+    for table, key in ((scorers, data_source), (scorers, "default"), (known, data_source)):
         if key in table:
             return table[key]
-    hint = unknown("data source", data_source, [*scorers, *KNOWN])
+    hint = unknown("data source", data_source, [*scorers, *known])
     raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
 
 

@@ -41,12 +41,19 @@ class Scoring:
         self.scorers = scorers
 
     @classmethod
-    def of(cls, config: ScoringConfig, sources: Sequence[str], own: Scorer | None = None) -> "Scoring":
-        """What the config asks for; `own` replaces every scorer and runs as it is."""
+    def of(
+        cls,
+        config: ScoringConfig,
+        sources: Sequence[str],
+        own: Scorer | None = None,
+        *,
+        known: Mapping[str, str] | None = None,
+    ) -> "Scoring":
+        """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is."""
         runner = make_runner(config)
         if own is not None:
             return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.tally), config.weights)))
-        named = {source: spec_for(source, config.scorers) for source in sources}
+        named = {source: spec_for(source, config.scorers, known) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
             raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
@@ -58,10 +65,10 @@ class Scoring:
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
 
     @staticmethod
-    def check(config: ScoringConfig, samples: Sequence[Sample]) -> None:
+    def check(config: ScoringConfig, samples: Sequence[Sample], *, known: Mapping[str, str] | None = None) -> None:
         """DataError for a sample without the ground truth that its scorer needs."""
         for source in sorted({sample.data_source for sample in samples}):
-            name = spec_for(source, config.scorers)
+            name = spec_for(source, config.scorers, known)
             spec = ScorerSpec(name, _options(config, name))
             check_truths(spec, (sample for sample in samples if sample.data_source == source))
 

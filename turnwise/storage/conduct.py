@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.code_blocks import program
 from turnwise.types import CallRecord, CallStatus, Message, Role, Trajectory
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"[^\W\d_]{4,}")
 _CODE_KEYS = ("code", "source", "script")
 _LONGEST_CODE = 20_000
-_TAGGED = re.compile(r"<code>(.*?)</code>", re.DOTALL)
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _SAYING = {"print", "str", "repr", "int", "float", "bool", "format", "list", "tuple", "dict", "set"}
 
 
@@ -69,14 +68,6 @@ def repeated(calls: Iterable[CallRecord]) -> list[bool]:
 def prints_only(record: CallRecord) -> bool:
     """Whether a call that worked ran code which only says what is written in it (`is_print_only`)."""
     return not record.status.failed and is_print_only(_code(record.call.arguments))
-
-
-def program(text: str) -> str:
-    """The code as the python tool takes it: models wrap it into tags or fences, also inside an argument."""
-    tagged = _TAGGED.findall(text)
-    text = "\n".join(tagged) if tagged else text
-    fenced = _FENCED.findall(text)
-    return "\n".join(fenced) if fenced else text
 
 
 def is_print_only(code: object) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
@@ -17,7 +18,6 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
-from turnwise.storage.conduct import program
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
