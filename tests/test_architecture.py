@@ -18,7 +18,7 @@ LAYERS = (
     {"tasks", "compat", "trust"},
     {"task_metrics"},
     {"assemble", "report"},
-    {"plan_text", "checks"},
+    {"plan_text", "checks", "train_report"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},
     {"commands"},

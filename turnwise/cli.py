@@ -175,15 +175,14 @@ def _eval(args: argparse.Namespace) -> int:
     report = evaluate(composed.config)
     if report.trajectories and not args.no_transcript:
         out.print(transcript(report.trajectories[0], None))
-    out.print(report.table())
-    out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
+    out.print(report, highlight=False, soft_wrap=True)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0
 
 
 def _train(args: argparse.Namespace) -> int:
-    from turnwise.trainer.resuming import compose_training, resume_command
+    from turnwise.trainer.resuming import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     _refuse_unread(composed)
@@ -192,12 +191,7 @@ def _train(args: argparse.Namespace) -> int:
     from turnwise.train import train
 
     report = train(composed.config)
-    out = Console()
-    out.print(report.table())
-    out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
-    if not report.after:
-        command = resume_command(report.run.name, composed.config)
-        out.print(f"go on with: {command}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(report, highlight=False, soft_wrap=True)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

@@ -15,11 +15,12 @@ from turnwise.engines.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
 from turnwise.plan_text import introduce
-from turnwise.report import TrainReport, step_metrics
+from turnwise.report import step_metrics
 from turnwise.scoring.failures import check_scoring
 from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
+from turnwise.train_report import TrainReport
 from turnwise.trainer.collecting import Collected, Groups, SampleStream
 from turnwise.trainer.engines import Engines, open_engines
 from turnwise.trainer.loop_lag import LoopLag
@@ -131,6 +132,8 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
     if not gap <= config.training.warn_logprob_gap:
         run.note(f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)")
+    for text in run.alerts.after_step(metrics, trajectories):
+        run.note(text)
     await run.recorder.do(run.log, metrics | lag.take())
 
 

@@ -15,7 +15,7 @@ from turnwise.compose import flat
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import StorageError
-from turnwise.report import TrainReport
+from turnwise.report import is_detail, shown
 from turnwise.stopping import first_signal
 from turnwise.storage.abandoned import abandon_after
 from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
@@ -24,6 +24,8 @@ from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.status import State, StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
+from turnwise.train_report import TrainReport, step_rewards
+from turnwise.trainer.alerts import Alerts
 from turnwise.trainer.engines import Engines
 from turnwise.trainer.resuming import resume_command, set_anew, write_config
 from turnwise.trainer.state import Progress, RunState, read_state
@@ -52,6 +54,7 @@ class TrainRun:
         self._resuming = resuming
         self._found: Found[RunState] = self._find_checkpoint() if resuming else Found(None, [])
         self.recorder = Recorder(self.dir)
+        self.alerts = Alerts(config, self.dir.path)
         self.status = StatusWriter(self.dir, "train", config.training.steps)
         tracking, steps = config.tracking, config.training.steps
         self.trackers = open_trackers(
@@ -64,8 +67,18 @@ class TrainRun:
 
     def report(self, reason: str) -> TrainReport:
         """What came of it."""
-        done, before, after = self.progress.step, self.progress.before or {}, self.progress.after or {}
-        return TrainReport(self.dir.path, reason, done, self.seconds(), before, after)
+        progress = self.progress
+        return TrainReport(
+            run=self.dir.path,
+            reason=reason,
+            steps=progress.step,
+            seconds=self.seconds(),
+            tokens=progress.tokens,
+            before=progress.before or {},
+            after=progress.after or {},
+            rewards=step_rewards(self.dir.path),
+            resume=resume_command(self.dir.name, self.config),
+        )
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -104,9 +117,10 @@ class TrainRun:
         if accuracy is not None and (best is None or accuracy > best):
             self.progress.best, self.progress.best_step = accuracy, self.progress.step
         self.progress.evaluated = self.progress.step
-        self.log({f"val/{name}": value for name, value in found.items()})
-        shown = ", ".join(f"{name} {value:.1%}" for name, value in found.items() if "/" not in name)
-        self.note(f"step {self.progress.step}: {shown or 'no episode was scored'}")
+        self.log({f"val/{name}": value for name, value in found.items() if not name.partition("/")[0].endswith("_n")})
+        kinds = [name for name in found if "/" not in name and not is_detail(name)]
+        said = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
+        self.note(f"step {self.progress.step}: {said or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
