@@ -25,6 +25,7 @@ from turnwise.report import EpisodeResult, EvalReport, SourceReport, accuracies,
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
+from turnwise.rollout.interaction_sessions import Interaction
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
@@ -47,17 +48,22 @@ def evaluate(
     samples: Iterable[Sample] | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
     console: Console | None = None,
 ) -> EvalReport:
     """Roll out and score the evaluation samples; record everything in a new run directory.
 
-    `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
+    `samples`, `tools`, `scorer` and `interaction` replace the configured ones; `interaction` is a class derived from
+    BaseInteraction, or an object of one. Progress goes to `console` (standard error by default).
     """
     check_config(config)
     check_free(Path(config.runs_dir), config.run)
     if config.eval.dump_jsonl is not None:
         check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
-    prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
+    limit = config.eval.samples if samples is None else None
+    prepared = prepare(
+        config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer, interaction=interaction
+    )
     return run_stoppable(evaluate_prepared(prepared, console or Console(stderr=True)))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -16,13 +17,17 @@ from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
 from turnwise.plan_text import introduce
 from turnwise.report import step_metrics
+from turnwise.rollout.interaction_sessions import Interaction
+from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.failures import check_scoring
+from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.train_report import TrainReport
 from turnwise.trainer.collecting import Collected, Groups, SampleStream
 from turnwise.trainer.engines import Engines, open_engines
+from turnwise.trainer.given import check_given, describe, write_given
 from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.resuming import existing_run, open_run
 from turnwise.trainer.run import TrainRun
@@ -30,25 +35,62 @@ from turnwise.training.advantages import by_trajectory
 from turnwise.training.optimise import check_logprob_gap, optimise
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
+from turnwise.types import Sample
 
 
-def train(config: Config, console: Console | None = None) -> TrainReport:
-    """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
+def train(
+    config: Config,
+    *,
+    samples: Iterable[Sample] | None = None,
+    eval_samples: Iterable[Sample] | None = None,
+    tools: Sequence[Tool | Callable[..., object]] | None = None,
+    scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
+    console: Console | None = None,
+) -> TrainReport:
+    """Train the configured model; everything is in the run directory at the end, also when the run is stopped.
+
+    `samples` (to train on), `eval_samples` (held out), `tools`, `scorer` and `interaction` replace the configured ones,
+    as in `evaluate`. A run that was given any goes on only when it is given them again.
+    """
     check_training(config)
     check_trackers(config.tracking.to)
-    existing_run(config)
-    prepared = prepare(config, "train", limit=config.training.samples)
+    samples, eval_samples = (None if given is None else list(given) for given in (samples, eval_samples))
+    given = describe(samples=samples, eval_samples=eval_samples, tools=tools, scorer=scorer, interaction=interaction)
+    check_given(existing_run(config), given, eval_files=config.data.eval_files)
+    limit, eval_limit = config.training.samples, config.eval.samples
+    prepared = prepare(
+        config,
+        "train",
+        samples=samples,
+        limit=limit if samples is None else None,
+        tools=tools,
+        scorer=scorer,
+        interaction=interaction,
+    )
     check_enough_samples(prepared)
-    heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
-    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True)))
+    heldout = prepare(
+        config,
+        "test",
+        samples=eval_samples,
+        limit=eval_limit if eval_samples is None else None,
+        tools=prepared.toolbox.shared(),
+        scorer=scorer,
+        interaction=interaction,
+    )
+    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True), given))
 
 
-async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
+async def train_prepared(
+    prepared: Prepared, heldout: Prepared, console: Console, given: Mapping[str, str] | None = None
+) -> TrainReport:
     """The run from its first evaluation to its last."""
     config = prepared.config
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     await refuse_faults(prepared, heldout, say=say)
     with open_run(config, say) as (directory, resuming):
+        if not resuming:
+            write_given(directory, given or {})
         run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
         if run.is_over():
             return run.report(f"already finished: {run.reason}")

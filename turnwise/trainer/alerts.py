@@ -43,7 +43,8 @@ class Alerts:
                 return "advantages differ and the gradient is still 0; look at algorithm.loss and its clip bounds"
             return (
                 "the siblings of every group have the same reward; a larger training.group_size or a higher "
-                f"sampling.temperature makes them differ, training.drop_constant_groups=true leaves such groups out; {look}"
+                "sampling.temperature makes them differ, training.drop_constant_groups=true leaves such groups out; "
+                f"{look}"
             )
         if most > 0:
             return (
