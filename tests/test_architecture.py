@@ -20,7 +20,7 @@ LAYERS = (
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},
     {"assemble", "report"},
-    {"plan_text", "checks"},
+    {"plan_text", "checks", "train_report"},
     {"run"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},

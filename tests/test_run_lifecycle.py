@@ -20,10 +20,10 @@ from turnwise.choices import Resume
 from turnwise.cli import main
 from turnwise.config import Config
 from turnwise.errors import ConfigError, StorageError, TurnwiseError
-from turnwise.report import TrainReport
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, read_status
 from turnwise.train import train
+from turnwise.train_report import TrainReport
 from turnwise.trainer.resuming import resume_command
 
 ROOT = Path(__file__).parent.parent

@@ -49,10 +49,10 @@ def test_sources_without_declared_metrics_have_none() -> None:
 
 def test_the_console_and_the_file_of_an_evaluation_show_them() -> None:
     declared = {"lab/zoom": ZOOM, "chat": CHAT}
-    sources = [
-        summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
+    sources = {
+        source: summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
         for source in declared
-    ]  # fmt: skip
+    }  # fmt: skip
     report = EvalReport(Path("r"), 1.0, 1.0, sources, [])
     assert report.as_json()["sources"]["lab/zoom"]["task"] == {"episodes": 2, "words": 3.0, "longest": 4.0}
     out = Console(file=io.StringIO(), width=200)

@@ -20,7 +20,6 @@ from turnwise import configure
 from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
-from turnwise.report import TrainReport
 from turnwise.sft import run_sft
 from turnwise.storage import checkpoints, index
 from turnwise.storage.index import parse_line
@@ -28,6 +27,7 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.train import train
+from turnwise.train_report import TrainReport
 from turnwise.types import Trajectory
 
 QUIET = Console(quiet=True)
@@ -176,7 +176,7 @@ def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: 
         path.name: path.read_bytes() for path in policy.iterdir() if path.name != "model.safetensors"
     }
     report = evaluate(configure(f"model.path={policy}", "eval.samples=2", f"runs_dir={tmp_path}"), console=QUIET)
-    assert report.sources[0].failed == 0
+    assert report.sources["arithmetic"].failed == 0
 
 
 @pytest.mark.parametrize("extra", [(), ("algorithm.advantage=gae", "algorithm.kl_reward=0.01"), ("training.minibatches=2", "training.epochs=2")], ids=["grpo", "ppo", "epochs"])  # fmt: skip

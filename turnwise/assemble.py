@@ -27,7 +27,7 @@ from turnwise.errors import ConfigError, DataError, EngineError, PluginError, un
 from turnwise.plugins import call, names_in
 from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
@@ -74,15 +74,16 @@ def prepare(
     limit: int | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
 ) -> Prepared:
-    """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
+    """Resolve every name for this split; what is given here replaces the configured parts."""
     check_config(config)
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []
     found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
-    interactions = Interactions(config.rollout)
+    interactions = Interactions(config.rollout, interaction)
     chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)
     if not chosen:
         raise DataError("there are no samples")

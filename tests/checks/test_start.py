@@ -124,7 +124,7 @@ def test_samples_and_scorers_of_python_callers_are_looked_at_too(tmp_path: Path)
     with pytest.raises(DataError, match="sample blank: prompt: no message has text"):
         evaluate(config, samples=[sample, blank], scorer=fine, console=QUIET)
     assert runs(tmp_path) == []
-    assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources[0].accuracy == 1.0
+    assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources["mine"].accuracy == 1.0
 
 
 def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_its_tokenizer_knows_chatml_and_hermes_and_any_text() -> None:
 
 def report_at(temperature: float, runs: Path) -> SourceReport:
     config = configure(f"sampling.temperature={temperature}", "eval.samples=200", "seed=11", f"runs_dir={runs}")
-    return evaluate(config, console=Console(quiet=True)).sources[0]
+    return evaluate(config, console=Console(quiet=True)).sources["arithmetic"]
 
 
 @pytest.mark.parametrize(("temperature", "least", "most"), [(1.0, 0.25, 0.50), (0.0, 0.25, 0.65)])

@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     report = evaluate(composed.config)
     if report.trajectories and not args.no_transcript:
         out.print(transcript(report.trajectories[0], None))
-    out.print(report.table())
-    out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
+    out.print(report, highlight=False, soft_wrap=True)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """A run that goes on has its own config; only what is given anew differs."""
-    from turnwise.trainer.resuming import compose_training, resume_command
+    from turnwise.trainer.resuming import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)
@@ -28,12 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.train import train
 
     report = train(composed.config)
-    out = Console()
-    out.print(report.table())
-    out.print(f"run directory: {report.run}", soft_wrap=True, highlight=False, markup=False)
-    if not report.after:
-        command = resume_command(report.run.name, composed.config)
-        out.print(f"go on with: {command}", soft_wrap=True, highlight=False, markup=False)
+    Console().print(report, highlight=False, soft_wrap=True)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

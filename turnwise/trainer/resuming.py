@@ -13,6 +13,7 @@ from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK
 from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
+from turnwise.trainer.given import resume_call
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
@@ -45,6 +46,8 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 
 def resume_command(name: str, config: Config) -> str:
     """What goes on with a run that was made here; its config it has itself."""
+    if (call := resume_call(name, RunDir(Path.cwd() / config.runs_dir / name))) is not None:
+        return call
     place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
     trust = [FLAG] if needs_trust(config, Path.cwd() / config.runs_dir) else []
     return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto", *trust])
