@@ -28,7 +28,7 @@ from turnwise.trainer.resuming import resume_command, set_anew, write_config
 from turnwise.trainer.stage import TrainingStage
 from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
-from turnwise.web.beside import start_board
+from turnwise.web.board_process import start_board
 
 T = TypeVar("T")
 

@@ -32,8 +32,8 @@ class Shown(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """How a run is doing: `Life(Shown.STALLED, "no word for 240 s", "train", 12, 38, 1.8e9, 1.8e9)`."""
+class Liveness:
+    """How a run is doing: `Liveness(Shown.STALLED, "no word for 240 s", "train", 12, 38, 1.8e9, 1.8e9)`."""
 
     state: Shown
     reason: str
@@ -44,7 +44,7 @@ class Life:
     updated: float
 
 
-def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
+def liveness_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Liveness:
     """How a run is doing; `step_seconds` says how long its steps take, and is asked only when it was quiet."""
     try:
         status = read_status(run)
@@ -62,7 +62,7 @@ def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
         elif now - updated > QUIET_SECONDS and now - updated > (limit := _long(step_seconds())):
             state = Shown.STALLED
             reason = f"no word for {now - updated:.0f} s, where {limit:.0f} s would be long"
-    return Life(state, reason, status.command, status.step, status.steps, status.started, updated)
+    return Liveness(state, reason, status.command, status.step, status.steps, status.started, updated)
 
 
 def _long(step_seconds: float) -> float:
@@ -70,9 +70,9 @@ def _long(step_seconds: float) -> float:
     return max(QUIET_SECONDS, QUIET_STEPS * step_seconds) if step_seconds else QUIET_AT_FIRST
 
 
-def _unknown(run: RunDir, reason: str) -> Life:
+def _unknown(run: RunDir, reason: str) -> Liveness:
     started = _changed(run, CONFIG)
-    return Life(Shown.UNKNOWN, reason, "", 0, None, started, max(started, _changed(run, METRICS)))
+    return Liveness(Shown.UNKNOWN, reason, "", 0, None, started, max(started, _changed(run, METRICS)))
 
 
 def _check(status: Status, run: RunDir) -> None:
