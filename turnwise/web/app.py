@@ -39,6 +39,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
     _add_errors(app)
     _add_shell(app)
     _add_runs(app, runs)
+    _add_pairs(app, runs)
     _add_series(app, runs)
     _add_findings(app, runs)
     _add_lists(app, runs)
@@ -143,6 +144,20 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
         for run in wanted:
             run.check()
         return answer({"keys": diff({run.name: run.config()[1] for run in wanted})})
+
+
+def _add_pairs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/pairs")
+    def pairs(names: Annotated[str, Query(alias="runs", max_length=16_000)]) -> Response:
+        """The newest evaluations of two runs, answer by answer."""
+        from turnwise.web.results import paired
+
+        wanted = [runs.open(name) for name in _split(names, MOST_RUNS)]
+        if len(wanted) != 2:
+            raise HTTPException(400, f"pairs are of two runs, not of {len(wanted)}")
+        for run in wanted:
+            run.refresh()
+        return answer(paired(wanted[0].table.snapshot, wanted[1].table.snapshot))
 
 
 def _add_series(app: FastAPI, runs: Runs) -> None:

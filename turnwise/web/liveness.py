@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.errors import StorageError
+from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import CONFIG, METRICS, RunDir
 from turnwise.storage.status import STATUS, State, Status, read_status
 
@@ -14,7 +15,8 @@ QUIET_SECONDS = 120.0
 QUIET_STEPS = 10
 QUIET_AT_FIRST = 1800.0
 """Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
-GONE = "its process is gone without a word"
+GONE = "its process ended without saying why; it may have been killed, for its memory perhaps"
+_LOG_BYTES, _LONGEST_LINE = 4000, 300
 _CLOCK_SLACK = 10.0
 _LATEST = 1e15
 """Seconds; no clock shows more. Neither nan nor an integer too large for a float is below it."""
@@ -58,11 +60,21 @@ def liveness_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> L
     state, reason = Shown(status.state.value), status.reason
     if status.state is State.RUNNING:
         if status.host == socket.gethostname() and not _alive(status):
-            state, reason = Shown.FAILED, GONE
+            state, reason = Shown.FAILED, _gone(run)
         elif now - updated > QUIET_SECONDS and now - updated > (limit := _long(step_seconds())):
             state = Shown.STALLED
             reason = f"no word for {now - updated:.0f} s, where {limit:.0f} s would be long"
     return Liveness(state, reason, status.command, status.step, status.steps, status.started, updated)
+
+
+def _gone(run: RunDir) -> str:
+    """Why a process that left no word is gone, as far as its log says."""
+    try:
+        lines = end_of_text(run.log_path, _LOG_BYTES).split("\n")
+    except OSError:  # the pages say which file cannot be read
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"{GONE}. The last line of its log: {last.strip()[:_LONGEST_LINE]}" if last else GONE
 
 
 def _long(step_seconds: float) -> float:

@@ -76,7 +76,7 @@ def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummar
         return RunSummary(accuracy=_reported(run))
     recent = [record for line in reader.recent if (record := _record(line))]
     newest = recent[-1] if recent else {}
-    trained = [(record["step"], seconds) for record in recent if (seconds := _number(record, "seconds")) is not None]
+    trained = [(record["step"], seconds) for record in recent if (seconds := number(record, "seconds")) is not None]
     between = [
         later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
     ]
@@ -84,7 +84,7 @@ def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummar
     count = min(SPARK, len(rewards))
     return RunSummary(
         step=newest.get("step", 0),
-        seconds=_number(newest, "seconds"),
+        seconds=number(newest, "seconds"),
         reward=rewards[-1] if rewards else None,
         accuracy=reader.accuracy,
         spark=tuple(rewards[(len(rewards) - 1) * place // max(count - 1, 1)] for place in range(count)),
@@ -100,18 +100,23 @@ def _value(line: bytes, name: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _reported(run: RunDir) -> float | None:
-    """The accuracy in the newest report of an evaluation."""
+def read_report(run: RunDir) -> dict[str, Any] | None:
+    """The newest report of an evaluation; None when there is none, or it cannot be read."""
     found_here = sorted((run.path / "eval").glob("step_*.json"))
     reports = [path for path in found_here if path.is_file() and not path.is_symlink()]  # a pipe would wait for ever
-    found = _record(_bytes(reports[-1])) if reports else None
+    return _record(_bytes(reports[-1])) if reports else None
+
+
+def _reported(run: RunDir) -> float | None:
+    """The accuracy in the newest report of an evaluation."""
+    found = read_report(run)
     if found is None:
         return None
-    if (accuracy := _number(found, "accuracy")) is not None:
+    if (accuracy := number(found, "accuracy")) is not None:
         return accuracy
     sources = found.get("sources")
     parts = [one for one in sources.values() if isinstance(one, dict)] if isinstance(sources, dict) else []
-    pairs = [(_number(one, "accuracy"), _number(one, "episodes")) for one in parts]
+    pairs = [(number(one, "accuracy"), number(one, "episodes")) for one in parts]
     known = [(accuracy, episodes) for accuracy, episodes in pairs if accuracy is not None and episodes]
     total = sum(episodes for _, episodes in known)
     return sum(accuracy * episodes for accuracy, episodes in known) / total if total else None
@@ -136,7 +141,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if type(record.setdefault("step", 0)) is int else None
 
 
-def _number(record: dict[str, Any] | None, name: str) -> float | None:
+def number(record: dict[str, Any] | None, name: str) -> float | None:
+    """A finite number of a record; None for anything else."""
     value = None if record is None else record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -4,7 +4,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +174,7 @@ class Run:
             "started": life.started,
             "updated": life.updated,
             "task": values.get("task"),
-            "model": values.get("model.path"),
+            "model": _model(values),
             "reward": found.reward,
             "accuracy": found.accuracy,
             "spark": list(found.spark),
@@ -182,6 +182,8 @@ class Run:
 
     def details(self, now: float) -> dict[str, Any]:
         """The summary and what a run's own page shows besides."""
+        from turnwise.web.results import results
+
         self.refresh()
         version = self.version(now)
         table, names = self.table, self.series.names()
@@ -194,6 +196,7 @@ class Run:
             "shards": [{"shard": one.shard, "split": one.split, "step": one.step, "size": one.size} for one in shards],
             "trajectories": sum(one.size for one in shards),
             "checkpoints": self._checkpoints(),
+            "results": results(self.dir, table.snapshot),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
             "left_out": table.left_out,
@@ -319,6 +322,14 @@ def _sources(metrics: Sequence[str]) -> list[str]:
     """The data sources that metrics name."""
     heads = ("train/accuracy/", "val/accuracy/")
     return sorted({name.removeprefix(head) for name in metrics for head in heads if name.startswith(head)})
+
+
+def _model(values: Mapping[str, str]) -> str | None:
+    """Who answered: an endpoint's model where one was used, else the weights that were loaded."""
+    if values.get("engine.name") != "openai":
+        return values.get("model.path")
+    name, place = values.get("engine.model", "null"), values.get("engine.base_url", "null")
+    return f"the model of {place}" if name == "null" else name
 
 
 def _wall_time(life: Liveness) -> float:
