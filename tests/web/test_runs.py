@@ -162,7 +162,11 @@ def test_a_process_that_was_killed_is_noticed(tmp_path):
         pass
     assert (status_of(run, now).state, status_of(run, now).reason) == (Shown.FAILED, GONE)  # a zombie by now
     child.wait()
+    run.log("step 3: collecting")
+    run.log("the sampler needs 9 GB more than there are\n")
     assert status_of(run, now).state is Shown.FAILED
+    assert status_of(run, now).reason.startswith(GONE)
+    assert status_of(run, now).reason.endswith("the sampler needs 9 GB more than there are")
 
 
 def test_another_process_with_its_number_is_not_taken_for_it(tmp_path):
@@ -212,6 +216,16 @@ def test_a_summary_has_the_newest_numbers(tmp_path):
     assert summary["spark"] == [0.25, 0.5, 0.75, 1.0]
     run.append_jsonl("metrics.jsonl", {"step": 5, "seconds": 55.0, "critic/score/mean": 0.5})
     assert opened.summary(now)["reward"] == 0.5 and opened.summary(now)["accuracy"] == 0.75
+
+
+def test_a_run_through_an_endpoint_shows_the_model_that_answered(tmp_path):
+    run = a_run(tmp_path / "runs")
+    opened = Runs([tmp_path / "runs"]).open("a")
+    head = "model: {path: tiny}\nengine: {name: openai, base_url: 'http://there/v1', model: "
+    run.write_text("config.yaml", head + "Qwen3-8B}\n")
+    assert opened.summary(0.0)["model"] == "Qwen3-8B"
+    run.write_text("config.yaml", head + "null, retries: 3}\n")
+    assert opened.summary(0.0)["model"] == "the model of http://there/v1"
 
 
 def test_a_long_runs_reward_is_picked_out_evenly(tmp_path):

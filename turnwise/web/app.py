@@ -74,14 +74,13 @@ def _split(text: str, most: int) -> list[str]:
 def _add_errors(app: FastAPI) -> None:
     """Every error is `{"error": text}`: asked wrongly, not there, damaged, or our fault."""
 
-    def add(kind: type[Exception], status: int) -> None:
-        def handle(_: Request, error: Exception) -> Response:
-            return answer({"error": str(error)}, status)
+    @app.exception_handler(NotFound)
+    def missing(_: Request, error: NotFound) -> Response:
+        return answer({"error": str(error), "title": error.title}, 404)
 
-        app.add_exception_handler(kind, handle)
-
-    add(NotFound, 404)
-    add(StorageError, 422)
+    @app.exception_handler(StorageError)
+    def damaged(_: Request, error: StorageError) -> Response:
+        return answer({"error": str(error)}, 422)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:

@@ -15,7 +15,7 @@ QUIET_SECONDS = 120.0
 QUIET_STEPS = 10
 QUIET_AT_FIRST = 1800.0
 """Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
-GONE = "its process ended without saying why; it may have been killed, for its memory perhaps"
+GONE = "its process ended without saying why: killed, perhaps for want of memory"
 _LOG_BYTES, _LONGEST_LINE = 4000, 300
 _CLOCK_SLACK = 10.0
 _LATEST = 1e15

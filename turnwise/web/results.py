@@ -123,7 +123,10 @@ def _answers(snapshot: Snapshot) -> dict[Key, _Answer]:
 
 
 def _error(key: str, source: str, one: Mapping[str, Any], answers: Mapping[Key, _Answer]) -> float | None:
-    """Half the 95 % interval of a share. Siblings of a sample are alike, so samples are counted where known."""
+    """Half the 95 % interval of a share; none of one that is all or nothing, which this estimate would call certain.
+
+    Siblings of a sample are alike, so samples are counted where the trajectories are known.
+    """
     if key in _JUDGED:
         by_sample: dict[str, list[float]] = defaultdict(list)
         for (where, sample, _, _), answer in answers.items():
@@ -131,12 +134,12 @@ def _error(key: str, source: str, one: Mapping[str, Any], answers: Mapping[Key, 
             if where == source and right is not None:
                 by_sample[sample].append(float(right))
         if len(by_sample) > 1:
-            return half_interval([sum(values) / len(values) for values in by_sample.values()])
+            return half_interval([sum(values) / len(values) for values in by_sample.values()]) or None
     share, episodes, failed = (number(dict(one), name) for name in (key, "episodes", "failed"))
     judged = (episodes or 0) - (failed or 0)
     if share is None or judged < 1 or not 0 <= share <= 1:
         return None
-    return SURE * math.sqrt(share * (1 - share) / judged)
+    return SURE * math.sqrt(share * (1 - share) / judged) or None
 
 
 def half_interval(values: Sequence[float]) -> float:

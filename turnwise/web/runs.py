@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ConfigError, StorageError
+from turnwise.errors import ConfigError, StorageError, nearest
 from turnwise.files import cannot
 from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, RunDir
@@ -31,7 +31,18 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class NotFound(LookupError):
-    """A run or a file that is not among those of the board; its text is for the reader."""
+    """A run or a file that is not among those of the board; its text is for the reader, under its title."""
+
+    title = "Not found"
+
+
+class NoSuchRun(NotFound):
+    """An address names a run that is not there: mistyped, removed, or of another folder."""
+
+    title = "No such run"
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"there is no run {name[:200]!r} here; {nearest(name[:200], names)}")
 
 
 class Run:
@@ -255,12 +266,12 @@ class Runs:
         """A run by its name; NotFound for any other."""
         with self._lock:
             known = self._folders.get(name)
-        if (known is None or not (known / CONFIG).is_file()) and name not in self.names():
-            raise NotFound(f"there is no run {name[:200]!r}")
+        if (known is None or not (known / CONFIG).is_file()) and name not in (names := self.names()):
+            raise NoSuchRun(name, names)
         with self._lock:
             folder = self._folders.get(name)
             if folder is None:  # it went away this moment
-                raise NotFound(f"there is no run {name[:200]!r}")
+                raise NoSuchRun(name, list(self._folders))
             run = self._open.get(name)
             if run is None:
                 run = self._open[name] = Run(name, folder, self._places)
