@@ -19,10 +19,11 @@ $(STAMP): pyproject.toml
 	$(RUN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $(STAMP)
 
-check: $(STAMP)  ## ruff, mypy, and the config check of the default run
+check: $(STAMP)  ## ruff, mypy, oxlint for the board's JavaScript, and the config check of the default run
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/oxlint --deny-warnings turnwise/web/static/js
 	$(RUN)/turnwise check > /dev/null
 
 test: $(STAMP)  ## the test suite, in two processes; WORKERS=0 runs it in one, ARGS="-k sandbox" a part of it

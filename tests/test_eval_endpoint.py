@@ -91,6 +91,7 @@ def test_native_tool_calls_and_feedback(tmp_path: Path) -> None:
     assert replied["tool_call_id"] == asked["tool_calls"][0]["id"] == "abc"
     assert trajectory.segments == [] and source.render_exact is None, "an endpoint gives no token ids"
     assert source.policy_tokens == 3 * 4 * 3
+    assert "model: served" in (report.run / "config.yaml").read_text(), "asked from the endpoint, and written down"
 
 
 def test_calls_left_in_the_text_are_found_and_sent_back_as_text(tmp_path: Path) -> None:

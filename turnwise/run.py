@@ -21,7 +21,7 @@ from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir
 from turnwise.storage.status import StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
-from turnwise.web.beside import start_board
+from turnwise.web.board_process import start_board
 
 
 class Run:

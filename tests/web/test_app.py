@@ -146,6 +146,14 @@ def found(board, path, status=200, **params):
     return response.json()
 
 
+def test_what_is_not_there_is_named_with_the_nearest(board):
+    missing = found(board, "/api/runs/frist", 404)
+    assert missing == {"error": "there is no run 'frist' here; did you mean 'first'?", "title": "No such run"}
+    assert found(board, "/api/pairs", 404, runs="first,third")["title"] == "No such run"
+    assert "two runs" in found(board, "/api/pairs", 400, runs="first")["error"]
+    assert found(board, "/api/pairs", runs="first,second") == {"sources": [], "flips": [], "alone": [2, 0]}
+
+
 # --- the page -------------------------------------------------------------------------------------------------------
 
 

@@ -81,7 +81,9 @@ async def _check_endpoint(prepared: Prepared, report: Report) -> None:
     engine = dataclasses.replace(prepared.config.engine, timeout_seconds=ENDPOINT_SECONDS, retries=0)
     endpoint = open_endpoint(engine)
     try:
-        report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {await endpoint.check()}")
+        # the plan and config.yaml then name the model that answers, also when it was asked from the endpoint
+        prepared.config.engine.model = await endpoint.check()
+        report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {endpoint.model}")
     finally:
         await endpoint.close()
     for sample in prepared.samples:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if error.name is None or error.name.split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ConfigError(f'the board needs {error.name}: pip install "turnwise[board]"') from error
-    from turnwise.web.beside import READY
+    from turnwise.web.board_process import READY
     from turnwise.web.gate import TOKEN_ENV
 
     token = os.environ.get(TOKEN_ENV)

@@ -116,9 +116,10 @@ def policy_objective(
     metrics = {
         "actor/pg_loss": pg_loss,
         "actor/pg_clipfrac": _mean(found.clipped, batch),
-        "actor/pg_clipfrac_lower": _mean(found.clipped_lower, batch),
         "actor/entropy": _mean(entropy, batch),
     }
+    if settings.dual_clip is not None:
+        metrics["actor/pg_clipfrac_lower"] = _mean(found.clipped_lower, batch)
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
     if algorithm.entropy:

@@ -39,6 +39,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
     _add_errors(app)
     _add_shell(app)
     _add_runs(app, runs)
+    _add_pairs(app, runs)
     _add_series(app, runs)
     _add_findings(app, runs)
     _add_lists(app, runs)
@@ -73,14 +74,13 @@ def _split(text: str, most: int) -> list[str]:
 def _add_errors(app: FastAPI) -> None:
     """Every error is `{"error": text}`: asked wrongly, not there, damaged, or our fault."""
 
-    def add(kind: type[Exception], status: int) -> None:
-        def handle(_: Request, error: Exception) -> Response:
-            return answer({"error": str(error)}, status)
+    @app.exception_handler(NotFound)
+    def missing(_: Request, error: NotFound) -> Response:
+        return answer({"error": str(error), "title": error.title}, 404)
 
-        app.add_exception_handler(kind, handle)
-
-    add(NotFound, 404)
-    add(StorageError, 422)
+    @app.exception_handler(StorageError)
+    def damaged(_: Request, error: StorageError) -> Response:
+        return answer({"error": str(error)}, 422)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -143,6 +143,20 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
         for run in wanted:
             run.check()
         return answer({"keys": diff({run.name: run.config()[1] for run in wanted})})
+
+
+def _add_pairs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/pairs")
+    def pairs(names: Annotated[str, Query(alias="runs", max_length=16_000)]) -> Response:
+        """The newest evaluations of two runs, answer by answer."""
+        from turnwise.web.results import paired
+
+        wanted = [runs.open(name) for name in _split(names, MOST_RUNS)]
+        if len(wanted) != 2:
+            raise HTTPException(400, f"pairs are of two runs, not of {len(wanted)}")
+        for run in wanted:
+            run.refresh()
+        return answer(paired(wanted[0].table.snapshot, wanted[1].table.snapshot))
 
 
 def _add_series(app: FastAPI, runs: Runs) -> None:

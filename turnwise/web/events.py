@@ -9,7 +9,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from turnwise.errors import StorageError
-from turnwise.web.life import Shown
+from turnwise.web.liveness import Shown
 from turnwise.web.runs import NotFound, Runs
 
 POLL_SECONDS = 1.0

@@ -36,7 +36,7 @@ MOST = 24
 """Trajectories taken along unless told otherwise."""
 MOST_POSSIBLE = 1000
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 _POINTS = 600

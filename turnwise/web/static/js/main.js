@@ -1,6 +1,6 @@
 // The shell: the bar on top, a run's header and tabs, which page is shown, the theme, and news from the server.
 
-import { get, runPath, live, onLive, frozen } from "board/api.js";
+import { get, runPath, live, onLive, frozen, NO_RUN } from "board/api.js";
 import { redraw } from "board/charts.js";
 import { h, svg, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
@@ -34,12 +34,12 @@ on("trajectory", { render: (node, context) => (context.params.view === "tokens" 
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
 const head = h("div", { class: "run-head", hidden: true });
 const main = h("main", { id: "main", tabIndex: -1 });
-const shown = { serial: 0, cleanup: null, stop: null, run: null, path: null, entry: 0 };
+const shown = { serial: 0, cleanup: null, stop: null, run: null, first: "", path: null, entry: 0 };
 
 function shell() {
   const dot = h("span", { class: "live", role: "status" });
   onLive((state) => {
-    const words = { live: "live", connecting: "connecting", lost: "no connection", off: "", frozen: "report" };
+    const words = { live: "live", connecting: "connecting", lost: "no connection", refused: "not live", off: "", frozen: "report" };
     dot.dataset.state = state;
     fill(dot, words[state] ? [h("i", { class: "dot" }), words[state]] : null);
   });
@@ -110,8 +110,8 @@ function show(route) {
 
 function failed(node, error, again) {
   console.warn(error);
-  fill(node, h("h1", null, "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
-    frozen ? null : h("button", { type: "button", onClick: again }, "Try again"));
+  fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
+    frozen ? null : h("button", { type: "button", onClick: again }, "Try again"), " ", h("a", { href: link("/") }, "All runs"));
 }
 
 function leave() {
@@ -144,7 +144,10 @@ function runNews(route, callbacks) {
     return { info: null, follow };
   }
   let asked = get(runPath(route.run));
-  const draw = () => asked.then((body) => { if (shown.run === route.run) runLine(body); }, () => {}); // the page says what went wrong
+  const { serial } = shown;
+  const draw = () => asked.then((body) => { if (shown.run === route.run) runLine(body); }, (error) => {
+    if (serial === shown.serial && error.answer?.title === NO_RUN) head.hidden = true; // the page says what went wrong
+  });
   runTabs(route);
   shown.run = route.run;
   draw();
@@ -153,7 +156,9 @@ function runNews(route, callbacks) {
     beat();
     await Promise.all([draw(), tell()]);
   });
-  shown.stop = live([route.run], renew);
+  // Of a run that is not there no news will come.
+  const listen = () => { if (serial === shown.serial) shown.stop ??= live([route.run], renew); };
+  asked.then(listen, (error) => { if (error.answer?.title !== NO_RUN) listen(); });
   return { info: () => asked, follow: () => {} };
 }
 
@@ -183,13 +188,16 @@ function runTabs(route) {
   head.hidden = false;
   if (shown.run !== route.run) fill(head, h("div", { class: "run-line" }, h("span", { class: "run-name" }, route.run)), h("nav", { class: "tabs", "aria-label": "Pages of this run" }));
   const current = (name) => (tab === name ? "page" : null);
-  fill(head.lastElementChild, TABS.map(([name, title]) => h("a", { href: link(`/run/${route.run}/${name}`), "aria-current": current(name) }, title)));
+  if (shown.run !== route.run) shown.first = TABS[0][1];
+  fill(head.lastElementChild, TABS.map(([name, title], index) => h("a", { href: link(`/run/${route.run}/${name}`), "aria-current": current(name) }, index ? title : shown.first)));
   const tabs = head.lastElementChild;
   const here = tabs.querySelector("[aria-current]");
   if (here) tabs.scrollLeft = here.offsetLeft - (tabs.clientWidth - here.offsetWidth) / 2; // on a phone not all fit
 }
 
 function runLine(body) {
+  shown.first = body.results ? "Results" : TABS[0][1];
+  fill(head.lastElementChild.firstElementChild, shown.first);
   const failing = body.reason && body.state !== "running" && body.state !== "finished";
   fill(head.firstElementChild, h("span", { class: "run-name" }, body.name), badge(body.state), progress(body),
     h("span", { class: "muted" }, [body.task, body.model, body.seconds ? seconds(body.seconds) : null].filter(Boolean).join(" · ")),

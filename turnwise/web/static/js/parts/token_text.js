@@ -46,7 +46,7 @@ function labelOf(segment, index) {
 export class TokenText {
   constructor(data) {
     this.data = data;
-    this.spans = data.segments.map((segment) => new Array(segment.ids.length).fill(null));
+    this.spans = data.segments.map((segment) => Array.from(segment.ids, () => null));
     this.channel = null;
     this.bins = data.segments.map(() => null);
     this.blocks = []; // {at, from, to, node}, in order
@@ -129,7 +129,7 @@ export class TokenText {
   paint(channel) {
     this.channel = channel;
     this.bins = this.data.segments.map((segment) => channel.bins(segment));
-    const counts = new Array(channel.classes.length).fill(0);
+    const counts = channel.classes.map(() => 0);
     for (const bins of this.bins) for (const bin of bins) if (bin !== NOTHING) counts[bin] += 1;
     const waiting = [];
     for (const block of this.blocks) {

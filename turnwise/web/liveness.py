@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.errors import StorageError
+from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import CONFIG, METRICS, RunDir
 from turnwise.storage.status import STATUS, State, Status, read_status
 
@@ -14,7 +15,8 @@ QUIET_SECONDS = 120.0
 QUIET_STEPS = 10
 QUIET_AT_FIRST = 1800.0
 """Before the first step nothing says how long things take: a model is loaded, an evaluation is played."""
-GONE = "its process is gone without a word"
+GONE = "its process ended without saying why: killed, perhaps for want of memory"
+_LOG_BYTES, _LONGEST_LINE = 4000, 300
 _CLOCK_SLACK = 10.0
 _LATEST = 1e15
 """Seconds; no clock shows more. Neither nan nor an integer too large for a float is below it."""
@@ -32,8 +34,8 @@ class Shown(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """How a run is doing: `Life(Shown.STALLED, "no word for 240 s", "train", 12, 38, 1.8e9, 1.8e9)`."""
+class Liveness:
+    """How a run is doing: `Liveness(Shown.STALLED, "no word for 240 s", "train", 12, 38, 1.8e9, 1.8e9)`."""
 
     state: Shown
     reason: str
@@ -44,7 +46,7 @@ class Life:
     updated: float
 
 
-def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
+def liveness_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Liveness:
     """How a run is doing; `step_seconds` says how long its steps take, and is asked only when it was quiet."""
     try:
         status = read_status(run)
@@ -58,11 +60,21 @@ def life_of(run: RunDir, now: float, step_seconds: Callable[[], float]) -> Life:
     state, reason = Shown(status.state.value), status.reason
     if status.state is State.RUNNING:
         if status.host == socket.gethostname() and not _alive(status):
-            state, reason = Shown.FAILED, GONE
+            state, reason = Shown.FAILED, _gone(run)
         elif now - updated > QUIET_SECONDS and now - updated > (limit := _long(step_seconds())):
             state = Shown.STALLED
             reason = f"no word for {now - updated:.0f} s, where {limit:.0f} s would be long"
-    return Life(state, reason, status.command, status.step, status.steps, status.started, updated)
+    return Liveness(state, reason, status.command, status.step, status.steps, status.started, updated)
+
+
+def _gone(run: RunDir) -> str:
+    """Why a process that left no word is gone, as far as its log says."""
+    try:
+        lines = end_of_text(run.log_path, _LOG_BYTES).split("\n")
+    except OSError:  # the pages say which file cannot be read
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"{GONE}. The last line of its log: {last.strip()[:_LONGEST_LINE]}" if last else GONE
 
 
 def _long(step_seconds: float) -> float:
@@ -70,9 +82,9 @@ def _long(step_seconds: float) -> float:
     return max(QUIET_SECONDS, QUIET_STEPS * step_seconds) if step_seconds else QUIET_AT_FIRST
 
 
-def _unknown(run: RunDir, reason: str) -> Life:
+def _unknown(run: RunDir, reason: str) -> Liveness:
     started = _changed(run, CONFIG)
-    return Life(Shown.UNKNOWN, reason, "", 0, None, started, max(started, _changed(run, METRICS)))
+    return Liveness(Shown.UNKNOWN, reason, "", 0, None, started, max(started, _changed(run, METRICS)))
 
 
 def _check(status: Status, run: RunDir) -> None:

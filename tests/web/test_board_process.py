@@ -10,12 +10,12 @@ import time
 import httpx
 
 from turnwise.storage.run_dir import RunDir
-from turnwise.web.beside import start_board
+from turnwise.web.board_process import start_board
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from turnwise.web.beside import start_board
+from turnwise.web.board_process import start_board
 board = start_board(Path(sys.argv[1]), 0)
 print(board.url, flush=True)
 time.sleep(600)

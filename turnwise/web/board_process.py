@@ -16,7 +16,7 @@ _LONGEST = 20_000
 
 
 @dataclass(slots=True)
-class Beside:
+class BoardProcess:
     """A board that was started: where it is, or in `note` why there is none."""
 
     url: str | None
@@ -45,7 +45,7 @@ class Beside:
         self.close()
 
 
-def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) -> Beside:
+def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) -> BoardProcess:
     """Start a board for a folder of runs, on this port or else a free one.
 
     A board that cannot start is a note, whatever the reason: it is there to look at the training, not to stop it.
@@ -60,24 +60,24 @@ def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) 
             start_new_session=True,  # Ctrl-C is for the training, which may want to finish its step
         )
     except OSError as error:
-        return Beside(None, f"the board could not start: {error.strerror or error}")
+        return BoardProcess(None, f"the board could not start: {error.strerror or error}")
     assert process.stdout is not None
     with process.stdout as output:
-        text = _first_words(output.fileno(), time.monotonic() + start_seconds)
+        text = _first_output(output.fileno(), time.monotonic() + start_seconds)
     for line in text.splitlines():
         if line.startswith(READY):
-            return Beside(line.removeprefix(READY), line, process)
-    Beside(None, "", process).close()
+            return BoardProcess(line.removeprefix(READY), line, process)
+    BoardProcess(None, "", process).close()
     last = text.strip().splitlines()[-1:] or [f"it did not say where it is for {start_seconds:.0f} s"]
-    return Beside(None, f"the board could not start: {last[0]}")
+    return BoardProcess(None, f"the board could not start: {last[0]}")
 
 
-def _first_words(descriptor: int, until: float) -> str:
+def _first_output(descriptor: int, until: float) -> str:
     """What is written until the URL is told, the writer ends, or the time is up."""
     said = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        while len(said) < _LONGEST and not _told(said):
+        while len(said) < _LONGEST and not _has_url(said):
             left = until - time.monotonic()
             if left <= 0 or not selector.select(left):
                 break
@@ -88,6 +88,6 @@ def _first_words(descriptor: int, until: float) -> str:
     return said.decode("utf-8", "replace")
 
 
-def _told(said: bytes) -> bool:
+def _has_url(said: bytes) -> bool:
     """Whether a whole line with the URL is among the words."""
     return any(line.startswith(READY.encode()) for line in said.splitlines(keepends=True) if line.endswith(b"\n"))

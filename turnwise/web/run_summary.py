@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import statistics
 from array import array
@@ -13,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.files import cannot, check_regular
+from turnwise.storage.file_tail import FileTail
 from turnwise.storage.run_dir import METRICS, RunDir
 
 REWARD, ACCURACY = "critic/score/mean", "val/accuracy"
 SPARK = 60
 _RECENT = 20
-_TAIL = 256
-"""Bytes before the place reached, by which the file is known again."""
 _NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}])")
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """The newest step, seconds, reward and accuracy of a run, and the course of its reward in at most 60 values."""
+class RunSummary:
+    """The newest step, seconds, reward and accuracy of a run, and the reader of its reward in at most 60 values."""
 
     step: int = 0
     seconds: float | None = None
@@ -36,36 +34,25 @@ class Glance:
     """Typical seconds between the newest steps."""
 
 
-class Course:
-    """What a glance needs of a run's metrics.jsonl: read once, then on from where it was left."""
+class MetricsReader:
+    """What a summary needs of a run's metrics.jsonl: read once, then on from where it was left."""
 
     def __init__(self, run: RunDir) -> None:
-        self._path = run.path / METRICS
+        self._tail = FileTail(run.path / METRICS)
         self._forget()
 
     def _forget(self) -> None:
-        self._inode, self._end, self._tail = -1, 0, b""
         self.recent: deque[bytes] = deque(maxlen=_RECENT)
         self.rewards = array("d")
         self.accuracy: float | None = None
 
     def read_on(self) -> None:
         """Take in the whole lines that are new; a file that was replaced is read again."""
-        with self._path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            start = self._end - len(self._tail)
-            same = status.st_ino == self._inode and status.st_size >= self._end
-            if not same or os.pread(file.fileno(), len(self._tail), start) != self._tail:
-                self._forget()
-            self._inode = status.st_ino
-            file.seek(self._end)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    break
-                self._end += len(line)
-                self._take(line)
-            start = max(self._end - _TAIL, 0)
-            self._tail = os.pread(file.fileno(), self._end - start, start)
+        replaced, new = self._tail.poll()
+        if replaced:
+            self._forget()
+        for line in self._tail.read(new):
+            self._take(line)
 
     def _take(self, line: bytes) -> None:
         self.recent.append(line)
@@ -75,31 +62,31 @@ class Course:
             self.accuracy = accuracy
 
 
-def glance(run: RunDir, course: Course | None = None) -> Glance:
-    """Look at a run's metrics; an evaluation, which has none, is looked up in its report.
+def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummary:
+    """A run's newest numbers; the accuracy of an evaluation without metrics is looked up in its report.
 
-    `course` is what earlier looks have read.
+    `reader` has what was read before.
     """
-    course = course or Course(run)
+    reader = reader or MetricsReader(run)
     try:
-        course.read_on()
-    except FileNotFoundError:
-        return Glance(accuracy=_reported(run))
+        reader.read_on()
     except OSError as error:
         raise cannot("read", run.path / METRICS, error) from error
-    recent = [record for line in course.recent if (record := _record(line))]
+    if not reader.recent:
+        return RunSummary(accuracy=_reported(run))
+    recent = [record for line in reader.recent if (record := _record(line))]
     newest = recent[-1] if recent else {}
-    trained = [(record["step"], seconds) for record in recent if (seconds := _number(record, "seconds")) is not None]
+    trained = [(record["step"], seconds) for record in recent if (seconds := number(record, "seconds")) is not None]
     between = [
         later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
     ]
-    rewards = course.rewards
+    rewards = reader.rewards
     count = min(SPARK, len(rewards))
-    return Glance(
+    return RunSummary(
         step=newest.get("step", 0),
-        seconds=_number(newest, "seconds"),
+        seconds=number(newest, "seconds"),
         reward=rewards[-1] if rewards else None,
-        accuracy=course.accuracy,
+        accuracy=reader.accuracy,
         spark=tuple(rewards[(len(rewards) - 1) * place // max(count - 1, 1)] for place in range(count)),
         step_seconds=statistics.median(between) if between else 0.0,
     )
@@ -113,18 +100,23 @@ def _value(line: bytes, name: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _reported(run: RunDir) -> float | None:
-    """The accuracy in the newest report of an evaluation."""
+def read_report(run: RunDir) -> dict[str, Any] | None:
+    """The newest report of an evaluation; None when there is none, or it cannot be read."""
     found_here = sorted((run.path / "eval").glob("step_*.json"))
     reports = [path for path in found_here if path.is_file() and not path.is_symlink()]  # a pipe would wait for ever
-    found = _record(_bytes(reports[-1])) if reports else None
+    return _record(_bytes(reports[-1])) if reports else None
+
+
+def _reported(run: RunDir) -> float | None:
+    """The accuracy in the newest report of an evaluation."""
+    found = read_report(run)
     if found is None:
         return None
-    if (accuracy := _number(found, "accuracy")) is not None:
+    if (accuracy := number(found, "accuracy")) is not None:
         return accuracy
     sources = found.get("sources")
     parts = [one for one in sources.values() if isinstance(one, dict)] if isinstance(sources, dict) else []
-    pairs = [(_number(one, "accuracy"), _number(one, "episodes")) for one in parts]
+    pairs = [(number(one, "accuracy"), number(one, "episodes")) for one in parts]
     known = [(accuracy, episodes) for accuracy, episodes in pairs if accuracy is not None and episodes]
     total = sum(episodes for _, episodes in known)
     return sum(accuracy * episodes for accuracy, episodes in known) / total if total else None
@@ -149,7 +141,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if type(record.setdefault("step", 0)) is int else None
 
 
-def _number(record: dict[str, Any] | None, name: str) -> float | None:
+def number(record: dict[str, Any] | None, name: str) -> float | None:
+    """A finite number of a record; None for anything else."""
     value = None if record is None else record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
