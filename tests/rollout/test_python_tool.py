@@ -18,7 +18,7 @@ from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.sandbox.results import Picture
-from turnwise.storage.conduct import program
+from turnwise.storage.tool_behaviour import program
 from turnwise.types import Image, Sample
 
 

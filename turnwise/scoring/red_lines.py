@@ -14,7 +14,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, unknown
 from turnwise.files import check_regular
-from turnwise.storage.conduct import prints_only, repeated
+from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
 Box = tuple[float, float, float, float]

@@ -14,7 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from turnwise.errors import StorageError
-from turnwise.storage.json_text import spell
+from turnwise.storage.json_text import to_json
 from turnwise.web import shell
 from turnwise.web.configs import diff
 from turnwise.web.events import stream
@@ -59,7 +59,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
 
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON response; what is not a finite number becomes null."""
-    return Response(spell(value), status, media_type="application/json")
+    return Response(to_json(value), status, media_type="application/json")
 
 
 def _split(text: str, most: int) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.storage.json_text import spell
+from turnwise.storage.json_text import to_json
 from turnwise.storage.run_dir import RunDir
 from turnwise.web import shell
 from turnwise.web.conversation import conversation
@@ -384,4 +384,4 @@ def _in_script(code: str) -> str:
 
 def safe_json(value: Any) -> str:
     """JSON that may stand in a script element: without `<`, so that nothing a model wrote ends it, and without nan."""
-    return spell(value).decode().replace("<", "\\u003c")
+    return to_json(value).decode().replace("<", "\\u003c")

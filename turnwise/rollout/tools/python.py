@@ -17,7 +17,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
-from turnwise.storage.conduct import program
+from turnwise.storage.tool_behaviour import program
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
