@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from turnwise.errors import StorageError
+from turnwise.storage.images import session_name
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
 from turnwise.types import CallRecord, Image, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
@@ -157,7 +158,7 @@ class _Drawn:
         self._pictures = pictures
         self._sources: dict[str, str | None] = {}
         for number, image in enumerate(trajectory.sample.images):
-            self._sources.setdefault(_input_name(image, number), pictures.url(image.source))
+            self._sources.setdefault(session_name(image, number), pictures.url(image.source))
 
     def images(self, record: CallRecord, reply: Message | None) -> list[Json]:
         """Those that a call's info tells of; else those its reply shows."""
@@ -190,14 +191,6 @@ class _Drawn:
         name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
         url = self._pictures.url(image.source)
         return {"url": url, "name": name, "size": None, "source_url": None, "box": None, "steps": []}
-
-
-def _input_name(image: Image, number: int) -> str:
-    """What a tool's session calls a sample's image: its file's name, or a number for an inline one."""
-    if not image.source.startswith("data:"):
-        return PurePath(image.source).name
-    kind = image.source.partition(",")[0].removeprefix("data:image/").split(";")[0]
-    return f"image_{number}.{kind or 'png'}"
 
 
 def _numbers(value: Any, count: int) -> list[float] | None:
