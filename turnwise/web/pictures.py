@@ -59,22 +59,22 @@ def shown_source(source: str) -> str:
 def image_bytes(run: RunDir, name: str) -> tuple[bytes, str]:
     """(content, media type) of an image that the run keeps; NotThere for anything else."""
     if not STORED_NAME.fullmatch(name):
-        raise NotThere("no such image")
+        raise NotThere("no such image", "No such image")
     folder, path = run.path / "images", run.path / name
     try:
         inside = folder.resolve(strict=True).is_relative_to(run.path.resolve())
         real = path.resolve(strict=True)
         if not inside or real.parent != folder.resolve():
-            raise NotThere("no such image")
+            raise NotThere("no such image", "No such image")
         status = real.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            raise NotThere("no such image")
+            raise NotThere("no such image", "No such image")
         content = real.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise NotThere("no such image") from error
+        raise NotThere("no such image", "No such image") from error
     kind = media_type(content)
     if kind is None:
-        raise NotThere("no such image")
+        raise NotThere("no such image", "No such image")
     return content, kind
 
 

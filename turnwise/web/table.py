@@ -39,10 +39,14 @@ PART = "parts."
 
 
 class NotThere(LookupError):
-    """A shard, row or image that the run does not have."""
+    """A trajectory, group or image that the run does not have; `title` is what a page says above the reason."""
+
+    def __init__(self, reason: str, title: str = "No such trajectory") -> None:
+        super().__init__(reason)
+        self.title = title
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else "not there"
+        return str(self.args[0])
 
 
 class Table:
@@ -282,11 +286,8 @@ def listing(
 ) -> dict[str, Any]:
     """A page of trajectories: those of a split that pass a filter and hold a text, sorted (without `sort`: newest)."""
     snapshot = table.snapshot
-    mask = selection(snapshot, split=split, filter=filter)
+    rows = chosen(snapshot, split=split, filter=filter, search=search, sort=sort, order=order)
     total = snapshot.size if split == "all" else int((snapshot.split == SPLITS.index(split)).sum())
-    if search.strip():
-        mask &= _holding(snapshot, search)
-    rows = _sorted(snapshot, mask, sort, order)
     page = rows[max(offset, 0) : max(offset, 0) + max(limit, 0)]
     return {
         "total": total,
@@ -298,6 +299,14 @@ def listing(
         "damaged": table.damaged,
         "left_out": table.left_out,
     }
+
+
+def chosen(snapshot: Snapshot, *, split: str, filter: str, search: str, sort: str, order: str) -> Array:
+    """The numbers of the rows that a list shows, in its order; BadFilter for what makes no sense."""
+    mask = selection(snapshot, split=split, filter=filter)
+    if search.strip():
+        mask &= _holding(snapshot, search)
+    return _sorted(snapshot, mask, sort, order)
 
 
 def selection(snapshot: Snapshot, *, split: str, filter: str) -> Array:
