@@ -27,6 +27,7 @@ from turnwise.web.health import health
 from turnwise.web.pictures import image_bytes
 from turnwise.web.presets import fields
 from turnwise.web.runs import Run, Runs
+from turnwise.web.sample_history import sample_history
 from turnwise.web.spread import spread
 from turnwise.web.table import NotThere, Table, listing, selection
 from turnwise.web.tokens import tokens
@@ -225,6 +226,7 @@ class _Frozen:
             return False
         self.add(f"{base}/trajectory", self._with_images(told), shard=shard, row=row)
         self.add(f"{base}/tokens", _shortened(counted), shard=shard, row=row)
+        self.add(f"{base}/sample", sample_history(run.table, sample), sample=sample)
         return True
 
     def add_lists(self, places: Sequence[Place], findings: Sequence[dict[str, Any]]) -> None:
@@ -296,7 +298,7 @@ class _Frozen:
 
 
 def tool_links(shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(filter, split) of the links that pages/tools.js makes of its answer."""
+    """(filter, split) of the links that the page of tools makes of its answer."""
     for source in shown["funnel"]["sources"]:
         yield f"data_source == {quoted(source)} and failure == null", shown["funnel"]["split"]
     yield FLIPPED_TO_RIGHT, "eval"
@@ -307,7 +309,7 @@ def tool_links(shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def quoted(text: str) -> str:
-    """A text for a filter expression, as `quoted` of pages/tools.js writes it."""
+    """A text for a filter expression, as `quoted` of parts/filter_text.js writes it."""
     letters = json.dumps(text, ensure_ascii=False)
     return "".join(
         letter

@@ -19,6 +19,12 @@ export function runPath(run, tail) {
   return tail ? `${base}/${tail}` : base;
 }
 
+// Whether an address is answered here: a report holds some trajectories, the board all of them.
+export function has(path, params) {
+  return !frozen || url(path, params) in globalThis.FROZEN;
+}
+
+// An error's `answer` is what the server said with it: a title, the place in a filter.
 export async function get(path, params, signal) {
   const address = url(path, params);
   if (frozen) {
@@ -39,7 +45,7 @@ export async function get(path, params, signal) {
   } catch {
     throw new Error(`${response.status} ${response.statusText}: the answer is not JSON`);
   }
-  if (!response.ok) throw new Error(body.error ?? `${response.status} ${response.statusText}`);
+  if (!response.ok) throw Object.assign(new Error(body.error ?? `${response.status} ${response.statusText}`), { answer: body });
   return body;
 }
 

@@ -292,6 +292,7 @@ export function warm() {
 // One drawing at a time, with a breath between them in which the page scrolls and answers.
 const waiting = new Set();
 function inTurn(figure) {
+  if (waiting.has(figure)) return;
   waiting.add(figure);
   if (waiting.size === 1) setTimeout(paintNext);
 }

@@ -3,7 +3,8 @@ import { h } from "board/dom.js";
 import { number, seconds, signed } from "board/format.js";
 import { link } from "board/router.js";
 import { badge, rightBadge, stopBadge } from "board/parts/badges.js";
-import { copyButton } from "board/parts/copy.js";
+import { copyButton, copyableId } from "board/parts/copy.js";
+import { questionTitle } from "board/parts/question.js";
 import { backToList, onTrail } from "board/parts/trail.js";
 import { visible } from "board/parts/visible.js";
 
@@ -84,7 +85,7 @@ export function trajectoryHead(run, data, params, view) {
       h("span", { class: "muted" }, note),
       h("span", { class: "moves" }, neighbour(previous, "Previous", "k", address), neighbour(next, "Next", "j", address)),
     ),
-    h("h1", null, visible(entry.sample_id)),
+    questionTitle(run, entry.question, entry.sample_id),
     h(
       "div",
       { class: "outcome" },
@@ -100,7 +101,8 @@ export function trajectoryHead(run, data, params, view) {
         { class: "muted" },
         `step ${entry.step} · sibling ${entry.sibling} · `,
         visible(entry.data_source),
-        ` · ${seconds(entry.seconds)}`,
+        ` · ${seconds(entry.seconds)} · sample `,
+        copyableId(entry.sample_id),
       ),
     ),
     data.failure && h("p", { class: "failure", role: "alert" }, h("b", null, "Failed: "), visible(data.failure)),
@@ -113,6 +115,15 @@ export function trajectoryHead(run, data, params, view) {
         "span",
         { class: "moves" },
         h("a", { class: "button", href: link(`/run/${run}/group`, { shard: data.shard, sample: entry.sample_id }) }, "Group"),
+        h(
+          "a",
+          {
+            class: "button",
+            href: link(`/run/${run}/sample`, { sample: entry.sample_id }),
+            title: "this sample at every step it was played, and in other runs",
+          },
+          "Over steps and runs",
+        ),
         copyButton(data, "Copy as JSON"),
       ),
     ),
