@@ -139,7 +139,7 @@ class Table:
             snapshot = self._read_apart(shard)
         number = snapshot.places.get(shard)
         if number is None:
-            raise NotThere(f"this run has no trajectory file {shard[:120]!r}")
+            raise NotThere(f"This run has no trajectory file {shard[:120]!r}.")
         return snapshot, number
 
     def _read_apart(self, shard: str) -> Snapshot:
@@ -199,7 +199,7 @@ class Table:
         snapshot, number = self._find(shard)
         size = snapshot.infos[number].size
         if not 0 <= row < size:
-            raise NotThere(f"{shard} holds {size} trajectories; there is no row {row}")
+            raise NotThere(f"{shard} holds {size} trajectories, rows 0 to {size - 1}; there is no row {row}.")
         return row_json(snapshot, int(snapshot.starts[number]) + row)
 
     def shard_size(self, shard: str) -> int:

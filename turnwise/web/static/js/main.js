@@ -114,7 +114,9 @@ function show(route) {
 function failed(node, error, again) {
   console.warn(error);
   fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
-    frozen ? null : h("button", { type: "button", onClick: again }, "Try again"));
+    h("p", { class: "links" },
+      frozen ? null : h("button", { type: "button", onClick: again }, "Try again"),
+      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`) }, "All trajectories of this run") : null));
 }
 
 function leave() {
@@ -224,5 +226,5 @@ setInterval(() => {
 }, 5000);
 history.scrollRestoration = "manual";
 const dot = shell();
-lightWhenPrinted(redraw);
+lightWhenPrinted();
 start(show);

@@ -1,7 +1,10 @@
 // Paper: while a page is printed its theme is light and everything folded is open; afterwards it is as it was.
+import { drawForPaper } from "board/charts.js";
 
-/** `redraw` draws the charts in the theme of the moment. */
-export function lightWhenPrinted(redraw) {
+// Two charts beside one another fit the narrower of A4 and Letter with the margins of print.css.
+const CHART_WIDTH = 300;
+
+export function lightWhenPrinted() {
   let opened = [];
   let theme = null;
   addEventListener("beforeprint", () => {
@@ -9,11 +12,11 @@ export function lightWhenPrinted(redraw) {
     for (const folded of opened) folded.open = true;
     theme = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
-    redraw();
+    drawForPaper(CHART_WIDTH);
   });
   addEventListener("afterprint", () => {
     for (const folded of opened) folded.open = false;
     document.documentElement.dataset.theme = theme;
-    redraw();
+    drawForPaper(null);
   });
 }

@@ -14,6 +14,8 @@ import { visible } from "board/parts/visible.js";
 
 export async function render(node, { run, params }) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the group…"));
+  if (!params.shard || !params.sample)
+    throw Object.assign(new Error("This address names no group: it needs a file (shard) and a sample in it."), { answer: { title: "No such group" } });
   const data = await get(runPath(run, "group"), { shard: params.shard, sample: params.sample });
   const answers = answersOf(data.siblings);
   fill(

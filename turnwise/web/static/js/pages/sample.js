@@ -131,7 +131,7 @@ function linesOf({ name, history }) {
 }
 
 function historyTable(run, history) {
-  const heads = [["Step", true], ["Split"], ["Right", true], ["Reward", true], ["Answers"], ["Episodes"]];
+  const heads = [["Step", true], ["Split"], ["Right", true], ["Reward", true], ["Episodes"], ["Answers"]];
   return h("div", { class: "scroll" }, h("table", { class: "history" },
     h("caption", { class: "sr" }, `episodes of this sample in ${run}`),
     h("thead", null, h("tr", null, heads.map(([text, num]) => h("th", { scope: "col", class: num ? "num" : null }, text)))),
@@ -146,8 +146,8 @@ function historyRow(run, history, group) {
     h("td", null, group.split),
     h("td", { class: "num" }, group.judged > 0 ? `${group.right} of ${group.judged}` : "–"),
     h("td", { class: "num" }, number(group.mean)),
-    h("td", { class: "answers" }, answers(group.episodes)),
-    h("td", { class: "episodes" }, group.episodes.map((episode) => episodeLink(run, group, episode))));
+    h("td", { class: "episodes" }, group.episodes.map((episode) => episodeLink(run, group, episode))),
+    h("td", { class: "answers" }, answers(group.episodes)));
 }
 
 function answers(episodes) {

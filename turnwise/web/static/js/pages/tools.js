@@ -7,6 +7,7 @@ import { link } from "board/router.js";
 import { csvButton } from "board/parts/csv.js";
 import { quoted } from "board/parts/filter_text.js";
 import { everRan, failingSince, failingTools, STATUS_COLOURS, toolRows, toolTable, total } from "board/parts/tool_table.js";
+import { visible } from "board/parts/visible.js";
 
 // [key, name, what it means, colour over the steps]
 const STAGES = [
@@ -172,7 +173,7 @@ function funnelOf(source, stages, split, run) {
   });
   const filter = `data_source == ${quoted(source)} and failure == null`;
   const href = link(`/run/${run}/trajectories`, { filter, split });
-  return h("article", { class: "source-funnel" }, h("h3", null, h("a", { href }, source)), h("ol", null, rows));
+  return h("article", { class: "source-funnel" }, h("h3", null, h("a", { href }, visible(source))), h("ol", null, rows));
 }
 
 function lost(before, here) {
@@ -290,7 +291,7 @@ function drawFailures(place, failures, run) {
     return h(
       "tr",
       null,
-      h("td", { class: "failure-text" }, failure.text),
+      h("td", { class: "failure-text" }, visible(failure.text)),
       h("td", { class: "num" }, count(failure.count)),
       h("td", { class: "num" }, steps),
       h("td", null, failure.filter && h("a", { href, "aria-label": `Show the ${failure.count} episodes: ${failure.text}` }, "show")),

@@ -6,6 +6,7 @@ import { count, percent, seconds } from "board/format.js";
 import { link } from "board/router.js";
 import { badge } from "board/parts/badges.js";
 import { quoted } from "board/parts/filter_text.js";
+import { visible } from "board/parts/visible.js";
 
 export const STATUS_COLOURS = {
   ok: "--good",
@@ -55,7 +56,7 @@ export function failingTools(tools, run) {
     const when = since.whole ? (since.calls === 1 ? "its only call" : `all of its ${calls}`) : `all of its ${calls} since step ${since.step}`;
     const filter = `tool(${quoted(name)}) and failed_calls > 0${since.whole ? "" : ` and step >= ${since.step}`}`;
     const shown = frozen ? null : h("a", { href: link(`/run/${run}/trajectories`, { filter, sort: "failed_calls" }) }, "show them");
-    return [h("p", { class: "health-line is-alarm", role: "alert" }, `${name} failed in ${when} (${howFailed(tool)}). `, shown)];
+    return [h("p", { class: "health-line is-alarm", role: "alert" }, visible(name), ` failed in ${when} (${howFailed(tool)}). `, shown)];
   });
 }
 
@@ -90,7 +91,7 @@ export function toolTable(used) {
     return h(
       "tr",
       { class: broken ? "is-broken" : null },
-      h("th", { scope: "row" }, name, " ", verdict(tool, share)),
+      h("th", { scope: "row" }, visible(name), " ", verdict(tool, share)),
       h("td", { class: "num" }, count(calls)),
       h("td", { class: "num" }, count(failed)),
       h("td", { class: ["num", broken && "tone-bad"] }, calls ? percent(share) : ""),

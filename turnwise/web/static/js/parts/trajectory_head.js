@@ -12,6 +12,12 @@ const TYPING = "input, textarea, select, [contenteditable]";
 // Inside these the arrow keys scroll or move already.
 const OWN_ARROWS = ".token, .output, pre, .scroll-box, details, summary";
 
+/** Which trajectory an address names: {shard, row}; an error with a title of its own when it names none. */
+export function placeOf({ shard, row }) {
+  if (shard && /^\d{1,8}$/.test(row ?? "")) return { shard, row };
+  throw Object.assign(new Error("This address names no trajectory: it needs a file (shard) and a row in it."), { answer: { title: "No such trajectory" } });
+}
+
 function neighbour(place, label, key, address) {
   const attributes = { class: "button", title: `${label.toLowerCase()} trajectory (${key})` };
   const arrow = key === "k" ? "←" : "→";
