@@ -33,7 +33,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
     pictures = Pictures(run, name)
     sample, check = trajectory.sample, trajectory.render_check
     last = table.shard_size(shard) - 1
-    drawn = _Drawn(pictures, trajectory)
+    drawn = _CallImages(pictures, trajectory)
     return {
         "shard": shard,
         "row": row,
@@ -119,7 +119,7 @@ def _call_json(call: ToolCall) -> Json:
     }
 
 
-def _turn_json(turn: Turn, pictures: Pictures, drawn: "_Drawn") -> Json:
+def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
     replies = {reply.tool_call_id: reply for reply in turn.replies if reply.role is Role.TOOL}
     answered = {record.call.id for record in turn.calls}
     others = [reply for reply in turn.replies if reply.role is not Role.TOOL or reply.tool_call_id not in answered]
@@ -139,7 +139,7 @@ def _turn_json(turn: Turn, pictures: Pictures, drawn: "_Drawn") -> Json:
     }
 
 
-def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_Drawn") -> Json:
+def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_CallImages") -> Json:
     return _call_json(record.call) | {
         "status": record.status.value,
         "seconds": plain(record.seconds),
@@ -151,7 +151,7 @@ def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, 
     }
 
 
-class _Drawn:
+class _CallImages:
     """The pictures that calls gave back, each with the part of which source it shows."""
 
     def __init__(self, pictures: Pictures, trajectory: Trajectory) -> None:
@@ -168,10 +168,10 @@ class _Drawn:
         told = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
         if told:
             same = len(told) == len(shown)  # then the reply shows them in this order
-            return [self._told(one, shown[number] if same else None) for number, one in enumerate(told)]
+            return [self._recorded(one, shown[number] if same else None) for number, one in enumerate(told)]
         return [self._shown(image) for image in shown]
 
-    def _told(self, one: Json, image: Image | None) -> Json:
+    def _recorded(self, one: Json, image: Image | None) -> Json:
         url = self._pictures.file_url(one.get("file"))
         if url is None and isinstance(one.get("data"), str):
             url = self._pictures.url(one["data"])

@@ -82,7 +82,7 @@ class Report:
 
 
 def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
-    """Everything about the run in `path`, with the trajectories that pass a filter, or else the most telling ones."""
+    """Everything about the run in `path`, with the trajectories that pass a filter, or else the most notable ones."""
     RunDir.open(path)
     runs = Runs([path])
     run = runs.open(runs.names()[0])
@@ -90,7 +90,7 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
     run.series.refresh()
     run.table.refresh(None)
     found = health(run.table, run.series)
-    wanted = _passing(run.table, filter, most) if filter.strip() else _telling(run.table, found["findings"], most)
+    wanted = _passing(run.table, filter, most) if filter.strip() else _notable(run.table, found["findings"], most)
     frozen = _Frozen(run)
     frozen.left_out += [f"{damaged['file']}: {damaged['reason']}" for damaged in run.table.damaged]
     frozen.add("/api/runs", {"runs": runs.summaries(time.time())})
@@ -114,7 +114,7 @@ def _passing(table: Table, filter: str, most: int) -> list[Place]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Query:
     """Trajectories worth a look, the first of them most."""
 
     split: str = "all"
@@ -128,23 +128,23 @@ class _Wish:
         return rows
 
 
-def _telling(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
+def _notable(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
     """One after the other of the best, the worst, the surprising, the longest and those behind findings.
 
     Of one group one is enough: its page shows the siblings.
     """
     splits = {info.split for info in table.shards()}
     own = "train" if "train" in splits else "all"
-    wishes = [
-        _Wish(own, sort="reward"),
-        _Wish(own, sort="reward", order="asc"),
-        _Wish(filter=WRONG_BUT_REWARDED),
-        _Wish(filter=FLIPPED_TO_WRONG),
-        _Wish(filter=FLIPPED_TO_RIGHT),
-        _Wish(own, sort="policy_tokens"),
-        *(_Wish(split, filter) for filter, split in _finding_links(findings, serious=True)),
+    queries = [
+        _Query(own, sort="reward"),
+        _Query(own, sort="reward", order="asc"),
+        _Query(filter=WRONG_BUT_REWARDED),
+        _Query(filter=FLIPPED_TO_WRONG),
+        _Query(filter=FLIPPED_TO_RIGHT),
+        _Query(own, sort="policy_tokens"),
+        *(_Query(split, filter) for filter, split in _finding_links(findings, serious=True)),
     ]
-    queues = [iter(wish.rows(table, 8 * most)) for wish in wishes]
+    queues = [iter(query.rows(table, 8 * most)) for query in queries]
     chosen: dict[tuple[str, str], Place] = {}
     while queues and len(chosen) < most:
         for queue in list(queues):

@@ -9,7 +9,7 @@ from turnwise.web.table import Table
 
 MOST_EPISODES = 2000
 """Told one by one, the newest; a sample that an evaluation plays at every step has more in a long run."""
-_TOLD = ("sibling", "reward", "advantage", "right", "answer", "stop_reason", "turns", "calls")
+_EPISODE_FIELDS = ("sibling", "reward", "advantage", "right", "answer", "stop_reason", "turns", "calls")
 
 
 def sample_history(table: Table, sample: str) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def _group(snapshot: Snapshot, rows: Array) -> dict[str, Any]:
         "right": int((right == 1).sum()),
         "judged": int((right >= 0).sum()),
         "episodes": [
-            {"row": row - start} | {name: snapshot.value(name, row) for name in _TOLD} for row in rows.tolist()
+            {"row": row - start} | {name: snapshot.value(name, row) for name in _EPISODE_FIELDS}
+            for row in rows.tolist()
         ],
     }

@@ -68,16 +68,16 @@ class Table:
     def refresh(self, seconds: float | None = TIME_SLICE) -> bool:
         """Take in what is new, for so many seconds at most (None: all of it); True when anything changed."""
         with self._lock:
-            void = self._look()
+            void = self._poll()
             changed = self._take(self._feed.shards(seconds))
-            return self._tell() or changed or void
+            return self._publish_progress() or changed or void
 
-    def _tell(self) -> bool:
+    def _publish_progress(self) -> bool:
         """Publish what is left to read and what could not be read; True when that changed."""
         before, self._left = self._left, (self._feed.pending, self._feed.damaged)
         return before != self._left
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         void = self._feed.look()
         if void:
             self._snapshot, self._left_out, self._apart = Snapshot(Pools()), {}, Snapshot(Pools())
@@ -127,13 +127,13 @@ class Table:
         """The snapshot with a shard, and its number there; one not read yet is read now: links open at once."""
         if shard not in self._snapshot.places and self.pending:
             with self._lock:
-                self._look()
+                self._poll()
                 self._take(self._feed.from_lines())
                 file = f"{shard}.parquet"
                 if shard not in self._snapshot.places and self._feed.is_waiting(file):
                     found = self._feed.shard_from_file(file)
                     self._take(iter([found] if found is not None else []))
-                self._tell()
+                self._publish_progress()
         snapshot = self._snapshot
         if shard in self._left_out:
             snapshot = self._read_apart(shard)

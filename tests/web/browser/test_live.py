@@ -177,3 +177,23 @@ def test_on_paper_everything_is_light_open_and_whole(open_page):
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     expect(page.locator("main details:not([open])")).to_have_count(folded)
+
+
+def test_a_tool_that_fails_in_every_call_is_told_from_one_that_works(open_page):
+    page = open_page("#/run/live/tools")
+    since = """async (tools) => {
+      const { failingSince, failingTools } = await import("board/parts/tool_table.js");
+      const lines = failingTools(tools, "live").map((line) => line.textContent);
+      return [Object.values(tools).map((tool) => failingSince(tool)?.step ?? null), lines];
+    }"""
+    steps, ok = [1, 2, 3], [0, 0, 0]
+    tools = {
+        "always": {"step": steps, "calls": [1, 0, 1], "failed": [1, 0, 1], "statuses": {"error": [1, 0, 1]}},
+        "since": {"step": steps, "calls": [4, 3, 3], "failed": [1, 3, 3], "statuses": {"timeout": [1, 3, 3]}},
+        "chance": {"step": steps, "calls": [4, 3, 1], "failed": [0, 0, 1], "statuses": {"error": [0, 0, 1]}},
+        "made up": {"step": steps, "calls": [2, 2, 2], "failed": [2, 2, 2], "statuses": {"unknown_tool": [2, 2, 2]}},
+        "works": {"step": steps, "calls": [2, 2, 2], "failed": ok, "statuses": {"ok": [2, 2, 2]}},
+    }
+    found, lines = page.evaluate(since, tools)
+    assert found == [1, 2, None, None, None]
+    assert lines[0].startswith("always failed in all of its 2 calls (error 2)") and "6 calls since step 2" in lines[1]

@@ -10,7 +10,7 @@ import { csvButton } from "board/parts/csv.js";
 import { questionTitle } from "board/parts/question.js";
 import { answersOf } from "board/parts/siblings.js";
 import { backToList } from "board/parts/trail.js";
-import { spelled, visible } from "board/parts/visible.js";
+import { visibleText, visible } from "board/parts/visible.js";
 
 const MOST_RUNS = 24; // looked at before a person asks for more
 const MOST_LINES = 8;
@@ -76,7 +76,7 @@ class SamplePage {
     const until = Math.min(names.length, from + MOST_RUNS);
     fill(this.more);
     for (let index = from; index < until; index += 1) {
-      fill(this.status, `Looking into ${spelled(names[index])}, run ${number(index + 1)} of ${number(names.length)}…`);
+      fill(this.status, `Looking into ${visibleText(names[index])}, run ${number(index + 1)} of ${number(names.length)}…`);
       const history = await this.history(names[index]).catch((error) => ({ error: error.message, groups: [] }));
       if (this.stopped) return;
       if (history.groups.length > 0 || history.error) {
@@ -153,7 +153,7 @@ function historyRow(run, history, group) {
 function answers(episodes) {
   const { distinct } = answersOf(episodes);
   const shown = distinct.slice(0, MOST_ANSWERS).map((answer) =>
-    h("span", { class: "answer-chip", dir: "auto", title: spelled(answer.text) }, answer.text === "" ? h("i", null, "no answer") : visible(answer.text), answer.count > 1 && h("span", { class: "muted" }, ` ×${answer.count}`)));
+    h("span", { class: "answer-chip", dir: "auto", title: visibleText(answer.text) }, answer.text === "" ? h("i", null, "no answer") : visible(answer.text), answer.count > 1 && h("span", { class: "muted" }, ` ×${answer.count}`)));
   return [shown, distinct.length > MOST_ANSWERS && h("span", { class: "muted" }, `and ${distinct.length - MOST_ANSWERS} others`)];
 }
 

@@ -1,6 +1,6 @@
 // The question as the title of a page about one sample; without one (a picture alone, say) its id.
 import { h } from "board/dom.js";
-import { spelled, visible } from "board/parts/visible.js";
+import { visibleText, visible } from "board/parts/visible.js";
 
 const LONGEST = 140;
 const LONGEST_IN_TAB = 60;
@@ -14,7 +14,7 @@ function shortened(text, most) {
 /** The heading; the browser's tab says the same. `kind` stands before it: "Group". */
 export function questionTitle(run, question, id, kind = null) {
   const text = question && question.trim() !== "" ? question : id;
-  document.title = [spelled(shortened(text, LONGEST_IN_TAB)), kind?.toLowerCase(), run, "Turnwise board"].filter(Boolean).join(" · ");
+  document.title = [visibleText(shortened(text, LONGEST_IN_TAB)), kind?.toLowerCase(), run, "Turnwise board"].filter(Boolean).join(" · ");
   return h(
     "h1",
     { class: "question-title" },
