@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.scoring.tool_misuse import Penalties, ToolMisuse, crossed
-from turnwise.storage.conduct import conduct_of
+from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -171,7 +171,7 @@ def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path
 def test_the_board_and_the_reward_give_one_answer(codes: list[str], status: CallStatus) -> None:
     trace = episode(*(call(code, status=status) for code in codes))
     lines = crossed(trace, search=True)
-    board = conduct_of(trace)
+    board = tool_behaviour(trace)
     for line, count in ((ToolMisuse.PRINT_ONLY, board.print_only), (ToolMisuse.DUPLICATE_CALL, board.duplicate_calls)):
         assert sum(line in found for found in lines.values()) == count
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, unknown
 from turnwise.files import check_regular
-from turnwise.storage.conduct import prints_only, repeated
+from turnwise.storage.images import session_name
+from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
 Box = tuple[float, float, float, float]
@@ -149,12 +150,7 @@ class _Sizes:
     """Sizes of the sample's images by the name the sandbox gives them; a file is looked at when it is asked for."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sources: dict[str, str] = {}
-        for number, image in enumerate(sample.images):
-            head = image.source.partition(",")[0]
-            is_data = head.startswith("data:")
-            kind = head.removeprefix("data:image/").split(";")[0] or "png"
-            self._sources[f"image_{number}.{kind}" if is_data else Path(image.source).name] = image.source
+        self._sources = {session_name(image, number): image.source for number, image in enumerate(sample.images)}
         self._known: dict[str, tuple[int, int]] = {}
 
     def of(self, name: str | None) -> tuple[int, int] | None:

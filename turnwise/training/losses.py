@@ -118,7 +118,7 @@ def policy_objective(
         "actor/pg_clipfrac": _mean(found.clipped, batch),
         "actor/entropy": _mean(entropy, batch),
     }
-    if settings.dual_clip is not None:
+    if algorithm.clip_dual is not None:
         metrics["actor/pg_clipfrac_lower"] = _mean(found.clipped_lower, batch)
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +15,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from turnwise.errors import StorageError
-from turnwise.storage.json_text import spell
+from turnwise.storage.json_text import to_json
 from turnwise.web import shell
 from turnwise.web.configs import diff
 from turnwise.web.events import stream
@@ -60,7 +61,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
 
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON response; what is not a finite number becomes null."""
-    return Response(spell(value), status, media_type="application/json")
+    return Response(to_json(value), status, media_type="application/json")
 
 
 def _split(text: str, most: int) -> list[str]:
@@ -180,18 +181,20 @@ def _add_series(app: FastAPI, runs: Runs) -> None:
 
 
 def _ask(runs: Runs, name: str, make: Callable[[Run], Any]) -> Response:
-    """What `make` says about a run that was read on just now."""
+    """What `make` says about a run that was read on just now: a value, or a response of its own."""
     from turnwise.web.filters import BadFilter
     from turnwise.web.table import NotThere
 
     run = runs.open(name)
     run.refresh()
     try:
-        return answer(make(run))
+        found = make(run)
     except BadFilter as error:
-        return answer({"error": str(error)}, 400)
+        place = {"message": error.message, "column": error.column, "end": error.end}
+        return answer({"error": str(error), "filter": place}, 400)
     except NotThere as error:
-        return answer({"error": str(error)}, 404)
+        return answer({"error": str(error), "title": error.title}, 404)
+    return found if isinstance(found, Response) else answer(found)
 
 
 def _add_findings(app: FastAPI, runs: Runs) -> None:
@@ -238,6 +241,28 @@ def _add_lists(app: FastAPI, runs: Runs) -> None:
         wanted = {"split": split, "filter": filter, "search": search, "sort": sort, "order": order}
         return _ask(runs, run, lambda it: listing(it.table, **wanted, offset=offset, limit=limit))
 
+    @app.get("/api/runs/{run}/trajectories.csv")
+    def as_csv(
+        run: str,
+        split: Split = "all",
+        filter: Expression = "",
+        search: Annotated[str, Query(max_length=500)] = "",
+        sort: Annotated[str, Query(max_length=200)] = "",
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        from turnwise.web.export import TooMuch, csv_lines
+
+        def make(it: Run) -> Response:
+            try:
+                lines = csv_lines(it.table, split=split, filter=filter, search=search, sort=sort, order=order)
+            except TooMuch as error:
+                raise HTTPException(409, str(error)) from error
+            name = quote(f"{it.name}-trajectories.csv")
+            headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+            return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+
+        return _ask(runs, run, make)
+
     @app.get("/api/runs/{run}/search")
     def full_text(
         run: str,
@@ -260,6 +285,12 @@ def _add_trajectories(app: FastAPI, runs: Runs) -> None:
         from turnwise.web.groups import group as make
 
         return _ask(runs, run, lambda it: make(it.dir, it.table, shard, sample))
+
+    @app.get("/api/runs/{run}/sample")
+    def sample(run: str, sample: Annotated[str, Query(max_length=4000)]) -> Response:
+        from turnwise.web.sample_history import sample_history
+
+        return _ask(runs, run, lambda it: sample_history(it.table, sample))
 
     @app.get("/api/runs/{run}/trajectory")
     def trajectory(run: str, shard: Shard, row: Row) -> Response:

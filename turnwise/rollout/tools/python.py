@@ -18,6 +18,7 @@ from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
+from turnwise.storage.images import session_name
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
@@ -125,15 +126,14 @@ def read_image(image: Image, number: int) -> InputImage:
     """A sample's image as its file's content."""
     if image.source.startswith("data:"):
         head, _, data = image.source.partition(",")
-        kind = head.removeprefix("data:image/").split(";")[0] or "png"
         try:
             content = base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
         except binascii.Error as error:
             raise EpisodeError(f"image {number} of the sample is not a readable data URL: {error}") from error
-        return InputImage(f"image_{number}.{kind}", content)
+        return InputImage(session_name(image, number), content)
     path = Path(image.source)
     try:
-        return InputImage(path.name, path.read_bytes())
+        return InputImage(session_name(image, number), path.read_bytes())
     except OSError as error:
         raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
 

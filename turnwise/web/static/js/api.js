@@ -19,6 +19,11 @@ export function runPath(run, tail) {
   return tail ? `${base}/${tail}` : base;
 }
 
+// Whether an address is answered here: a report holds some trajectories, the board all of them.
+export function has(path, params) {
+  return !frozen || url(path, params) in globalThis.FROZEN;
+}
+
 // An error's `answer` is what the server said with it: a title, the place in a filter.
 export async function get(path, params, signal) {
   const address = url(path, params);

@@ -62,6 +62,11 @@ export function redraw() {
   for (const figure of figures) figure.change();
 }
 
+// Paper waits for nothing: every chart that has values is drawn now, so many pixels wide; null gives them back to the window.
+export function drawForPaper(width) {
+  for (const figure of figures) figure.onPaper(width);
+}
+
 class Figure {
   constructor(node, options) {
     this.options = options;
@@ -144,11 +149,22 @@ class Figure {
   paint() {
     if (!this.inView || !this.dirty || this.gone) return;
     this.dirty = false;
+    this.react({});
+  }
+
+  react(size) {
     const view = { ...this.options, range: this.range, logY: this.logY, hidden: this.hidden, traces: this.traces };
     if (this.options.kind === "lines") Object.assign(view, { yRange: yRange(view), xRange: this.range ?? padded(extent(this.traces)) });
-    globalThis.Plotly.react(this.plot, data(view), layout(view), CONFIG);
+    globalThis.Plotly.react(this.plot, data(view), { ...layout(view), ...size }, CONFIG);
     if (!this.drawn) this.listen();
     this.drawn = true;
+  }
+
+  onPaper(width) {
+    this.dirty = true;
+    if (width === null || !globalThis.Plotly || !this.traces.length) return this.draw();
+    this.label();
+    this.react({ width, height: this.options.height ?? 220, autosize: false });
   }
 
   // Plotly also tells of ranges it chose itself; only those a person dragged are a zoom.
@@ -323,6 +339,7 @@ export function warm() {
 // One drawing at a time, with a breath between them in which the page scrolls and answers.
 const waiting = new Set();
 function inTurn(figure) {
+  if (waiting.has(figure)) return;
   waiting.add(figure);
   if (waiting.size === 1) setTimeout(paintNext);
 }

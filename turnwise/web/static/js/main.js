@@ -5,6 +5,7 @@ import { redraw } from "board/charts.js";
 import { h, svg, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
 import { badge, progress } from "board/parts/run.js";
+import { lightWhenPrinted } from "board/printing.js";
 import { on, page, link, start } from "board/router.js";
 import * as compare from "board/pages/compare.js";
 import * as config from "board/pages/config.js";
@@ -13,12 +14,13 @@ import * as curves from "board/pages/curves.js";
 import * as group from "board/pages/group.js";
 import * as health from "board/pages/health.js";
 import * as runs from "board/pages/runs.js";
+import * as sample from "board/pages/sample.js";
 import * as tokens from "board/pages/tokens.js";
 import * as tools from "board/pages/tools.js";
 import * as trajectories from "board/pages/trajectories.js";
 
 const TABS = [["curves", "Curves"], ["tools", "Tools & users"], ["trajectories", "Trajectories"], ["health", "Health"], ["config", "Config"]];
-const TAB_OF = { group: "trajectories", trajectory: "trajectories" };
+const TAB_OF = { group: "trajectories", sample: "trajectories", trajectory: "trajectories" };
 const places = new Map(); // where each history entry was scrolled to
 
 on("runs", runs);
@@ -29,6 +31,7 @@ on("tools", tools);
 on("health", health);
 on("trajectories", trajectories);
 on("group", group);
+on("sample", sample);
 on("trajectory", { render: (node, context) => (context.params.view === "tokens" ? tokens : conversation).render(node, context) });
 
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
@@ -111,7 +114,10 @@ function show(route) {
 function failed(node, error, again) {
   console.warn(error);
   fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
-    frozen ? null : h("button", { type: "button", onClick: again }, "Try again"), " ", h("a", { href: link("/") }, "All runs"));
+    h("p", { class: "links" },
+      frozen ? null : h("button", { type: "button", onClick: again }, "Try again"),
+      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`) }, "All trajectories of this run") : null,
+      h("a", { class: "button", href: link("/") }, "All runs")));
 }
 
 function leave() {
@@ -229,4 +235,5 @@ setInterval(() => {
 }, 5000);
 history.scrollRestoration = "manual";
 const dot = shell();
+lightWhenPrinted();
 start(show);

@@ -2,7 +2,7 @@
 import { h } from "board/dom.js";
 import { number } from "board/format.js";
 import { NOTHING, POLICY } from "board/parts/channels.js";
-import { spelled } from "board/parts/visible.js";
+import { visibleText } from "board/parts/visible.js";
 
 // A block ends at a line end after this many tokens, so that what is out of sight need not be laid out.
 const BLOCK = 150;
@@ -12,7 +12,7 @@ const SLICE_MS = 10;
 /** What a token looks like in the flow: white space stays, a line end is drawn, nothing is empty. */
 function drawn(piece) {
   if (piece === "") return "◦";
-  return spelled(piece).replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
+  return visibleText(piece).replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
 }
 
 function later() {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.storage.conduct import conduct_of
+from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -50,23 +50,25 @@ OK, ERROR = CallStatus.OK, CallStatus.ERROR
     ],
 )
 def test_evidence_and_its_use(turns, evidence, used):
-    found = conduct_of(episode(*turns))
+    found = tool_behaviour(episode(*turns))
     assert (found.evidence, found.used) == (evidence, used)
 
 
 def test_duplicates_are_counted_whatever_the_order_of_the_arguments():
     calls = [({"a": 1, "b": 2}, OK, "x"), ({"b": 2, "a": 1}, OK, "x"), ({"a": 1}, OK, "x"), ({"a": 1}, ERROR, "x")]
-    assert conduct_of(episode(("t", calls))).duplicate_calls == 2
+    assert tool_behaviour(episode(("t", calls))).duplicate_calls == 2
     for status in (CallStatus.MALFORMED, CallStatus.REFUSED):
-        assert conduct_of(episode(("t", [({}, status, "x")] * 3))).duplicate_calls == 0
+        assert tool_behaviour(episode(("t", [({}, status, "x")] * 3))).duplicate_calls == 0
     spaced = [({"code": "f(1)\nf(2)"}, OK, "x"), ({"code": "\nf(1)  \n\nf(2)\n"}, OK, "x")]
-    assert conduct_of(episode(("t", spaced))).duplicate_calls == 1
+    assert tool_behaviour(episode(("t", spaced))).duplicate_calls == 1
 
 
 def test_only_calls_that_worked_are_said_to_print():
     calls = [({"code": "print(1)"}, status, "x") for status in CallStatus]
-    assert conduct_of(episode(("t", calls))).print_only == 2, "ok, and unknown in another system's record"
-    assert [conduct_of(episode(("t", [({key: "print(1)"}, OK, "1")]))).print_only for key in ("script", "text")] == [
+    assert tool_behaviour(episode(("t", calls))).print_only == 2, "ok, and unknown in another system's record"
+    assert [
+        tool_behaviour(episode(("t", [({key: "print(1)"}, OK, "1")]))).print_only for key in ("script", "text")
+    ] == [
         1,
         0,
     ]
@@ -101,7 +103,7 @@ def test_only_calls_that_worked_are_said_to_print():
     ],
 )
 def test_code_that_only_prints(code, only):
-    assert conduct_of(episode(("t", [({"code": code}, OK, "42")]))).print_only == int(only)
+    assert tool_behaviour(episode(("t", [({"code": code}, OK, "42")]))).print_only == int(only)
 
 
 def test_arguments_of_any_shape_are_survived():
@@ -109,4 +111,4 @@ def test_arguments_of_any_shape_are_survived():
     for _ in range(5000):
         deep = [deep]
     calls = [({"code": 5}, OK, "x"), ({"code": None}, OK, "x"), ({"a": deep}, OK, "x"), ({"a": {1, 2}}, OK, "x")]
-    assert conduct_of(episode(("t", calls))).print_only == 0
+    assert tool_behaviour(episode(("t", calls))).print_only == 0

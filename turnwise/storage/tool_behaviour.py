@@ -22,8 +22,8 @@ _SAYING = {"print", "str", "repr", "int", "float", "bool", "format", "list", "tu
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
-    """`Conduct(evidence=True, used=False, duplicate_calls=1, print_only=0)`."""
+class ToolBehaviour:
+    """`ToolBehaviour(evidence=True, used=False, duplicate_calls=1, print_only=0)`."""
 
     evidence: bool
     """A call that worked said something."""
@@ -35,7 +35,7 @@ class Conduct:
     """Calls whose Python only says what is written in it (`is_print_only`)."""
 
 
-def conduct_of(trajectory: Trajectory) -> Conduct:
+def tool_behaviour(trajectory: Trajectory) -> ToolBehaviour:
     """Everything about a trajectory's calls at once."""
     asked = _tokens(" ".join(message.text for message in trajectory.sample.prompt))
     said: set[str] = set()
@@ -48,7 +48,7 @@ def conduct_of(trajectory: Trajectory) -> Conduct:
                 evidence = True
                 said |= _tokens(reply.text) - asked
     calls = trajectory.calls
-    return Conduct(evidence, used, sum(repeated(calls)), sum(prints_only(call) for call in calls))
+    return ToolBehaviour(evidence, used, sum(repeated(calls)), sum(prints_only(call) for call in calls))
 
 
 def repeated(calls: Iterable[CallRecord]) -> list[bool]:
