@@ -20,6 +20,7 @@ MEMORY = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("code", MEMORY.values(), ids=MEMORY)
 def test_memory_ends_before_the_host_s_does(arena, code):
     """Told as such, and peak memory stays within the limit."""
@@ -58,6 +59,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("name", ENDLESS)
 def test_time_runs_out(arena, name):
     """Interrupted with the variables kept where the code lets itself be interrupted, ended otherwise."""
@@ -66,6 +68,21 @@ def test_time_runs_out(arena, name):
     assert result.status is Status.TIMEOUT, result
     assert kept is None or result.kept is kept, result
     assert result.seconds < 5 and "stopped after 0.15 s" in result.text()
+
+
+def test_memory_time_and_output_end_at_every_level(arena):
+    """57, 61, 63, 67, 73: one of each kind; what follows from the limits of a process is tried at one level."""
+    expected = {
+        MEMORY["60 map"]: Status.MEMORY,
+        ENDLESS["61 loop"][0]: Status.TIMEOUT,
+        ENDLESS["63 ignored"][0]: Status.TIMEOUT,
+        FLOODS["67 stderr"]: Status.OK,
+        ENDS["73 _exit"][0]: Status.KILLED,
+    }
+    for code, status in expected.items():
+        result = arena.run(code, seconds=0.15 if status is Status.TIMEOUT else None)
+        assert result.status is status, (code, result)
+        assert len(result.text()) < 4 * arena.limits.output + 20_000
 
 
 def test_a_stopped_call_keeps_variables_and_an_ended_one_says_what_was_lost(arena):
@@ -93,6 +110,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("code", FLOODS.values(), ids=FLOODS)
 def test_floods_are_cut(arena, code):
     result = arena.run(code, seconds=0.7)
@@ -147,6 +165,7 @@ ENDS = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("name", ENDS)
 def test_ends(arena, name):
     """71-78: whatever becomes of the process, the host tells it as it was and goes on."""
