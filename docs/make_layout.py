@@ -1,4 +1,4 @@
-"""Writes docs/layout.md: every file with the purpose that its own first line states. A test compares it with the disk."""
+"""Writes docs/layout.md: every file with the purpose that its first line states. A test compares it with the disk."""
 
 import ast
 import re
