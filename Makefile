@@ -35,8 +35,11 @@ check: $(STAMP)  ## ruff, mypy, and the config check of the default run
 	$(RUN)/mypy
 	$(RUN)/turnwise check > /dev/null
 
-test: $(STAMP)  ## the test suite, in two processes; WORKERS=0 runs it in one, ARGS="-k sandbox" a part of it
-	OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(STAMP)  ## the test suite but for its long tail; WORKERS=0 runs it in one process, ARGS="-k sandbox" a part of it
+	$(PYTEST) $(ARGS)
+
+test-all: $(STAMP)  ## the test suite with its long tail
+	$(PYTEST) -m "" $(ARGS)
 
 eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)

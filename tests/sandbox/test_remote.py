@@ -1,4 +1,4 @@
-"""Sessions over HTTP, against our own server; other servers are in test_remote_strangers.py."""
+"""Sessions over HTTP, against our own server; other servers are in test_remote_servers.py."""
 
 import asyncio
 import concurrent.futures

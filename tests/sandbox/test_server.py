@@ -470,11 +470,11 @@ def settled(ask):
     return answer
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_a_web_page_cannot_have_code_run(kind):
+def test_a_web_page_cannot_have_code_run():
     with serving(ServerSettings(pool=POOL), token=None) as client:
         body = b'{"code": "print(1)", "language": "python"}'
-        assert client.post("/run_code", content=body, headers={"Content-Type": kind}).status_code == 415
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            assert client.post("/run_code", content=body, headers={"Content-Type": kind}).status_code == 415, kind
         rebound = {"Host": "evil.example", **JSON}
         assert client.post("/run_code", content=body, headers=rebound).status_code == 400
         assert client.post("/run_code", content=body, headers=JSON).status_code == 200
