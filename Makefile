@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INSTALL := $(RUN)/pip install --quiet --disable-pip-version-check
-PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal
 UV_COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 LOCKED ?=
 ARGS ?=
