@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,10 +102,7 @@ def unread(composed: Composed) -> list[str]:
     Not those of a run that goes on: they were read then, and are not asked for now.
     """
     values = composed.values()
-    layers, _ = _task_layer(composed.config.task)
-    unset = dict(
-        _flatten_config(_hydra(layers, {}, [], None))
-    )  # a recorded config holds every key: most say nothing new
+    unset = _unset(composed.config.task)  # a recorded config holds every key: most say nothing new
     found = []
     for key, knob in _knobs(Config):
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
@@ -118,6 +116,13 @@ def unread(composed: Composed) -> list[str]:
                 f"{key} ({composed.origins[key]}) is never read: {other} is {shown}; it is read when that is {when}"
             )
     return found
+
+
+@functools.cache
+def _unset(task: str | None) -> dict[str, Any]:
+    """Every key with the value it has for that task when nobody sets it."""
+    layers, _ = _task_layer(task)
+    return dict(_flatten_config(_hydra(layers, {}, [], None)))
 
 
 def flat(config: Config) -> dict[str, Any]:
