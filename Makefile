@@ -17,7 +17,7 @@ help:  ## what each verb does
 
 setup: $(STAMP)  ## a virtual environment in .venv with everything; LOCKED=1 takes the exact versions that CI runs
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(if $(LOCKED),.ci/build.txt .ci/requirements.txt)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Turnwise needs Python 3.11 or 3.12, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)
