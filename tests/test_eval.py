@@ -79,7 +79,7 @@ def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path, exact_eng
     """The same trajectories, bit by bit, whether episodes run alone or side by side, in a group or not."""
 
     def play(*overrides: str) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
-        config = configure("eval.samples=4", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
+        config = configure("eval.samples=3", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
         report = evaluate(config, console=QUIET)
         return {
             (t.sample.id, t.sibling): (t.segments[0].token_ids, t.segments[0].logprobs) for t in report.trajectories

@@ -1,6 +1,7 @@
 """Training end to end with real weight updates: exact resume, signals, every algorithm, every bad input."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -179,7 +180,19 @@ def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: 
     assert report.sources["arithmetic"].failed == 0
 
 
-@pytest.mark.parametrize("extra", [(), ("algorithm.advantage=gae", "algorithm.kl_reward=0.01"), ("training.minibatches=2", "training.epochs=2")], ids=["grpo", "ppo", "epochs"])  # fmt: skip
+PPO = ("algorithm.advantage=gae", "algorithm.kl_reward=0.01")
+EPOCHS = ("training.minibatches=2", "training.epochs=2")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param((*PPO, *EPOCHS), id="ppo, epochs"),  # every kind of state that a run keeps
+        pytest.param((), id="grpo", marks=pytest.mark.long),
+        pytest.param(PPO, id="ppo", marks=pytest.mark.long),
+        pytest.param(EPOCHS, id="epochs", marks=pytest.mark.long),
+    ],
+)
 def test_four_steps_equal_two_steps_resumed_for_two_more_bit_by_bit(
     tmp_path: Path, extra: tuple[str, ...], exact_engine: None
 ) -> None:
@@ -229,11 +242,19 @@ def test_collection_ahead_of_the_weights_uses_the_same_samples_and_older_weights
         assert {turn.policy_version for t in found for turn in t.turns} == {step}
 
 
+def run_with_a_gradient(folder: Path, *overrides: str) -> tuple[TrainReport, dict[str, Any]]:
+    """A run whose siblings always get different rewards, so that no gradient is zero by chance, and its last step."""
+    (folder / "plug.py").write_text("def score(trajectory):\n    return float(trajectory.sibling % 2)\n")
+    report = run(folder, f"scoring.scorers={{default: '{folder}/plug.py:score'}}", *overrides)
+    line = [line for line in lines(report) if "critic/score/mean" in line][-1]
+    assert 0 < line["actor/grad_norm"] < math.inf and math.isfinite(line["actor/pg_loss"]), line
+    return report, line
+
+
 @pytest.mark.parametrize("advantage", ["gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "remax"])
 def test_every_advantage_trains(tmp_path: Path, advantage: str) -> None:
-    report = run(tmp_path, f"algorithm.advantage={advantage}", "training.steps=1")
-    (line,) = [line for line in lines(report) if "critic/score/mean" in line]
-    assert line["actor/grad_norm"] >= 0 and ("critic/vf_loss" in line) == (advantage == "gae")
+    _, line = run_with_a_gradient(tmp_path, f"algorithm.advantage={advantage}", "training.steps=1")
+    assert ("critic/vf_loss" in line) == (advantage == "gae")
 
 
 @pytest.mark.parametrize(
@@ -256,8 +277,9 @@ def test_every_advantage_trains(tmp_path: Path, advantage: str) -> None:
     ids=lambda overrides: ",".join(overrides),
 )
 def test_every_choice_trains(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    report = run(tmp_path, "training.steps=1", *overrides)
-    assert report.steps >= 1 and report.after
+    report, line = run_with_a_gradient(tmp_path, "training.steps=1", *overrides)
+    steps = 2 if "training.steps=2" in overrides else 1
+    assert report.steps == line["step"] == steps and 0 <= report.after["accuracy"] <= 1
 
 
 def test_a_run_ends_at_its_target_or_its_budget(tmp_path: Path) -> None:
@@ -344,7 +366,7 @@ def wait_for(path: Path, text: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"{text!r} never appeared in {path}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT])
 def test_a_signal_ends_the_run_cleanly_with_a_checkpoint_and_the_resume_command(tmp_path: Path, number: int) -> None:
     process = start(tmp_path, "training.save_every=0")
     wait_for(tmp_path / "runs" / "r" / "log.txt", "step 2/500", process)

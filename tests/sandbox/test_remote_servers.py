@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 
 import fastapi
 import pytest
-import uvicorn
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox import remote
@@ -19,21 +17,10 @@ from turnwise.sandbox.remote import RemotePool
 from turnwise.sandbox.results import InputImage, Status
 
 
-@contextlib.contextmanager
-def serving(app):
-    """The URL of an app, which lives in a thread."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+@pytest.fixture(scope="module")
+def serving_app(serving_in_a_thread):
+    """Serves an app that needs nothing opened; its URL."""
+    return lambda app: serving_in_a_thread(lambda: contextlib.nullcontext(app))
 
 
 def in_session(url, work, stateless=False, **more):
@@ -83,8 +70,8 @@ def plain_app():
 
 
 @pytest.fixture(scope="module")
-def plain():
-    with serving(plain_app()) as url:
+def plain(serving_app):
+    with serving_app(plain_app()) as url:
         yield url
 
 
@@ -189,7 +176,7 @@ GARBAGE = {
 
 
 @pytest.fixture(scope="module")
-def garbage():
+def garbage(serving_app):
     """A server that answers with the garbage whose name the code is, and the calls it got."""
     app, _ = liar(None)
     app.router.routes = [route for route in app.router.routes if not route.path.endswith("/run")]
@@ -200,7 +187,7 @@ def garbage():
         calls.append(request["code"])
         return GARBAGE[request["code"]]
 
-    with serving(app) as url:
+    with serving_app(app) as url:
         yield url, calls
 
 
@@ -212,13 +199,13 @@ def test_garbage_is_lost_and_never_a_result(garbage, name):
     assert calls.count(name) == 1  # it may have run: never twice
 
 
-def test_what_is_no_garbage_is_a_result():
+def test_what_is_no_garbage_is_a_result(serving_app):
     app, _ = liar(lambda _: told(stdout="fine"))
-    with serving(app) as url:
+    with serving_app(app) as url:
         assert in_session(url, lambda session: session.run("1")).stdout == "fine"
 
 
-def test_an_answer_that_is_too_long_is_cut_off(monkeypatch):
+def test_an_answer_that_is_too_long_is_cut_off(monkeypatch, serving_app):
     monkeypatch.setattr(remote, "MAX_ANSWER", 100_000)
 
     async def long():
@@ -227,28 +214,28 @@ def test_an_answer_that_is_too_long_is_cut_off(monkeypatch):
             await asyncio.sleep(0)
 
     app, _ = liar(lambda _: fastapi.responses.StreamingResponse(long()))
-    with serving(app) as url:
+    with serving_app(app) as url:
         with pytest.raises(SandboxLost, match="more than 100000 bytes"):
             in_session(url, lambda session: session.run("1"))
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again_and_answers(status):
+def test_a_busy_server_is_asked_again_and_answers(status, serving_app):
     app, calls = liar(lambda count: told() if count == 3 else fastapi.Response(status_code=status))
-    with serving(app) as url:
+    with serving_app(app) as url:
         assert in_session(url, lambda session: session.run("1")).value == "1"
     assert len(calls) == 3
 
 
-def test_a_server_that_stays_busy_is_given_up():
+def test_a_server_that_stays_busy_is_given_up(serving_app):
     app, calls = liar(lambda _: fastapi.Response(b"full", status_code=429))
-    with serving(app) as url:
+    with serving_app(app) as url:
         with pytest.raises(SandboxLost, match="429: full .3 attempts."):
             in_session(url, lambda session: session.run("1"), retries=2)
     assert len(calls) == 3
 
 
-def test_no_answer_in_time_is_lost():
+def test_no_answer_in_time_is_lost(serving_app):
     async def slow():
         await asyncio.sleep(2)
         return told()
@@ -256,7 +243,7 @@ def test_no_answer_in_time_is_lost():
     app, _ = liar(lambda _: None)
     app.router.routes = [route for route in app.router.routes if not route.path.endswith("/run")]
     app.post("/sessions/{number}/run")(slow)
-    with serving(app) as url:
+    with serving_app(app) as url:
         with pytest.raises(SandboxLost, match="did not answer"):
             in_session(url, lambda session: session.run("1", 0.1), patience=0.2)
 
@@ -264,9 +251,9 @@ def test_no_answer_in_time_is_lost():
 @pytest.mark.parametrize(
     "report", [{}, {"level": "L9", "text": ""}, {"level": "auto", "text": ""}, {"level": "L3"}, "L3"]
 )
-def test_a_report_that_is_none_proves_nothing(report):
+def test_a_report_that_is_none_proves_nothing(report, serving_app):
     app = fastapi.FastAPI()
     app.get("/report")(lambda: report)
-    with serving(app) as url:
+    with serving_app(app) as url:
         with pytest.raises(SandboxUnavailable):
             in_session(url, lambda session: session.run("1"))
