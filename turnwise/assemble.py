@@ -118,7 +118,7 @@ def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     """Samples of the configured files, or else of the task's generator."""
     key = "train_files" if split == "train" else "eval_files"
-    files: list[str] = getattr(config.data, key)
+    files = config.data.train_files if split == "train" else config.data.eval_files
     spec = config.task
     task = None if spec is None else load_task(spec)
     if files:
