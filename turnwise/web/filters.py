@@ -41,10 +41,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Array, Array], Array]] = {
 
 
 class BadFilter(ValueError):
-    """An expression that cannot be used; the text says where and what would be right.
-
-    `column` counts its characters from 1, `end` is the column after the last one that is wrong.
-    """
+    """An expression that cannot be used: what is right, and where (`column` from 1, `end` after what is wrong)."""
 
     def __init__(self, message: str, column: int | None = None, end: int | None = None) -> None:
         super().__init__(message if column is None else f"column {column}: {message}")
@@ -188,8 +185,7 @@ class _Evaluation:
         self.shift = shift
 
     def fail(self, node: ast.expr, message: str) -> BadFilter:
-        """The error at a node, whose offsets count bytes."""
-        content = self.text.lstrip().encode()
+        content = self.text.lstrip().encode()  # a node's offsets count bytes
         start, end = (
             len(content[:offset].decode(errors="ignore")) for offset in (node.col_offset, node.end_col_offset)
         )
