@@ -76,7 +76,7 @@ function accuracy(left) {
       bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name }]);
     }
   }
-  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? `Accuracy: ${source}` : source, lines, { percent: true }));
+  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
   const more = families(left, ["val/", "train/"]);
   if (bySource.size === 1) return { overall: sources, others: more };
   if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true })], others: [...sources, ...more] };
