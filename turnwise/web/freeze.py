@@ -89,7 +89,7 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
     run.series.refresh()
     run.table.refresh(None)
     found = health(run.table, run.series)
-    wanted = _passing(run.table, filter, most) if filter.strip() else _telling(run.table, found["findings"], most)
+    wanted = _passing(run.table, filter, most) if filter.strip() else _informative(run.table, found["findings"], most)
     frozen = _Frozen(run)
     frozen.left_out += [f"{damaged['file']}: {damaged['reason']}" for damaged in run.table.damaged]
     frozen.add("/api/runs", {"runs": runs.summaries(time.time())})
@@ -113,7 +113,7 @@ def _passing(table: Table, filter: str, most: int) -> list[Place]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Selection:
     """Trajectories worth a look, the first of them most."""
 
     split: str = "all"
@@ -127,23 +127,23 @@ class _Wish:
         return rows
 
 
-def _telling(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
+def _informative(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
     """One after the other of the best, the worst, the surprising, the longest and those behind findings.
 
     Of one group one is enough: its page shows the siblings.
     """
     splits = {info.split for info in table.shards()}
     own = "train" if "train" in splits else "all"
-    wishes = [
-        _Wish(own, sort="reward"),
-        _Wish(own, sort="reward", order="asc"),
-        _Wish(filter=WRONG_BUT_REWARDED),
-        _Wish(filter=FLIPPED_TO_WRONG),
-        _Wish(filter=FLIPPED_TO_RIGHT),
-        _Wish(own, sort="policy_tokens"),
-        *(_Wish(split, filter) for filter, split in _finding_links(findings, serious=True)),
+    selections = [
+        _Selection(own, sort="reward"),
+        _Selection(own, sort="reward", order="asc"),
+        _Selection(filter=WRONG_BUT_REWARDED),
+        _Selection(filter=FLIPPED_TO_WRONG),
+        _Selection(filter=FLIPPED_TO_RIGHT),
+        _Selection(own, sort="policy_tokens"),
+        *(_Selection(split, filter) for filter, split in _finding_links(findings, serious=True)),
     ]
-    queues = [iter(wish.rows(table, 8 * most)) for wish in wishes]
+    queues = [iter(one.rows(table, 8 * most)) for one in selections]
     chosen: dict[tuple[str, str], Place] = {}
     while queues and len(chosen) < most:
         for queue in list(queues):
