@@ -46,6 +46,8 @@ def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     expect(page.locator(".plot .main-svg").first).to_be_visible()
     accuracy = page.get_by_role("heading", name="Accuracy", exact=True)
     assert accuracy.bounding_box()["y"] < 900, "on the first screen, beside the reward"
+    titles = page.locator("h2, h3").all_inner_texts()
+    assert not [title for title in titles if re.search("KL|critic", title)], "the run has neither"
     with page.expect_download() as saved:
         page.get_by_label("save the numbers: Reward", exact=True).click()
     lines = saved.value.path().read_text().splitlines()
