@@ -32,7 +32,7 @@ from turnwise.types import (
 )
 from turnwise.web import shell
 from turnwise.web.app import answer, make_app
-from turnwise.web.gate import Door
+from turnwise.web.gate import BoardAddress
 from turnwise.web.runs import Runs
 
 PNG = base64.b64decode(
@@ -48,7 +48,7 @@ def serving(places, token=None, kind=Runs):
 
     async def main():
         closing = asyncio.Event()
-        app = make_app(kind(places), Door("127.0.0.1", 7007, token), closing)
+        app = make_app(kind(places), BoardAddress("127.0.0.1", 7007, token), closing)
         config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         running = asyncio.ensure_future(server.serve())

@@ -229,6 +229,10 @@ SCENES: dict[str, tuple[Scene, Scene]] = {
     "print_only_burst": (passing(calls("print(42)")), steady(calls("print(42)"))),
     "duplicate_burst": (passing(calls("x = 1", "x = 1")), steady(calls("x = 1", "x = 1"))),
     "tools_unused_burst": (passing({"calls": []}), steady({"calls": []})),
+    "flat_burst": (
+        Scene(lambda place: {"reward": 0.0} if place.step in (5, 6) else {}),
+        Scene(lambda place: {"reward": 0.0} if place.number < 2 * SIBLINGS else {}),
+    ),
     "reward_dip": (passing({"reward": -1.0}), steady({"reward": -1.0})),
     "length_burst": (passing({"tokens": 200}, {"tokens": 40}), steady({"tokens": 200})),
     "feedback_hurts": (Scene(evaluation=flipped(0.4, 0.1)), Scene(evaluation=flipped(0.25, 0.25))),

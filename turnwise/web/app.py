@@ -19,7 +19,7 @@ from turnwise.storage.json_text import to_json
 from turnwise.web import shell
 from turnwise.web.configs import diff
 from turnwise.web.events import stream
-from turnwise.web.gate import EVENTS, Door, Gate, content_policy
+from turnwise.web.gate import EVENTS, BoardAddress, Gate, content_policy
 from turnwise.web.runs import NotFound, Run, Runs
 
 MOST_RUNS = 32
@@ -32,7 +32,7 @@ Row = Annotated[int, Query(ge=0, le=10_000_000)]
 Expression = Annotated[str, Query(max_length=2000)]
 
 
-def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> ASGIApp:
+def make_app(runs: Runs, address: BoardAddress, closing: asyncio.Event | None = None) -> ASGIApp:
     """The app. `closing` ends the open streams, which a server that stops would otherwise wait for."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # numbers hardly shrink further at higher levels, which take four times as long
@@ -56,7 +56,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
         return StreamingResponse(text, media_type="text/event-stream")
 
     # around everything, the framework's own answer to a bug included, which it gives outside of its middleware
-    return Gate(app, door, content_policy(shell.inline_hashes()))
+    return Gate(app, address, content_policy(shell.inline_hashes()))
 
 
 def answer(value: Any, status: int = 200) -> Response:

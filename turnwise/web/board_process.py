@@ -50,7 +50,7 @@ def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) 
 
     A board that cannot start is a note, whatever the reason: it is there to look at the training, not to stop it.
     """
-    command = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", str(port), "--beside"]
+    command = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", str(port), "--child"]
     try:
         process = subprocess.Popen(
             command,

@@ -12,6 +12,10 @@ from turnwise.web.table import Table
 
 SURE = 6.0
 """Standard errors above what came before and after. Two more than between two given stretches: here all are tried."""
+SURE_OF_GROUPS = 4.0
+"""The same where each group counts once: groups do not resemble each other as siblings do."""
+FLAT_WATCH, FLAT_ALARM = 0.3, 0.6
+"""Points of the share of groups that are all wrong. Hard samples come together now and then."""
 BURST_WATCH, BURST_ALARM = 0.1, 0.3
 """Points of the share of episodes above those before and after. A tenth is a bad batch or two; after a third of some
 steps' episodes the policy has learned from them."""
@@ -43,7 +47,7 @@ class Burst:
         return int(steps[self.start]), int(steps[self.end - 1])
 
 
-def find_burst(rows: Rows, values: Floats) -> Burst | None:
+def find_burst(rows: Rows, values: Floats, sure: float = SURE) -> Burst | None:
     """The steps whose values stand most surely above those before and after; None when none surely do.
 
     Bursts of every length from one step on are tried; each is compared with as many steps on either side, at least
@@ -57,18 +61,18 @@ def find_burst(rows: Rows, values: Floats) -> Burst | None:
     def stretch(first: Ints, last: Ints) -> tuple[Floats, Floats, Floats]:
         return count[last] - count[first], total[last] - total[first], square[last] - square[first]
 
-    best, found, length = SURE, None, 1
+    best, found, length = sure, None, 1
     reach = windows(rows).length
     while SHORTEST_WINDOW + length < size:
         start = np.arange(SHORTEST_WINDOW, size - length)
         end, wide = start + length, max(reach, length)
         inside = stretch(start, end)
         sides = stretch(np.maximum(start - wide, 0), start), stretch(end, np.minimum(end + wide, size))
-        sure = np.minimum(*(_surely_above(inside, side) for side in sides))
-        at_best = int(sure.argmax())
-        if sure[at_best] > best:
+        above = np.minimum(*(_surely_above(inside, side) for side in sides))
+        at_best = int(above.argmax())
+        if above[at_best] > best:
             means = (float(side[1][at_best] / side[0][at_best]) for side in (sides[0], inside, sides[1]))
-            best, found = float(sure[at_best]), Burst(int(start[at_best]), int(end[at_best]), *means)
+            best, found = float(above[at_best]), Burst(int(start[at_best]), int(end[at_best]), *means)
         length = max(length + 1, length * 5 // 4)
     return found
 
@@ -95,6 +99,7 @@ class _Trouble:
     metrics: tuple[str, ...]
     has: Callable[[Rows], Floats]
     levels: tuple[float, float] = (BURST_WATCH, BURST_ALARM)
+    sure: float = SURE
 
 
 def _find(table: Table, trouble: _Trouble, *, calls: bool = True) -> Finding | None:
@@ -102,14 +107,14 @@ def _find(table: Table, trouble: _Trouble, *, calls: bool = True) -> Finding | N
     if not len(rows) or (calls and not rows.number("calls").sum()):
         return None
     hits = trouble.has(rows)
-    burst = find_burst(rows, hits)
+    burst = find_burst(rows, hits, trouble.sure)
     severity = Severity.OK if burst is None else graded(burst.excess, *trouble.levels)
     if burst is None or severity is Severity.OK:
         text = f"No stretch of the run has surely more {trouble.seen} than the steps before and after it."
         return Finding(trouble.id, Severity.OK, trouble.title, text, metrics=trouble.metrics)
     steps = burst.steps(rows.steps)
     here = (rows.at >= burst.start) & (rows.at < burst.end)
-    share = Share.within(hits == 1, here)
+    share = Share.within(hits == 1, here & np.isfinite(hits))
     text = (
         f"{trouble.seen[0].upper()}{trouble.seen[1:]}: {share} in {span(steps)}, "
         f"{percent(burst.before)} before it and {percent(burst.after)} after it."
@@ -243,6 +248,36 @@ def tools_unused_burst(table: Table, series: Series) -> Finding | None:
             lambda rows: (rows.number("called") != 1).astype(np.float64),
         ),
     )
+
+
+def flat_burst(table: Table, series: Series) -> Finding | None:
+    """Steps whose groups were all wrong: nothing was learned in them."""
+    return _find(
+        table,
+        _Trouble(
+            "flat_burst",
+            "A stretch of groups that are all wrong",
+            "groups whose siblings are all equally wrong",
+            "group_std == 0 and group_size > 1 and right == false",
+            "These steps had next to no gradient: look for a run of hard samples, or for a tool that was away.",
+            ("groups/flat", "critic/score/mean"),
+            _flat_and_wrong,
+            (FLAT_WATCH, FLAT_ALARM),
+            SURE_OF_GROUPS,
+        ),
+        calls=False,
+    )
+
+
+def _flat_and_wrong(rows: Rows) -> Floats:
+    """1 or 0 at the first row of each group of several, nan elsewhere: a group counts once."""
+    shard = rows.snapshot.shard_index[rows.rows].astype(np.int64)
+    sample = rows.codes("sample_id")
+    first = np.unique(shard * (int(sample.max(initial=0)) + 1) + sample, return_index=True)[1]
+    wrong = (rows.grouped("group_std") == 0) & (rows.number("right") == 0)
+    values = np.full(len(rows), np.nan)
+    values[first] = np.where(rows.grouped("group_size")[first] > 1, wrong[first], np.nan)
+    return values
 
 
 def reward_dip(table: Table, series: Series) -> Finding | None:

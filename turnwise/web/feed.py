@@ -36,7 +36,7 @@ class Feed:
         self._damaged: dict[str, str] = {}
         self._bad_lines: dict[int, str] = {}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """See what is new; True when everything read before is void."""
         try:
             void, new = self._tail.poll()

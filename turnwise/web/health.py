@@ -8,6 +8,7 @@ import numpy as np
 from turnwise.web.detectors_bursts import (
     duplicate_burst,
     failure_burst,
+    flat_burst,
     length_burst,
     malformed_burst,
     print_only_burst,
@@ -73,6 +74,7 @@ DETECTORS: tuple[Detector, ...] = (
     print_only_burst,
     duplicate_burst,
     tools_unused_burst,
+    flat_burst,
     reward_dip,
     length_burst,
     *FACTS,

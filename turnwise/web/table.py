@@ -78,7 +78,7 @@ class Table:
         return before != self._left
 
     def _poll(self) -> bool:
-        void = self._feed.look()
+        void = self._feed.poll()
         if void:
             self._snapshot, self._left_out, self._apart = Snapshot(Pools()), {}, Snapshot(Pools())
         return void

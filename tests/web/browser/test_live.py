@@ -18,6 +18,45 @@ def test_the_runs_are_listed_with_their_state_and_compared(open_page):
     page.get_by_role("button", name="Compare 2 runs").click()
     expect(page).to_have_url(re.compile(r"#/compare\?runs=.*other"))
     expect(page.locator(".plot .main-svg").first).to_be_visible()
+    expect(page.locator(".legend-key").first).to_contain_text("at step")
+    page.get_by_role("link", name="Runs").click()
+    dead = page.locator("tr", has=page.get_by_role("link", name="dead"))
+    expect(dead.locator(".why")).to_contain_text("the last thing it said")
+
+
+def test_an_evaluation_is_a_table_and_two_are_compared_answer_by_answer(open_page):
+    page = open_page("#/run/eval-a/curves")
+    expect(page.get_by_role("link", name="Results")).to_be_visible()
+    expect(page.get_by_role("row", name="accuracy, final answer")).to_contain_text(re.compile(r"\d\.\d% ± \d"))
+    assert page.locator(".plot").count() == 0
+    page.goto(page.url.partition("#")[0] + "#/compare?runs=eval-a,eval-b")
+    expect(page.locator(".results:not(.pairs)").get_by_role("row", name="accuracy, final answer")).to_contain_text(
+        "points"
+    )
+    pairs = page.locator(".pairs")
+    expect(pairs.locator("tbody tr").first).to_contain_text("8")
+    pairs.locator("summary").first.click()
+    pairs.locator(".flips tbody tr").first.get_by_role("link").nth(1).click()
+    expect(page).to_have_url(re.compile(r"#/run/eval-b/trajectory\?shard=eval/step_000000"))
+    expect(page.locator(".timeline")).to_be_visible()
+
+
+def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
+    page = open_page("#/run/live/curves")
+    expect(page.locator(".plot .main-svg").first).to_be_visible()
+    accuracy = page.get_by_role("heading", name="Accuracy", exact=True)
+    assert accuracy.bounding_box()["y"] < 900, "on the first screen, beside the reward"
+    titles = page.locator("h2, h3").all_inner_texts()
+    assert not [title for title in titles if re.search("KL|critic", title)], "the run has neither"
+    with page.expect_download() as saved:
+        page.get_by_label("save the numbers: Reward", exact=True).click()
+    lines = saved.value.path().read_text().splitlines()
+    assert saved.value.suggested_filename == "reward.csv" and lines[0] == "series,step,value,low,high"
+    values = [[float(one) for one in line.split(",")[2:]] for line in lines[1:]]
+    assert len(values) == growing.step and all(0 <= low <= mean <= high <= 1 for mean, low, high in values)
+    with page.expect_download() as saved:
+        page.get_by_label("save as a picture: Reward", exact=True).click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_new_step_appears_without_a_reload(open_page, growing):

@@ -11,7 +11,7 @@ except ModuleNotFoundError:  # the browser fixture then skips or fails
 SHARD = "shard=trajectories/step_000012"
 PAGES = {
     "runs": "",
-    "compare": "#/compare?runs=live,other",
+    "compare": "#/compare?runs=live,eval-a",
     "curves": "#/run/live/curves",
     "tools": "#/run/live/tools",
     "trajectories": "#/run/live/trajectories",
@@ -180,6 +180,9 @@ def test_pages_that_are_not_there_say_so(open_page, watch):
     watch.expected = ("status of 404", "nowhere", "there is no row", "no trajectory", "has no sample")
     page = open_page("#/run/nowhere/curves")
     expect(page.locator("main [role=alert]")).to_contain_text("nowhere")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such run")
+    expect(page.locator(".live")).to_have_text("")
+    expect(page.locator(".run-head")).to_be_hidden()
     for lost in (
         "trajectory?shard=trajectories/step_000001&row=999",
         "trajectory?shard=eval/nothing&row=0",

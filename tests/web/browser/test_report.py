@@ -33,6 +33,9 @@ def test_a_report_opens_from_a_file_offline(browser, report_file, watch):
     expect(page.locator(".run-name")).to_have_text("live")
     expect(page.locator(".live")).to_have_text("report")
     expect(page.locator(".plot .main-svg").first).to_be_visible()
+    for name in ("save as a picture: Reward", "save the numbers: Reward"):
+        with page.expect_download():
+            page.get_by_label(name, exact=True).click()
     page.get_by_role("link", name="Health", exact=True).click()
     expect(page.locator(".page-health h1")).to_contain_text("Health")
     page.get_by_role("link", name="Tools & users").click()
@@ -57,6 +60,8 @@ def test_a_report_opens_from_a_file_offline(browser, report_file, watch):
     assert page.evaluate("window.hacked ?? null") is None
     page.goto(f"{start}#/run/live/trajectory?shard=trajectories/step_000001&row=0")
     expect(page.locator("main [role=alert]")).to_contain_text("not part of this report")
+    page.goto(f"{start}#/run/elsewhere/curves")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such run")
     context.close()
-    watch.expected = ("not part of this report",)
+    watch.expected = ("not part of this report", "there is no run elsewhere")
     watch.check((start, "data:", "blob:"))

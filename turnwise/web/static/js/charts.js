@@ -90,7 +90,7 @@ class Figure {
 
   build() {
     const { title, note, kind, height = 220 } = this.options;
-    this.last = h("span", { class: "panel-last" });
+    this.last = h("div", { class: "panel-last" });
     this.logButton = h("button", { type: "button", class: "mini", "aria-pressed": this.logY, onClick: () => this.toggleLog() }, "log");
     this.tableButton = h("button", { type: "button", class: "mini", "aria-pressed": false, onClick: () => this.toggleTable() }, "table");
     this.legend = h("div", { class: "legend" });
@@ -99,10 +99,10 @@ class Figure {
     const mini = (label, words, onClick) => h("button", { type: "button", class: "mini", title: words, "aria-label": `${words}: ${title}`, onClick }, label);
     this.element = h("section", { class: "panel" },
       h("header", { class: "panel-head" },
-        h("h3", { title: note }, title), this.last,
+        h("h3", { title: note }, title),
         h("span", { class: "panel-tools" }, kind === "lines" ? this.logButton : null, this.tableButton,
           mini("png", "save as a picture", () => this.savePicture()), mini("csv", "save the numbers", () => this.saveNumbers()))),
-      this.legend, this.plot, this.table);
+      this.last, this.legend, this.plot, this.table);
     this.label();
   }
 
@@ -223,7 +223,7 @@ class Figure {
     // Where all lines end at one step it is said once, else with each.
     const ends = new Set(shown.map((trace) => this.lastOf(trace).step));
     const together = lines && shown.length > 1 && ends.size === 1;
-    fill(this.last, lines && shown.length === 1 ? this.lastWords(shown[0]) : together ? atStep(...ends) : null);
+    fill(this.last, lines && shown.length === 1 ? this.lastWords(shown[0]) : together ? ["last values", atStep(...ends)] : null);
     const focused = [...this.legend.children].indexOf(document.activeElement);
     fill(this.legend, shown.length > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? this.lastWords(trace).slice(0, together ? 1 : 2) : null)) : null);
     if (focused >= 0) this.legend.children[focused]?.focus();

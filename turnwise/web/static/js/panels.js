@@ -7,6 +7,8 @@ const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy
 // A line's low and high are metric names too; spread names a series of /spread, whose band replaces them.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
+  // Without a KL penalty these repeat the reward: they are kept, and at the end.
+  const unpenalised = left.has("actor/reward_kl_penalty") ? [] : ["mean", "max", "min"].map((kind) => `critic/rewards/${kind}`).filter((name) => left.delete(name));
   const spread = new Set(spreads);
   const { overall, others } = accuracy(left);
   const [first, ...parts] = reward(left, spread);
@@ -20,7 +22,7 @@ export function panelSections(names, spreads = []) {
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
-    { title: "All other metrics", panels: families(left, [""]), searchable: true },
+    { title: "All other metrics", panels: families(new Set([...left, ...unpenalised]), [""]), searchable: true },
   ];
   return sections.filter((section) => section.panels.length > 0);
 }
@@ -59,6 +61,7 @@ function reward(left, spread) {
     panels.push(panel(`Part: ${part}`, lines));
   }
   const after = take(left, "critic/rewards/mean");
+  ["critic/rewards/max", "critic/rewards/min"].forEach((name) => left.delete(name));
   if (after) panels.push(panel("Reward after the KL penalty", [{ label: "reward", metric: after }]));
   return panels;
 }
@@ -76,7 +79,7 @@ function accuracy(left) {
       bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name }]);
     }
   }
-  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? `Accuracy: ${source}` : source, lines, { percent: true }));
+  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
   const more = families(left, ["val/", "train/"]);
   if (bySource.size === 1) return { overall: sources, others: more };
   if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true })], others: [...sources, ...more] };
@@ -147,8 +150,14 @@ const PLAIN = {
   "actor/reward_kl_penalty": "KL to the reference, as taken from the reward", "actor/reward_kl_penalty_coeff": "KL coefficient of the reward",
   "critic/advantages": "Advantages", "critic/returns": "Returns", "critic/values": "Values of the critic", "critic/vpred_mean": "Mean value of the critic",
   "critic/vf_clipfrac": "critic", "critic/grad_norm": "critic", "critic/lr": "critic", "actor/grad_norm": "policy", "actor/lr": "policy",
-  "actor/pg_clipfrac": "policy", "actor/pg_clipfrac_lower": "policy, lower bound", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
+  "actor/pg_clipfrac": "policy", "actor/pg_clipfrac_lower": "policy, lower bound", "rollout_corr/kl": "KL of sampler and learner", "rollout_corr/k3_kl": "KL of sampler and learner, k3 estimate",
+  "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
+  "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
 };
+const SPELT_OUT = [
+  [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
+  [/log_ppl/, "log perplexity"], [/ppl/, "perplexity"], [/chi2_seq$/, "chi-squared of sequences"], [/chi2_token$/, "chi-squared of tokens"],
+];
 const SAID_BY_SECTION = /^(actor|timing_s|perf|rollout_corr|mismatch|agent_loop)\//;
 
 // "actor/ppo_kl" -> "PPO KL": the name as a person says it; the exact one is in the panel's tooltip.
@@ -156,6 +165,7 @@ function words(name) {
   if (Object.hasOwn(PLAIN, name)) return PLAIN[name];
   let rest = name;
   while (SAID_BY_SECTION.test(rest)) rest = rest.replace(SAID_BY_SECTION, "");
+  for (const [short, long] of SPELT_OUT) rest = rest.replace(short, long);
   const text = rest.replaceAll("/", " ").replaceAll("_", " ").replace(/^num /, "").replace(/\b(kl|ppo|pg|lr|vf|mfu|ess|ppl)\b/g, (word) => word.toUpperCase());
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
