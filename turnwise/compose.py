@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import kind_of, without_null
+from turnwise.knobs import is_plugin, kind_of, without_null
 from turnwise.plugins import names_in
 from turnwise.strict_yaml import read_yaml, write_yaml
 
@@ -20,6 +20,7 @@ TASKS_PACKAGE = "turnwise.tasks"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
+    "algorithm.advantage", "algorithm.loss",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
@@ -46,6 +47,8 @@ class _Knob:
 
     hint: Any
     only: tuple[str, tuple[str, ...]] | None
+    names: tuple[str, ...] = ()
+    """What a text that may also name a plug-in is offered."""
 
     @property
     def is_dict(self) -> bool:
@@ -58,7 +61,7 @@ class _Knob:
     @property
     def choices(self) -> list[str]:
         is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
-        return [choice.value for choice in self.hint] if is_choice else []
+        return [choice.value for choice in self.hint] if is_choice else list(self.names)
 
 
 def compose(
@@ -186,7 +189,7 @@ def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
     if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
         raise ConfigError(f"{where}: {key} is true or false, not {value}")
-    if knob.choices and str(value) not in knob.choices:
+    if knob.choices and str(value) not in knob.choices and not (knob.names and is_plugin(str(value))):
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
 
@@ -365,7 +368,10 @@ def _knobs(section: type, prefix: str = "") -> Iterator[tuple[str, _Knob]]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _knobs(hint, f"{prefix}{field.name}.")
             continue
-        yield prefix + field.name, _Knob(without_null(hint), field.metadata.get("only"))
+        yield (
+            prefix + field.name,
+            _Knob(without_null(hint), field.metadata.get("only"), tuple(field.metadata.get("choices", ()))),
+        )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

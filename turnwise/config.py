@@ -24,7 +24,7 @@ from turnwise.choices import (
     SandboxLevel,
     ScoringRun,
 )
-from turnwise.knobs import any_number, at_least, duration, knob, more_than, only, share, url
+from turnwise.knobs import any_number, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 RENDERING = ("torch", "scripted")
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
@@ -279,13 +279,15 @@ class TrainingConfig:
 class AlgorithmConfig:
     """From rewards to the gradient."""
 
-    advantage: Advantage = Advantage.grpo
+    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage))
+    """What a reward is compared with: a name of choices.Advantage, or `module:function` of your own."""
     credit: Credit = Credit.uniform
     turn_weight: float = knob(0.5, at_least(0), only("algorithm.credit", "turn"))
     """What a turn's own score is worth beside the reward."""
     turn_gamma: float = knob(0.0, share(), only("algorithm.credit", "turn"))
     """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all."""
-    loss: PolicyLoss = PolicyLoss.ppo_clip
+    loss: str = knob(PolicyLoss.ppo_clip.value, choice_or_plugin(PolicyLoss))
+    """How an advantage becomes a loss: a name of choices.PolicyLoss, or `module:function` of your own."""
     aggregation: Aggregation = Aggregation.token_mean
     aggregation_length: int = knob(1024, at_least(1), only("algorithm.aggregation", "sequence_sum_norm"))
     """The constant that sums are divided by."""

@@ -73,6 +73,16 @@ def duration() -> dict[str, Any]:
     return more_than(0, MOST_SECONDS)
 
 
+def choice_or_plugin(choices: type[enum.Enum]) -> dict[str, Any]:
+    """The knob takes one of these names, or `module:function` of the user's."""
+    return {"choices": [choice.value for choice in choices]}
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name means something of the user's: module:name, file.py:name or package.module.Class."""
+    return ":" in name or "." in name
+
+
 def url() -> dict[str, Any]:
     """The knob takes the address of a server."""
     return {"url": True}
@@ -114,6 +124,9 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if value is None and bare is not hint:
             continue
         wanted = _wanted(value, bare, range_of(field, bare))
+        offered = field.metadata.get("choices")
+        if wanted is None and offered is not None and value not in offered and not is_plugin(value):
+            wanted = f"one of {', '.join(offered)}, or module:function of your own"
         if wanted is None and "url" in field.metadata and not _is_url(value):
             wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:

@@ -95,7 +95,7 @@ async def train_prepared(
         if run.is_over():
             return run.report(f"already finished: {run.reason}")
         with run.watched():
-            introduce(prepared, run.dir, console)
+            introduce(prepared, run.dir, console, training=True)
             await run_steps(run, prepared, heldout)
         return run.report(run.reason)
 

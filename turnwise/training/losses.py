@@ -12,7 +12,8 @@ from torch import Tensor
 
 from turnwise.choices import Aggregation, KLEstimator, PolicyLoss
 from turnwise.errors import ConfigError
-from turnwise.training import kl
+from turnwise.knobs import is_plugin
+from turnwise.training import custom, kl
 from turnwise.training.packing import Batch
 
 
@@ -20,7 +21,8 @@ from turnwise.training.packing import Batch
 class PolicySettings:
     """The choices of `policy_objective`."""
 
-    loss: PolicyLoss = PolicyLoss.ppo_clip
+    loss: str = PolicyLoss.ppo_clip.value
+    """A name of choices.PolicyLoss, or a user's function (custom.py)."""
     aggregation: Aggregation = Aggregation.token_mean
     norm_length: int | None = None
     """The constant length of sequence_sum_norm, such as the most tokens a trajectory may have."""
@@ -184,18 +186,25 @@ def policy_objective(
 def _token_loss(logprobs: Tensor, batch: Batch, settings: PolicySettings) -> TokenLoss:
     if batch.advantages is None:
         raise ValueError("the batch has no advantages: advantages.assign writes them")
-    if settings.loss is PolicyLoss.reinforce:
+    if settings.loss == PolicyLoss.reinforce:
         return reinforce(logprobs, batch.advantages)
     if batch.old_logprobs is None:
-        raise ValueError(f"{settings.loss.value} needs old_logprobs, the learner's from before the step's first update")
+        raise ValueError(f"{settings.loss} needs old_logprobs, the learner's from before the step's first update")
     old, advantages, low, high = batch.old_logprobs, batch.advantages, settings.clip_low, settings.clip_high
-    match settings.loss:
+    if is_plugin(settings.loss):
+        none = torch.zeros_like(advantages)
+        return TokenLoss(
+            custom.losses(settings.loss, custom.LossBatch(logprobs, old, advantages, batch.trajectory)), none, none
+        )
+    match PolicyLoss(settings.loss):
         case PolicyLoss.ppo_clip:
             return ppo_clip(logprobs, old, advantages, low, high, settings.dual_clip)
         case PolicyLoss.gspo:
             return gspo(logprobs, old, advantages, batch, low, high)
         case PolicyLoss.cispo:
             return cispo(logprobs, old, advantages, low, high)
+        case PolicyLoss.reinforce:
+            return reinforce(logprobs, advantages)
 
 
 def value_objective(values: Tensor, batch: Batch, settings: ValueSettings) -> tuple[Tensor, dict[str, float]]:
