@@ -223,7 +223,7 @@ class EpisodeTools:
         except (EpisodeError, PluginError):
             raise
         except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
-            return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
+            return CallStatus.CRASHED, ToolResult(f"Error: {type(error).__name__}: {error}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
         try:
