@@ -219,7 +219,7 @@ class EpisodeTools:
         except plugin_calls.TookTooLong:
             return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
         except plugin_calls.PluginCallError as error:
-            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+            return CallStatus.CRASHED, ToolResult(f"Error: {error}")
         except (EpisodeError, PluginError):
             raise
         except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
