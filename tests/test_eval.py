@@ -247,6 +247,10 @@ def test_a_tool_error_is_told_to_the_model_and_counted(tmp_path: Path) -> None:
         script_config(tmp_path, CALL, "42"), samples=samples(1), tools=[double], scorer=correct, console=QUIET
     )
     assert report.sources["doubles"].calls_by_status == {"error": 1}
+    assert report.warnings == ["tool double failed in 1 of 1 calls, most often: Error: the machine is tired"]
+    said = str(report)
+    assert f"warning: {report.warnings[0]}" in said and "1 calls, 100% failed (1 error)" in said
+    assert "100.0% ± 25.0 (n=1)" in said and "one standard error" in said and str(report.run) in said
     assert any("the machine is tired" in message.text for message in report.trajectories[0].messages)
 
 

@@ -197,6 +197,7 @@ def test_a_config_that_would_fill_the_memory_is_not_read(run, capsys):
 def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):
     path, mark = evil
     for overrides in ([f"rollout.tools=['{path}:score']"], [f"task='{path}:score'"], [f"rollout.agent='{path}:score'"],
+                      [f"algorithm.advantage='{path}:score'"], [f"algorithm.loss='{path}:score'"],
                       [f"rollout.interaction='{path}:Judge'"], ["sandbox.min_level=L0"], ["sandbox.url='http://127.0.0.1:1'"]):  # fmt: skip
         sent = run(*overrides)
         asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]

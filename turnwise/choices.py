@@ -76,8 +76,8 @@ class Resume(enum.Enum):
     """Go on from its newest whole checkpoint."""
 
 
-class Advantage(enum.Enum):
-    """What a reward is compared with."""
+class Advantage(enum.StrEnum):
+    """What a reward is compared with; `module:function` is one of your own (training/custom.py)."""
 
     gae = "gae"
     """A critic's value of every token, by generalised advantage estimation."""
@@ -102,8 +102,11 @@ class Credit(enum.Enum):
     """Also those of each turn for what scoring thought of that turn; see training/turn_credit.py."""
 
 
-class PolicyLoss(enum.Enum):
-    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
+class PolicyLoss(enum.StrEnum):
+    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update.
+
+    `module:function` is one of your own (training/custom.py).
+    """
 
     ppo_clip = "ppo_clip"
     """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""

@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import Knob, kind_of, knobs_of
+from turnwise.knobs import Knob, is_plugin, kind_of, knobs_of
 from turnwise.strict_yaml import read_yaml, write_yaml
 from turnwise.task import config_values, is_own
 
@@ -20,6 +20,7 @@ CONF = Path(__file__).parent / "conf"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
+    "algorithm.advantage", "algorithm.loss",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
@@ -175,7 +176,7 @@ def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
     if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
         raise ConfigError(f"{where}: {key} is true or false, not {value}")
-    if knob.choices and str(value) not in knob.choices:
+    if knob.choices and str(value) not in knob.choices and not (knob.offered and is_plugin(str(value))):
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
 

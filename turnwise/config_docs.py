@@ -39,7 +39,8 @@ class KnobPage:
     def takes(self) -> str:
         """The values it takes, in words."""
         if self.knob.choices:
-            return " | ".join([*self.knob.choices, *(["null"] if self.knob.takes_null else [])])
+            own = ["module:function"] if self.knob.offered else []
+            return " | ".join([*self.knob.choices, *own, *(["null"] if self.knob.takes_null else [])])
         limits = "" if self.knob.limits is None else f", {self.knob.limits}"
         return kind_of(self.knob.hint) + limits + (", or null" if self.knob.takes_null else "")
 
@@ -55,7 +56,8 @@ class KnobPage:
 
     def choices(self) -> dict[str, str]:
         """Its choices with their meaning."""
-        return meanings(self.knob.hint) if self.knob.choices else {}
+        kind = self.knob.choice_type
+        return {} if kind is None else meanings(kind)
 
     def as_json(self, read_by: Sequence[str]) -> dict[str, Any]:
         """The page as plain values."""

@@ -49,6 +49,8 @@ class Knob:
     limits: Range | None
     only: tuple[str, tuple[str, ...]] | None
     """(another key, its values with which this one is read)."""
+    offered: type[enum.Enum] | None = None
+    """The names that a knob offers which takes a plug-in too."""
 
     @property
     def is_dict(self) -> bool:
@@ -60,9 +62,14 @@ class Knob:
 
     @property
     def choices(self) -> list[str]:
-        """The values of an enum."""
-        is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
-        return [choice.value for choice in self.hint] if is_choice else []
+        """The names to choose from, where there are any."""
+        kind = self.choice_type
+        return [] if kind is None else [choice.value for choice in kind]
+
+    @property
+    def choice_type(self) -> type[enum.Enum] | None:
+        """The enum that has them."""
+        return self.hint if isinstance(self.hint, type) and issubclass(self.hint, enum.Enum) else self.offered
 
 
 def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
@@ -76,7 +83,14 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
             continue
         bare = without_null(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        found[key] = Knob(bare, bare is not hint, default, range_of(field, bare), field.metadata.get("only"))
+        found[key] = Knob(
+            bare,
+            bare is not hint,
+            default,
+            range_of(field, bare),
+            field.metadata.get("only"),
+            field.metadata.get("choices"),
+        )
     return found
 
 
@@ -113,6 +127,16 @@ def share() -> dict[str, Any]:
 def duration() -> dict[str, Any]:
     """The knob takes a time to wait."""
     return more_than(0, MOST_SECONDS)
+
+
+def choice_or_plugin(choices: type[enum.Enum]) -> dict[str, Any]:
+    """The knob takes one of these names, or `module:function` of the user's."""
+    return {"choices": choices}
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name means something of the user's: module:name, file.py:name or package.module.Class."""
+    return ":" in name or "." in name
 
 
 def url() -> dict[str, Any]:
@@ -156,6 +180,9 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if value is None and bare is not hint:
             continue
         wanted = _wanted(value, bare, range_of(field, bare))
+        offered = [choice.value for choice in field.metadata.get("choices", ())]
+        if wanted is None and offered and value not in offered and not is_plugin(value):
+            wanted = f"one of {', '.join(offered)}, or module:function of your own"
         if wanted is None and "url" in field.metadata and not _is_url(value):
             wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:

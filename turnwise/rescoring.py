@@ -87,9 +87,9 @@ class Comparison:
     """Groups that lost or gained variance."""
 
     @classmethod
-    def of_nothing(cls, scorer: str, advantage: Advantage) -> "Comparison":
+    def of_nothing(cls, scorer: str, advantage: str) -> "Comparison":
         """Before the first file."""
-        chosen = advantage if advantage in GROUP_BASELINES else Advantage.dr_grpo
+        chosen = Advantage(advantage) if advantage in GROUP_BASELINES else Advantage.dr_grpo
         return cls(scorer, chosen.value, [], 0, [])
 
     def with_file(self, file: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> "Comparison":
@@ -209,7 +209,7 @@ def _as_recorded(old: Trajectory, new: Trajectory) -> Trajectory:
 
 
 def compare(
-    files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: Advantage
+    files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: str
 ) -> Comparison:
     """What changes: `files` has (before, after) by name, in the same order.
 

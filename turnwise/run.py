@@ -67,9 +67,9 @@ class Run:
         self.dir.log(text)
         printer(self.console)(text)
 
-    def show_plan(self, prepared: Prepared) -> None:
+    def show_plan(self, prepared: Prepared, *, training: bool = False) -> None:
         """Tell the person what is about to happen, and the run's readers how to read its tokens."""
-        plan = plan_text(prepared)
+        plan = plan_text(prepared, training=training)
         self.dir.write_text(PLAN, plan)
         if prepared.renderer is not None:
             self.dir.write_text(TOKENIZER, prepared.renderer.tokenizer.as_json())

@@ -92,7 +92,7 @@ async def train_prepared(
         if run.is_over():
             return replace(run.report(), reason=f"already finished: {run.status.reason}")
         with run.active():
-            run.show_plan(prepared)
+            run.show_plan(prepared, training=True)
             await run_steps(run, prepared, heldout)
         return run.report()
 

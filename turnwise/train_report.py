@@ -1,6 +1,5 @@
 """What a training run came to: its reward, accuracy before and after, what to look at and what to do next."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.report import CAPTION, Printable, is_detail, shown
-from turnwise.storage.run_dir import METRICS
+from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 
 LAST_STEPS = 5
@@ -88,8 +87,7 @@ class TrainReport(Printable):
 
 def step_rewards(run: Path) -> list[StepReward]:
     """The reward of every step that a run's metrics.jsonl has."""
-    path = run / METRICS
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = RunDir(run).read_jsonl(METRICS) if (run / METRICS).is_file() else []
     return [
         StepReward(line["step"], line.get("critic/score/mean"), has_signal(line))
         for line in lines

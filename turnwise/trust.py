@@ -14,6 +14,7 @@ from turnwise.config import Config, DataConfig, SandboxConfig, ScoringConfig
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.errors import ConfigError, DataError
+from turnwise.knobs import is_plugin
 from turnwise.scoring.scorer import BUILTIN
 from turnwise.scoring.wire import wire_options
 from turnwise.storage.run_dir import CONFIG, RunDir
@@ -64,17 +65,20 @@ def reaches(config: Config, place: Path) -> list[str]:
 
 def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     rollout = config.rollout
-    if config.task is not None and _is_plugin(config.task):
+    if config.task is not None and is_plugin(config.task):
         yield "task", config.task
     for name in rollout.tools:
-        if _is_plugin(name):
+        if is_plugin(name):
             yield "rollout.tools", name
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
-        if named is not None and _is_plugin(named):
+        if named is not None and is_plugin(named):
+            yield key, named
+    for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):
+        if is_plugin(named):
             yield key, named
     if rollout.interactions_file is not None:
         yield "rollout.interactions_file", rollout.interactions_file
-    if rollout.interaction_kwargs and (rollout.interactions_file or _is_plugin(rollout.interaction or "")):
+    if rollout.interaction_kwargs and (rollout.interactions_file or is_plugin(rollout.interaction or "")):
         yield "rollout.interaction_kwargs", rollout.interaction_kwargs
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         yield from ((key, name) for name in files if _lies_in(name, place))
@@ -89,7 +93,7 @@ def _plugins_of_rows(found: DataConfig, told: DataConfig) -> Iterator[str]:
             for row in read_rows(name):
                 sample = to_sample(row, prompt_key=found.prompt_key)
                 names = (sample.agent, sample.interaction and sample.interaction.name)
-                if plugin := next((one for one in names if one and _is_plugin(one)), None):
+                if plugin := next((one for one in names if one and is_plugin(one)), None):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break
 
@@ -122,10 +126,6 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
             continue
         harmless = wire_options(scorer) if ours and scorer in BUILTIN else frozenset()
         yield from ((f"scoring.options.{scorer}.{key}", value) for key, value in options.items() if key not in harmless)
-
-
-def _is_plugin(name: str) -> bool:
-    return ":" in name or "." in name
 
 
 def _is_on_the_hub(path: str) -> bool:

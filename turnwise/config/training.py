@@ -14,7 +14,7 @@ from turnwise.choices import (
     PolicyLoss,
     Precision,
 )
-from turnwise.knobs import any_number, at_least, knob, more_than, only, share
+from turnwise.knobs import any_number, at_least, choice_or_plugin, knob, more_than, only, share
 
 
 @dataclass
@@ -95,7 +95,7 @@ class TrainingConfig:
 class AlgorithmConfig:
     """From rewards to the gradient."""
 
-    advantage: Advantage = Advantage.grpo
+    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage))
     """What a reward is compared with. Start with grpo; take gae when single tokens or turns should be told apart and a
     critic can be afforded, rloo or dr_grpo when groups differ much in difficulty."""
     credit: Credit = Credit.uniform
@@ -105,7 +105,7 @@ class AlgorithmConfig:
     turn_gamma: float = knob(0.0, share(), only("algorithm.credit", "turn"))
     """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all. Raise it when early
     turns prepare later ones."""
-    loss: PolicyLoss = PolicyLoss.ppo_clip
+    loss: str = knob(PolicyLoss.ppo_clip.value, choice_or_plugin(PolicyLoss))
     """How an advantage becomes a loss. Keep ppo_clip unless a recipe says otherwise; gspo wants
     algorithm.aggregation=sequence_mean_token_mean."""
     aggregation: Aggregation = Aggregation.token_mean

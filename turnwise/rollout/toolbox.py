@@ -219,11 +219,11 @@ class EpisodeTools:
         except plugin_calls.TookTooLong:
             return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
         except plugin_calls.PluginCallError as error:
-            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+            return CallStatus.CRASHED, ToolResult(f"Error: {error}")
         except (EpisodeError, PluginError):
             raise
         except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
-            return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
+            return CallStatus.CRASHED, ToolResult(f"Error: {type(error).__name__}: {error}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
         try:

@@ -160,7 +160,7 @@ async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeS
     recorded = trajectory.artifacts.get(FILES, {})
     if file in recorded:
         return str(recorded[file])
-    ran = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+    ran = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIMEOUT)
     calls = [record.call.arguments.get("code") for record in trajectory.calls if record.status in ran]
     cells = [code for code in calls if isinstance(code, str)]
     if not cells:

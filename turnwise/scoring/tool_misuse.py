@@ -21,7 +21,7 @@ from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 Box = tuple[float, float, float, float]
 LEAST_TEXT = 16
 """Two sums may well both give 5; from this many characters on, the same text again is no coincidence."""
-EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIMEOUT)
 """The tool was run."""
 FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 """The call did not do what it was made for, and that is the policy's affair."""

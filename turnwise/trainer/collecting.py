@@ -68,7 +68,7 @@ class Groups:
     def __init__(self, engines: Engines, prepared: Prepared, stream: SampleStream) -> None:
         self._config, self._scoring = prepared.config, prepared.scoring
         self._context = engines.context(prepared, self._config.sampling)
-        wanted = self._config.algorithm.advantage is Advantage.remax
+        wanted = self._config.algorithm.advantage == Advantage.remax
         self._greedy = engines.context(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
         self._alone: dict[int, Trajectory] = {}
         """remax: the greedy rollout by its group's id."""

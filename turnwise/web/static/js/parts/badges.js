@@ -6,6 +6,7 @@ import { visibleText } from "board/parts/visible.js";
 const STATUS_TONES = {
   ok: "good",
   error: "bad",
+  crashed: "bad",
   timeout: "bad",
   malformed: "warn",
   unknown_tool: "warn",

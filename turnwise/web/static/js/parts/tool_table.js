@@ -15,6 +15,7 @@ export const STATUS_COLOURS = {
   unknown_tool: "--series-5",
   refused: "--muted",
   error: "--bad",
+  crashed: "--series-8",
   timeout: "--series-6",
   unknown: "--series-7",
 };
