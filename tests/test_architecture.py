@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
-    {"types", "errors", "config", "metrics"},
+    {"types", "errors", "config", "metrics", "verl_imports"},
     {
         "plugins",
         "config_check",

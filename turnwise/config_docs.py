@@ -4,6 +4,7 @@ import ast
 import enum
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def field_docs(kind: type) -> dict[str, str]:
     """The string below each member of a class, on one line."""
     body = _classes(kind.__module__).get(kind.__name__, [])
     found = {}
-    for member, after in zip(body, body[1:], strict=False):
+    for member, after in itertools.pairwise(body):
         target = member.target if isinstance(member, ast.AnnAssign) else None
         if isinstance(member, ast.Assign):
             target = member.targets[0]  # type: ignore[assignment]
