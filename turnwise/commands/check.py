@@ -76,9 +76,12 @@ def _print(composed: "Composed", report: "Report", *, every_key: bool) -> None:
     out, defaults = Console(), flat(Config())
     values = flat(composed.config)
     chosen = [key for key in values if every_key or values[key] != defaults[key]]
+    if not every_key:  # what a person said comes before what the task brings
+        chosen.sort(key=lambda key: composed.origins[key].startswith("task "))
     if chosen:
         table = Table(title="every key" if every_key else "what differs from the defaults", show_edge=False)
-        for column in ("key", "value", "default", "from"):
+        table.add_column("key", no_wrap=True)
+        for column in ("value", "default", "from"):
             table.add_column(column, overflow="fold")
         for key in chosen:
             differs = values[key] != defaults[key]
