@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_context, prepare
-from turnwise.chat.selfcheck import tell
-from turnwise.checks.start import refuse_faults
+from turnwise.chat.selfcheck import render_fault_summary
+from turnwise.checks.start import check_before_run
 from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
-from turnwise.plan_text import introduce
+from turnwise.plan_text import write_plan
 from turnwise.report import EpisodeResult, EvalReport, SourceReport, grade_all, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
@@ -63,7 +63,7 @@ def evaluate(
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
     config = prepared.config
-    await refuse_faults(prepared, say=partial(console.print, markup=False, highlight=False, soft_wrap=True))
+    await check_before_run(prepared, say=partial(console.print, markup=False, highlight=False, soft_wrap=True))
     run = RunDir.create(Path(config.runs_dir), config.run, "eval")
     with holding(run.path, "eval", lambda text: _note(run, console, text)):
         run.write_text(CONFIG, to_yaml(config))
@@ -73,7 +73,7 @@ async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
 
 async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> EvalReport:
     config = prepared.config
-    introduce(prepared, run, console)
+    write_plan(prepared, run, console)
     start = time.perf_counter()
     trajectories: list[Trajectory] = []
     try:
@@ -81,8 +81,8 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
-            if (told := tell(trajectories)) is not None:
-                _note(run, console, f"warning: {told}")
+            if (fault := render_fault_summary(trajectories)) is not None:
+                _note(run, console, f"warning: {fault}")
             judged = await grade_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
     finally:  # what was played is kept, also when the run is stopped half-way
@@ -121,8 +121,9 @@ async def measure(
         judged = await grade_all(trajectories, prepared.scoring.scorers)
         _remember_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
-        if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
-            raise TurnwiseError(told)
+        if (fault := render_fault_summary(trajectories)) is not None:
+            # training does not go on with a record that is at fault
+            raise TurnwiseError(fault)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
             named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy}

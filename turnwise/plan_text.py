@@ -8,8 +8,8 @@ from turnwise.config import Config
 from turnwise.storage.run_dir import PLAN, TOKENIZER, RunDir
 
 
-def introduce(prepared: Prepared, run: RunDir, console: Console) -> None:
-    """Tell the person what is about to happen, and the run's readers how to read its tokens."""
+def write_plan(prepared: Prepared, run: RunDir, console: Console) -> None:
+    """Print the plan and keep it with the run, and the tokenizer that the board decodes its tokens with."""
     plan = plan_text(prepared)
     run.write_text(PLAN, plan)
     if prepared.renderer is not None:
@@ -17,7 +17,7 @@ def introduce(prepared: Prepared, run: RunDir, console: Console) -> None:
     console.print(plan, markup=False, highlight=False)
 
 
-def doubtful_choices(config: Config) -> list[str]:
+def config_warnings(config: Config) -> list[str]:
     """Choices that can be made together but seldom should be: what each does, and what to set instead."""
     algorithm = config.algorithm
     corrected = algorithm.old_logprobs is OldLogprobs.learner and algorithm.correction is not Correction.none
@@ -42,7 +42,7 @@ def doubtful_choices(config: Config) -> list[str]:
 
 
 def plan_text(prepared: Prepared) -> str:
-    """Who plays, with what, judged by whom, within which budgets."""
+    """Engine, sampling and budgets, then loop, tools, interaction and scorer by data source."""
     config = prepared.config
     lines = [f"engine       {_engine(config)}"]
     if prepared.renderer is not None:
@@ -71,7 +71,7 @@ def plan_text(prepared: Prepared) -> str:
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
         f"{config.data.max_prompt_tokens} tokens"
     )
-    lines += [f"warning      {choice}" for choice in doubtful_choices(config)]
+    lines += [f"warning      {choice}" for choice in config_warnings(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

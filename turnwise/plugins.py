@@ -41,7 +41,7 @@ def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
         return function(*args)
     except TurnwiseError:
         raise
-    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
+    except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"{kind} {spec!r} failed: {one_line(error)}") from error
 
 

@@ -7,14 +7,14 @@ from functools import partial
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.chat.selfcheck import tell
-from turnwise.checks.start import refuse_faults
+from turnwise.chat.selfcheck import render_fault_summary
+from turnwise.checks.start import check_before_run
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
-from turnwise.plan_text import introduce
+from turnwise.plan_text import write_plan
 from turnwise.report import TrainReport, step_metrics
 from turnwise.scoring.failures import check_scoring
 from turnwise.stopping import run_stoppable
@@ -46,13 +46,13 @@ async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console
     """The run from its first evaluation to its last."""
     config = prepared.config
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    await refuse_faults(prepared, heldout, say=say)
+    await check_before_run(prepared, heldout, say=say)
     with open_run(config, say) as (directory, resuming):
         run = TrainRun(config, prepared.samples, console, directory, resuming=resuming)
         if run.is_over():
             return run.report(f"already finished: {run.reason}")
         with run.watched():
-            introduce(prepared, run.dir, console)
+            write_plan(prepared, run.dir, console)
             await run_steps(run, prepared, heldout)
         return run.report(run.reason)
 
@@ -105,9 +105,9 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     book = count(groups)
     book.stop_if_failing(config.rollout.max_failures)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
-    if (told := tell(trajectories)) is not None:
+    if (fault := render_fault_summary(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
-        raise TurnwiseError(f"{told}; the episodes of the step are in {run.dir.path / file}")
+        raise TurnwiseError(f"{fault}; the episodes of the step are in {run.dir.path / file}")
     sequences = to_sequences(groups)
     metrics = book.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):

@@ -98,6 +98,13 @@ def test_zsh_and_fish_read_their_scripts(environment: dict[str, str]) -> None:
     if shutil.which("fish"):
         assert shell("fish", press, environment) == ["algorithm.loss=gspo"]
     if shutil.which("zsh"):
-        press = 'autoload -Uz compinit && compinit -u; eval "$(turnwise completion zsh)"; echo $_comps[turnwise]'
-        assert shell("zsh", press, environment) == ["_turnwise"]
+        press = """
+autoload -Uz compinit && compinit -u; eval "$(turnwise completion zsh)"; echo $_comps[turnwise]
+compadd() { print -r -- "compadd $@" }
+press() { words=("$@"); CURRENT=$#; _turnwise }
+press turnwise train algorithm.loss=g; press turnwise eval sampling.temp; press turnwise ''
+"""
+        said = " ".join(shell("zsh", press, environment))
+        known = "_turnwise compadd -- algorithm.loss=gspo compadd -S -- sampling.temperature= compadd -- --help "
+        assert said.startswith(known) and said.endswith(" train")
     assert all("__complete" in script for script in SCRIPTS.values())

@@ -249,7 +249,7 @@ class EpisodeTools:
             return CallStatus.ERROR, ToolResult(f"Error: {error}")
         except (EpisodeError, PluginError):
             raise
-        except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
+        except Exception as error:  # a tool is a user's code: the model is told, the record keeps it
             return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:

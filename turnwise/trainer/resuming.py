@@ -116,5 +116,5 @@ def _refuse_another_config(directory: RunDir, config: Config) -> None:
     if "training.steps" in found and config.learner.decay is not Decay.constant:
         changed["training.steps"] = found["training.steps"]
     if changed:
-        told = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
-        raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {told}")
+        shown = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())
+        raise ConfigError(f"run {directory.name!r} cannot be resumed with another config: {shown}")
