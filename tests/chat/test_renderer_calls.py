@@ -294,7 +294,9 @@ def trajectory(number: int, problem: str | None, reason: StopReason = StopReason
 
 def test_faulty_records_are_told_with_their_number_and_the_first_of_them():
     assert render_fault_summary([trajectory(0, None)]) is None
-    assert render_fault_summary([trajectory(0, "at token 7", StopReason.FAILED)]) is None, "failed episodes are told of as such"
+    assert render_fault_summary([trajectory(0, "at token 7", StopReason.FAILED)]) is None, (
+        "failed episodes are told of as such"
+    )
     told = render_fault_summary(
         [trajectory(0, None), trajectory(1, "at token 7 (turn 0): recorded is 'a'"), trajectory(2, "at token 9")]
     )

@@ -1,6 +1,7 @@
 """Files as verl's users have them: what works unchanged, and what is answered with the line to change."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from turnwise import configure, evaluate
 from turnwise.compose import compose
 from turnwise.errors import ConfigError, PluginError
 from turnwise.preflight import preflight
 from turnwise.rollout.toolbox import load_tool
 
+DOC = Path(__file__).parent.parent.parent / "docs" / "coming-from-verl.md"
 SYSTEM = {"role": "system", "content": "You are a math expert. Answer as `#### <answer>`."}
 ROW: dict[str, Any] = {
     "data_source": "openai/gsm8k",
@@ -76,14 +80,21 @@ def check(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_rows_of_all_four_gsm8k_scripts_are_read(check: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "tools.py").write_text(
-        "from turnwise import tool\n\n@tool\ndef calc_gsm8k_reward(answer: str) -> str:\n    '''Score it.'''\n    return '1'\n"
-    )
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    (tmp_path / "tools.py").write_text(code)
     offered = f"rollout.tools=[{tmp_path}/tools.py:calc_gsm8k_reward]"
     assert check({**ROW, "extra_info": INFO}) == ""
     assert check({**ROW, "agent_name": "tool_agent", "extra_info": WITH_TOOL}, offered) == ""
     assert check({**ROW, "extra_info": WITH_TOOL}, offered) == ""
     assert check({**ROW, "extra_info": WITH_USER}) == ""
+    row = tmp_path / "row.jsonl"
+    row.write_text(json.dumps({**ROW, "extra_info": WITH_TOOL}))
+    call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "42"}}</tool_call>'
+    script = ["engine=scripted", f"engine.script=['{call}', '#### 42']", f"runs_dir={tmp_path}/runs", offered]
+    scorer = "scoring.scorers={default: gsm8k}"
+    report = evaluate(configure("task=null", f"data.eval_files={row}", scorer, *script), console=Console(quiet=True))
+    (played,) = report.trajectories
+    assert [reply.text for turn in played.turns for reply in turn.replies] == ["right"] and played.reward == 1.0
 
 
 @pytest.mark.parametrize("agent", [{}, {"agent_name": "tool_agent"}])
