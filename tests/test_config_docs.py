@@ -4,7 +4,7 @@ import pytest
 
 from turnwise import choices
 from turnwise.choices import Advantage
-from turnwise.compose import other_names, task_names
+from turnwise.compose import task_names
 from turnwise.config_docs import field_docs, find, meanings, pages, read_by, section_docs, shown
 from turnwise.errors import ConfigError
 
@@ -54,13 +54,6 @@ def test_a_name_is_found_as_key_section_entry_or_verls() -> None:
         with pytest.raises(ConfigError) as caught:
             find(name)
         assert hint in str(caught.value)
-
-
-def test_the_table_of_other_names_leads_to_keys_that_exist() -> None:
-    for other, ours in other_names().items():
-        assert other not in PAGES, f"{other} is a key of ours"
-        first = ours.split()[0].partition("=")[0].strip("`,;")
-        assert first in PAGES or first in ("nothing", "nothing;", "turnwise", "the"), f"{other}: {ours}"
 
 
 def test_members_without_a_string_below_them_have_no_docs() -> None:

@@ -23,13 +23,12 @@ def needs_verl(error: BaseException) -> bool:
 
 def advice(error: BaseException, spec: str) -> str:
     """The line that imports verl, and what to write instead; `spec` is what was named, if no file imports it."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line and "verl" in frame.line]
-    imported = [frame for frame in lines if frame.line.lstrip().startswith(("from verl", "import verl"))]
-    if imported:
-        found = imported[-1]
-        module = found.line.split()[1].rstrip(",")
-        where = f"{found.filename}, line {found.lineno}: `{found.line}`"
-        return f"{where} needs verl, which is not installed; {_instead(module)} ({DOCS})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        line = (frame.line or "").strip()
+        if line.startswith(("from verl", "import verl")):
+            where = f"{frame.filename}, line {frame.lineno}: `{line}`"
+            instead = _instead(line.split()[1].rstrip(","))
+            return f"{where} needs verl, which is not installed; {instead} ({DOCS})"
     return f"{spec} is a part of verl, which is not installed; {_instead(spec)} ({DOCS})"
 
 
