@@ -16,21 +16,26 @@ INSTEAD = {
 """Advice by the start of a module's name, the longest first."""
 
 
-def needs_verl(error: BaseException) -> bool:
-    """Whether an import failed for want of verl."""
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "verl"
+def needs_verl(error: ModuleNotFoundError) -> bool:
+    """Whether an import failed for want of verl, or of a part that its newer versions do not have."""
+    return _is_verl(error.name or "")
 
 
-def advice(error: BaseException, spec: str) -> str:
-    """The line that imports verl, and what to write instead; `spec` is what was named, if no file imports it."""
+def advice(error: ModuleNotFoundError) -> str:
+    """The line that imports verl, and what to write instead."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        line = (frame.line or "").strip()
-        if line.startswith(("from verl", "import verl")):
-            where = f"{frame.filename}, line {frame.lineno}: `{line}`"
-            instead = _instead(line.split()[1].rstrip(","))
-            return f"{where} needs verl, which is not installed; {instead} ({DOCS})"
-    return f"{spec} is a part of verl, which is not installed; {_instead(spec)} ({DOCS})"
+        words = (frame.line or "").replace(",", " ").split()
+        if words[:1] in (["from"], ["import"]) and _is_verl(words[1]):
+            where = f"{frame.filename}, line {frame.lineno}: `{frame.line}`"
+            return f"{where} needs {error.name}, which is not installed; {instead(words[1])}"
+    return f"it needs {error.name}, which is not installed; {instead(str(error.name))}"
 
 
-def _instead(module: str) -> str:
-    return next(text for start, text in INSTEAD.items() if module == start or module.startswith(f"{start}."))
+def instead(module: str) -> str:
+    """What to write instead of using a module of verl's."""
+    text = next(text for start, text in INSTEAD.items() if module == start or module.startswith(f"{start}."))
+    return f"{text} ({DOCS})"
+
+
+def _is_verl(module: str) -> bool:
+    return module.split(".")[0] == "verl"

@@ -115,6 +115,9 @@ def test_an_interaction_of_verls_works_after_its_import_is_changed(check: Callab
     (tmp_path / "mine_ours.py").write_text(CLASS.format(imports="from turnwise import BaseInteraction"))
     registry.write_text(YAML.format(name="mine_ours.MineInteraction"))
     assert check(row, f"rollout.interactions_file={registry}") == ""
+    (tmp_path / "sly.py").write_text("import importlib\nimportlib.import_module('verl.tools.base_tool')\n")
+    with pytest.raises(PluginError, match="it needs verl, which is not installed; nothing of verl is needed"):
+        load_tool(f"{tmp_path}/sly.py:anything")
     (tmp_path / "loose.py").write_text(CLASS.format(imports="from verl.interactions.base import BaseInteraction"))
     loose = check({**ROW, "extra_info": INFO}, f"rollout.interaction={tmp_path}/loose.py:MineInteraction")
     assert "write `from turnwise import BaseInteraction`" in loose
@@ -124,7 +127,7 @@ def test_verls_own_classes_are_answered_with_ours(check: Callable[..., str], tmp
     registry = tmp_path / "interaction.yaml"
     registry.write_text(YAML.format(name="verl.interactions.gsm8k_interaction.Gsm8kInteraction"))
     found = check({**ROW, "extra_info": INFO}, f"rollout.interactions_file={registry}")
-    assert "part of verl, which is not installed" in found and "rollout.interaction=gsm8k" in found
+    assert "verl is not installed" in found and "rollout.interaction=gsm8k" in found
 
 
 def test_a_tool_config_of_verls_is_recognised(check: Callable[..., str], tmp_path: Path) -> None:
