@@ -20,7 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
-    parser.epilog = "The exit code is 0 when all checks passed, 1 when one failed, 2 when the config cannot be used."
+    parser.epilog = """\
+examples:
+  turnwise check data.eval_files=test.parquet    lint the rows, try template, tools and scorers
+  turnwise check --config mine.yaml --all        every key with its value and where it is from
+  turnwise check sandbox                         attack the sandbox and show what holds
+
+The exit code is 0 when all checks passed, 1 when one failed, 2 when the config cannot be used.
+"""
 
 
 def run(args: argparse.Namespace) -> int:
