@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"choices", "knobs"},
-    {"types", "errors", "config", "metrics"},
+    {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget"},
     {"chat", "data", "sandbox", "storage", "config_readers"},

@@ -118,7 +118,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
         for name in names:
             verb = import_module(f"turnwise.commands.{name.replace('-', '_')}")
             lines.append(f"{name:14}{verb.HELP}")
-            commands[name] = subparsers.add_parser(name, description=verb.HELP[0].upper() + verb.HELP[1:] + ".")
+            commands[name] = subparsers.add_parser(
+                name,
+                description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
             commands[name].set_defaults(run=verb.run)
             verb.add_arguments(commands[name])
         parser.add_argument_group(title, "\n".join(lines))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from turnwise.assemble import Prepared, open_context, prepare
 from turnwise.chat.selfcheck import render_problem
-from turnwise.checks.start import refuse_faults
+from turnwise.checks.start import check_before_run
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
@@ -64,7 +64,7 @@ def evaluate(
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
-    await refuse_faults(prepared, say=printer(console))
+    await check_before_run(prepared, say=printer(console))
     with new_run(prepared.config, "eval", console) as run:
         run.show_plan(prepared)
         report = await _evaluate_into(run, prepared)

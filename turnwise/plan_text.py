@@ -5,7 +5,7 @@ from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLog
 from turnwise.config import Config
 
 
-def doubtful_choices(config: Config) -> list[str]:
+def config_warnings(config: Config) -> list[str]:
     """Choices that can be made together but seldom should be: what each does, and what to set instead."""
     algorithm = config.algorithm
     corrected = algorithm.old_logprobs is OldLogprobs.learner and algorithm.correction is not Correction.none
@@ -65,7 +65,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
             f"algorithm    advantage {algorithm.advantage}, loss {algorithm.loss}, {algorithm.aggregation.value}, "
             f"{config.training.groups} groups of {config.training.group_size} a step"
         )
-    lines += [f"warning      {choice}" for choice in doubtful_choices(config)]
+    lines += [f"warning      {choice}" for choice in config_warnings(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
 from turnwise.chat.selfcheck import render_problem
-from turnwise.checks.start import refuse_faults
+from turnwise.checks.start import check_before_run
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
@@ -85,7 +85,7 @@ async def train_prepared(
     prepared: Prepared, heldout: Prepared, console: Console, given: Mapping[str, str] | None = None
 ) -> TrainReport:
     """The run from its first evaluation to its last."""
-    await refuse_faults(prepared, heldout, say=printer(console))
+    await check_before_run(prepared, heldout, say=printer(console))
     with open_train_run(prepared.config, console, prepared.samples) as run:
         if not run.resuming:
             write_given(run.dir, given or {})

@@ -33,7 +33,7 @@ def no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object
 
 def play(body: Callable[[PythonTool], Awaitable[object]], **knobs: object) -> object:
     async def run() -> object:
-        tool = PythonTool(sandbox=SandboxConfig(preload=[], warm=1, **knobs))
+        tool = PythonTool(sandbox=SandboxConfig(preload=[], **knobs))
         try:
             await tool.start()
             return await body(tool)
@@ -196,7 +196,7 @@ def test_a_toolbox_starts_and_stops_it_and_two_can_share_it() -> None:
     said: list[str] = []
 
     async def body() -> PythonTool:
-        tool = load_tool("python", SandboxConfig(preload=[], warm=0))
+        tool = load_tool("python", SandboxConfig(preload=[]))
         box = Toolbox([tool], RolloutConfig())
         other = Toolbox(box.shared(), RolloutConfig())
         async with box.running(said.append):

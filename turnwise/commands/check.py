@@ -20,7 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
-    parser.epilog = "The exit code is 0 when all checks passed, 1 when one failed, 2 when the config cannot be used."
+    parser.epilog = """\
+examples:
+  turnwise check data.eval_files=test.parquet    lint the rows, try template, tools and scorers
+  turnwise check --config mine.yaml --all        every key with its value and where it is from
+  turnwise check sandbox                         attack the sandbox and show what holds
+
+The exit code is 0 when all checks passed, 1 when one failed, 2 when the config cannot be used.
+"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,9 +83,12 @@ def _print(composed: "Composed", report: "Report", *, every_key: bool) -> None:
     out, defaults = Console(), flat(Config())
     values = flat(composed.config)
     chosen = [key for key in values if every_key or values[key] != defaults[key]]
+    if not every_key:  # what a person said comes before what the task brings
+        chosen.sort(key=lambda key: composed.origins[key].startswith("task "))
     if chosen:
         table = Table(title="every key" if every_key else "what differs from the defaults", show_edge=False)
-        for column in ("key", "value", "default", "from"):
+        table.add_column("key", no_wrap=True)
+        for column in ("value", "default", "from"):
             table.add_column(column, overflow="fold")
         for key in chosen:
             differs = values[key] != defaults[key]

@@ -52,7 +52,6 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=list(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 switch it on:
   bash   echo 'eval "$(turnwise completion bash)"' >> ~/.bashrc

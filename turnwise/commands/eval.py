@@ -13,6 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
     parser.add_argument("--no-transcript", action="store_true", help="leave out the example transcript")
+    parser.epilog = """\
+examples:
+  turnwise eval                                                   the bundled model on the bundled task
+  turnwise eval model.path=FOLDER data.eval_files=test.parquet    your model on your rows
+  turnwise eval engine=openai engine.base_url=http://127.0.0.1:8000/v1 eval.group_size=4
+  turnwise eval --config runs/NAME/config.yaml run=again          repeat a run
+"""
 
 
 def run(args: argparse.Namespace) -> int:

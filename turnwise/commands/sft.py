@@ -10,6 +10,11 @@ HELP = "fine-tune a model on scripted or recorded trajectories"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
+    parser.epilog = """\
+examples:
+  turnwise sft                                                      scripted episodes of the task
+  turnwise sft sft.recorded=[runs/first/trajectories/step_000010.parquet] sft.min_reward=1
+"""
 
 
 def run(args: argparse.Namespace) -> int:

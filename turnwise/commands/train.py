@@ -15,6 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
     )
+    parser.epilog = """\
+examples:
+  turnwise train run=first board=true                        with the board beside it
+  turnwise train run=first resume=auto training.steps=100    resume it, and go further
+  turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet learner.device=cuda
+  turnwise train algorithm.advantage=gae training.max_lag=1 learner.lora_rank=16
+"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -79,8 +79,6 @@ class SandboxConfig:
     )
     """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
     what your task's code imports."""
-    warm: int = knob(8, at_least(0, 4096), only(*LOCAL))
-    """Sessions made ahead of need. Raise it when first calls wait for a session, lower it when memory is short."""
     url: str | None = knob(None, url())
     """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
     environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""

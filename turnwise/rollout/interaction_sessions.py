@@ -140,7 +140,7 @@ def _build(kind: Any, name: str, config: dict[str, Any]) -> Interaction:
         made: Interaction = _checked_class(kind, name)(config)
     except TurnwiseError:
         raise
-    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
+    except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"interaction {name!r}: {kind.__name__}(config) failed: {error!r}") from error
     return made
 
@@ -236,7 +236,7 @@ class InteractionSession:
             raise EpisodeError(f"interaction {self._name!r}: {method} took longer than {seconds:g} s") from error
         except plugin_calls.PluginCallError as error:
             raise EpisodeError(f"interaction {self._name!r}: {method}: {error}") from error
-        except Exception as error:  # a stranger's code: this episode fails, with its name
+        except Exception as error:  # a user's code: this episode fails, with its name
             raise EpisodeError(f"interaction {self._name!r}: {method}: {type(error).__name__}: {error}") from error
 
 

@@ -119,7 +119,7 @@ def open_pool(config: SandboxConfig) -> "SandboxPool | RemotePool":
 def pool_settings(config: SandboxConfig) -> PoolSettings:
     """A pool on this machine."""
     limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
-    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm)
+    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload))
 
 
 def read_image(image: Image, number: int) -> InputImage:
