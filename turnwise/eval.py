@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_context, prepare
-from turnwise.chat.selfcheck import tell
+from turnwise.chat.selfcheck import render_warning
 from turnwise.checks.start import refuse_faults
 from turnwise.compose import to_yaml
 from turnwise.config import Config, SamplingConfig
@@ -81,7 +81,7 @@ async def _evaluate_into(run: RunDir, prepared: Prepared, console: Console) -> E
             with _progress(console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
-            if (told := tell(trajectories)) is not None:
+            if (told := render_warning(trajectories)) is not None:
                 _note(run, console, f"warning: {told}")
             judged = await grade_all(trajectories, prepared.scoring.scorers)
             _remember_first_answers(judged)
@@ -121,7 +121,7 @@ async def measure(
         judged = await grade_all(trajectories, prepared.scoring.scorers)
         _remember_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
-        if (told := tell(trajectories)) is not None:  # training does not go on with a record that is at fault
+        if (told := render_warning(trajectories)) is not None:  # training stops at a record that is at fault
             raise TurnwiseError(told)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.chat.selfcheck import tell
+from turnwise.chat.selfcheck import render_warning
 from turnwise.checks.start import refuse_faults
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
@@ -105,7 +105,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     book = count(groups)
     book.stop_if_failing(config.rollout.max_failures)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
-    if (told := tell(trajectories)) is not None:
+    if (told := render_warning(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
         raise TurnwiseError(f"{told}; the episodes of the step are in {run.dir.path / file}")
     sequences = to_sequences(groups)

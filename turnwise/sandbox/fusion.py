@@ -123,7 +123,7 @@ class RunCodeAnswer(BaseModel):
 
 
 class CellResult(BaseModel):
-    """What one cell did. `display` holds bundles by MIME type, `error` what Jupyter tells of an exception."""
+    """What one cell did. `display` holds bundles by MIME type, `error` what Jupyter reports of an exception."""
 
     stdout: str = ""
     stderr: str = ""
@@ -216,9 +216,11 @@ class PictureTold(BaseModel):
         return self
 
     def picture(self) -> Picture:
-        told = self.provenance
-        steps = tuple(Step(step.name, step.arguments) for step in told.steps)
-        return Picture(self.name, self.mode, self.size, self.data, Provenance(told.source, told.box, steps, told.frame))
+        found = self.provenance
+        steps = tuple(Step(step.name, step.arguments) for step in found.steps)
+        return Picture(
+            self.name, self.mode, self.size, self.data, Provenance(found.source, found.box, steps, found.frame)
+        )
 
 
 class FailureTold(BaseModel):
@@ -299,7 +301,7 @@ def _told(picture: Picture) -> PictureTold:
     )
 
 
-class ReportTold(BaseModel):
+class ReportAnswer(BaseModel):
     """GET /report: what the server proved when it started."""
 
     level: Literal["L0", "L2", "L3", "L4"]

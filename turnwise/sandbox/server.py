@@ -17,7 +17,7 @@ from turnwise.sandbox.fusion import (
     CallRequest,
     OpenAnswer,
     OpenRequest,
-    ReportTold,
+    ReportAnswer,
     ResultTold,
     RunCodeAnswer,
     RunCodeRequest,
@@ -106,7 +106,7 @@ def _add_basics(app: FastAPI, pool: SandboxPool) -> None:
     async def report() -> Response:
         if pool.report is None:
             raise HTTPException(503, "nothing has been proven yet")
-        return _json(ReportTold(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
+        return _json(ReportAnswer(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
 
 
 def _words(report: probe.Report) -> str:

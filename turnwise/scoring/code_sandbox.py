@@ -43,7 +43,7 @@ class CodeSandbox:
         return RemotePool(self.url, token, self.seconds, min_level=min_level, output=OUTPUT)
 
 
-class HeldPool:
+class LoopPool:
     """A pool with a task that keeps it open, so that it is closed with the event loop when nobody closes it before."""
 
     def __init__(self, sandbox: CodeSandbox) -> None:
@@ -75,7 +75,7 @@ class HeldPool:
 
 async def opened(sandbox: CodeSandbox) -> Pool:
     """The pool of these settings in the running event loop; `close_loop_resources` closes it."""
-    return await loop_resource(HeldPool, sandbox, lambda: HeldPool(sandbox)).opened()
+    return await loop_resource(LoopPool, sandbox, lambda: LoopPool(sandbox)).opened()
 
 
 def _level(name: str) -> SandboxLevel:

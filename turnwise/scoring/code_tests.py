@@ -12,11 +12,11 @@ from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
 from turnwise.sandbox.session import Session
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
 from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Message, Trajectory
 
 TOGETHER = 8
@@ -27,7 +27,7 @@ FILES = "files"
 """The artifact that may hold files an episode left behind: {name: text}."""
 
 
-@wire("total", "no_code", "max_tests", "tolerance", "prelude")
+@client_options("total", "no_code", "max_tests", "tolerance", "prelude")
 async def code_tests(
     trajectory: Trajectory,
     *,
