@@ -212,7 +212,7 @@ def _check(args: argparse.Namespace) -> int:
 def _check_sandbox(args: argparse.Namespace) -> int:
     """What the sandbox is worth here: every attack of the probe and how it went."""
     composed = _compose(args)
-    from turnwise.rollout.tools.python import open_pool
+    from turnwise.sandbox.opening import open_pool
 
     async def probe() -> tuple[str, str]:
         async with open_pool(composed.config.sandbox) as pool:

@@ -488,13 +488,13 @@ class Wordy:
 wordy = Wordy()
 
 
-def test_verdicts_reasons_and_red_lines_come_with_the_score() -> None:
+def test_verdicts_reasons_and_misuse_come_with_the_score() -> None:
     trajectory = episode(step(0, "first"), step(1, "x", code="print('7')"))
     with chat_server("The digit is legible.\n**0.75**") as (url, bodies):
         found = score(trajectory, judge="llm", judge_options={"base_urls": [url], "explain": True})
     assert found.turns == {0: {"tool": 0.75}, 1: {"tool": -0.5}}
     assert found.remarks == (
         Remark("llm", "The digit is legible.\n**0.75**", 0.75, 0),
-        Remark("red lines", "print_only", -0.5, 1),
+        Remark("misuse", "print_only", -0.5, 1),
     )
     assert "Say in one or two sentences why" in bodies[0] and json.loads(bodies[0])["max_tokens"] > 100

@@ -20,17 +20,16 @@ from turnwise.sandbox.fusion import (
     OpenAnswer,
     OpenRequest,
     ReportAnswer,
-    ResultTold,
+    ResultAnswer,
     RunCodeAnswer,
     RunCodeRequest,
     RunStatus,
-    encodable,
 )
 from turnwise.sandbox.inside.capture import cut
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import SandboxLost, SandboxUnavailable
-from turnwise.sandbox.replies import caps_of, clean
-from turnwise.sandbox.results import InputImage, Result, Status
+from turnwise.sandbox.replies import caps_of
+from turnwise.sandbox.results import InputImage, Result, Status, clean, encodable
 from turnwise.sandbox.session import MAX_CODE, MAX_IMAGES_IN, check_image
 
 _CAPS = caps_of(Limits(output=100_000))
@@ -293,7 +292,7 @@ class RemoteSession:
             self._number = opened.id
         request = CallRequest(code=code, seconds=seconds)
         path = f"/sessions/{self._number}/run"
-        return (await pool.ask("POST", path, request, ResultTold, pool.waiting(seconds))).result()
+        return (await pool.ask("POST", path, request, ResultAnswer, pool.waiting(seconds))).root
 
     async def _script(self, code: str, seconds: float) -> Result:
         """Through /run_code, which knows neither a last value nor images."""

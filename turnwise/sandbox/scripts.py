@@ -17,10 +17,9 @@ from turnwise.sandbox.fusion import (
     RunJupyterAnswer,
     RunJupyterRequest,
     RunStatus,
-    encode,
 )
 from turnwise.sandbox.limits import MIB, Limits
-from turnwise.sandbox.results import Failure, Result, Status
+from turnwise.sandbox.results import Failure, Result, Status, encode
 from turnwise.sandbox.session import Session
 
 FILE_SECONDS = 10.0

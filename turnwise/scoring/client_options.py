@@ -16,7 +16,7 @@ _ATTRIBUTE = "turnwise_client_options"
 
 
 def client_options(*names: str) -> Callable[[Function], Function]:
-    """Declare them beside the scorer: `@client_options("correct", "wrong")`; one that declares nothing takes nothing."""
+    """Declare them beside the scorer: `@client_options("correct", "wrong")`; without it, it takes none."""
 
     def mark(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, frozenset(names))

@@ -35,7 +35,10 @@ UNOPENED = "/dev/null/an image of a client, which this server does not open"
 
 @dataclass(frozen=True, slots=True)
 class RewardServerSettings:
-    """How a server is made: `RewardServerSettings(scorers=("gsm8k", "my_rewards:exact"))`."""
+    """How a server is made: `RewardServerSettings(scorers=("gsm8k", "my_rewards:exact"))`.
+
+    No config has these: whoever starts a server decides them.
+    """
 
     scorers: tuple[str, ...] = tuple(sorted(BUILTIN))
     """All that it serves. A scorer is code: clients choose among these and name no other."""

@@ -52,7 +52,7 @@ MSG_CMSG_CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 @dataclass
 class Settings:
-    """What a session may give back by one call, and where its files are."""
+    """What a session may give back by one call, and where its files are; sent by the host as JSON."""
 
     output: int
     images: int
