@@ -358,7 +358,7 @@ class Config:
     """The whole tree."""
 
     task: str | None = "arithmetic"
-    """A file of turnwise/tasks or a module; it brings data, tools, interaction and scorers. Null for none."""
+    """A built-in task, my_task.py or module:NAME; it brings rows, tools, interaction and scorer. Null for none."""
     run: str | None = None
     """Name of the run directory; null makes one from the command and the time."""
     runs_dir: str = "runs"

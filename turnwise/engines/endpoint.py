@@ -140,7 +140,7 @@ class ChatEndpoint:
             raise AttemptFailed(f"{url}: {_reason(error)}") from error
         except httpx.HTTPError as error:  # such as a body that cannot be unpacked
             raise EpisodeError(f"{url}: {_reason(error)}") from error
-        return _judge(url, response)
+        return _read_json(url, response)
 
     def _read(self, body: Any) -> EndpointReply:
         """The reply in a response body; what is missing is named."""
@@ -168,7 +168,7 @@ class ChatEndpoint:
         )
 
 
-def _judge(url: str, response: httpx.Response) -> Any:
+def _read_json(url: str, response: httpx.Response) -> Any:
     """The JSON of a good response, or the error a bad one stands for."""
     status = response.status_code
     if status == 200:

@@ -220,7 +220,7 @@ def is_failed(trajectory: Trajectory) -> bool:
 
 
 def turns_before_feedback(trajectory: Trajectory) -> int:
-    """How many turns pass until the simulated user first speaks; all of them when it never does."""
+    """How many turns pass until the interaction first replies; all of them when it never does."""
     for number, turn in enumerate(trajectory.turns, start=1):
         if any(reply.role is Role.USER for reply in turn.replies):
             return number
