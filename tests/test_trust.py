@@ -93,7 +93,6 @@ def test_a_file_beside_the_config_is_the_runs_too(run, tmp_path, capsys):
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.level=L0"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.min_level=L0"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.url=URL"],
-        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.token_env=KEY"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.preload=[evil]"],
         ["scoring.run=http", "scoring.url=URL"],
         ["scoring.run=pool", "scoring.scorers.default='PLUGIN:score'"],

@@ -1,4 +1,4 @@
-"""What a task is: rows, tools, a simulated user, a reward, metrics and config values, in one object of one file.
+"""What a task is: rows, tools, an interaction, a reward, metrics and config values, in one object of one file.
 
 Built-in tasks (`turnwise/tasks`, one file each, which sets TASK) and users' own (`task=my_task.py`) are the same type
 and are read the same way; nothing elsewhere asks which task it is. docs/tasks.md shows how to write one.

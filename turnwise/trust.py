@@ -15,8 +15,8 @@ from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
+from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.scorer import BUILTIN
-from turnwise.scoring.wire import wire_options
 from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.web.configs import read_config
 
@@ -124,7 +124,7 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
         if not isinstance(options, Mapping):
             yield f"scoring.options.{scorer}", options
             continue
-        harmless = wire_options(scorer) if ours and scorer in BUILTIN else frozenset()
+        harmless = declared_options(scorer) if ours and scorer in BUILTIN else frozenset()
         yield from ((f"scoring.options.{scorer}.{key}", value) for key, value in options.items() if key not in harmless)
 
 

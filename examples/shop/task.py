@@ -1,4 +1,4 @@
-"""A whole task in one file: rows, two tools, a simulated user, a reward and a metric."""
+"""A whole task in one file: rows, two tools, an interaction, a reward and a metric."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ async def total(amount: int, count: int) -> str:
 
 
 class Customer(BaseInteraction):
-    """Asks once whether the price was looked up, then thanks."""
+    """The simulated user: asks once whether the price was looked up, then thanks."""
 
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any

@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.scoring import code_sandbox
 from turnwise.scoring.code_cases import cases_of, literal, same_output, same_value
-from turnwise.scoring.code_sandbox import CodeSandbox
+from turnwise.scoring.code_sandbox import sandbox_config
 from turnwise.scoring.code_tests import code_tests
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score
@@ -54,7 +54,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-SANDBOX = CodeSandbox(seconds=5.0)
+SANDBOX = sandbox_config(seconds=5.0)
 
 
 class Ask:

@@ -18,10 +18,10 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import load
 from turnwise.scoring import worker
+from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, ScorerSpec, evaluate
 from turnwise.scoring.service import make_runner
-from turnwise.scoring.wire import wire_options
 from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -153,7 +153,7 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
     async def main():
         pool = make_runner(ScoringConfig(run=ScoringRun.pool, workers=1))
         name = f"{path}:score"
-        async with serving(TOKEN, pool, scorers=(name,), wire={name: ["scale"]}) as client:
+        async with serving(TOKEN, pool, scorers=(name,), client_options={name: ["scale"]}) as client:
             runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url)))
             try:
                 await runner.start()
@@ -186,7 +186,7 @@ NEVER = {
     "tapo": ("accuracy", "accuracy_options", "judge", "judge_options"),
     "judge": ("rule", "rule_options", "base_urls", "model", "api_key_env", "cache", "extra_body", "votes", "retries",
               "timeout", "concurrency", "max_tokens", "max_pixels"),
-    "code_tests": ("level", "min_level", "url", "token_env", "preload", "seconds", "memory_mb", "file"),
+    "code_tests": ("level", "min_level", "url", "preload", "seconds", "memory_mb", "file"),
     "math": ("seconds",),
 }  # fmt: skip
 """Plug-ins, addresses, environment variables, files, sandbox levels, and what costs the server's time."""
@@ -209,8 +209,8 @@ def test_what_names_code_addresses_files_or_levels_is_refused_by_name(tmp_path):
 def test_every_option_of_every_scorer_is_either_declared_or_refused():
     for name, source in BUILTIN.items():
         parameters = set(list(inspect.signature(load(source, "scorer")).parameters)[1:])
-        assert wire_options(name) <= parameters
-        assert parameters - wire_options(name) == parameters & set(NEVER.get(name, ())) | {
+        assert declared_options(name) <= parameters
+        assert parameters - declared_options(name) == parameters & set(NEVER.get(name, ())) | {
             one.name for one in dataclasses.fields(JudgeSettings) if name == "judge"
         }
 
@@ -224,7 +224,7 @@ def test_what_is_declared_still_comes_from_clients():
 def test_the_operators_options_hold_and_clients_add_to_them(tmp_path: Path):
     path = tmp_path / "own.py"
     path.write_text(
-        "from turnwise.scoring.wire import wire\n@wire('scale')\n"
+        "from turnwise.scoring.client_options import client_options\n@client_options('scale')\n"
         "def score(trajectory, *, scale=1, where='nowhere'):\n    return {'score': scale, 'there': where == 'here'}\n"
         "def undeclared(trajectory, *, scale=1):\n    return scale\n"
     )
@@ -237,15 +237,15 @@ def test_the_operators_options_hold_and_clients_add_to_them(tmp_path: Path):
     assert "'where' does not come from a client" in refused["error"]["text"]
     (none,) = ask(body(scorer=other, options={"scale": 5}), **settings)
     assert "it takes none" in none.json()["error"]["text"]
-    (allowed,) = ask(body(scorer=other, options={"scale": 5}), **settings, wire={other: ["scale"]})
+    (allowed,) = ask(body(scorer=other, options={"scale": 5}), **settings, client_options={other: ["scale"]})
     assert allowed.json()["reward"] == 5.0
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"wire": {"judge": ["base_urls"]}}, "'base_urls' of judge never comes from a client"),
-        ({"wire": {"gsm": ["wrong"]}}, "did you mean 'gsm8k'"),
+        ({"client_options": {"judge": ["base_urls"]}}, "'base_urls' of judge never comes from a client"),
+        ({"client_options": {"gsm": ["wrong"]}}, "did you mean 'gsm8k'"),
         ({"options": {"gsm8k": {"rwong": 1}}}, "did you mean 'wrong'"),
         ({"options": {"mine:f": {}}}, "does not serve it"),
     ],

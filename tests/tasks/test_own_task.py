@@ -11,6 +11,7 @@ from turnwise.errors import ConfigError, PluginError, TurnwiseError
 from turnwise.preflight import preflight
 from turnwise.task import config_values, load_task, prepare_files
 from turnwise.train import train
+from turnwise.trust import reaches
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "shop" / "task.py"
@@ -61,6 +62,7 @@ def test_a_recorded_config_runs_no_file_of_the_users(tmp_path: Path) -> None:
     recorded.write_text(to_yaml(configure(f"task={SHOP}")).replace(str(SHOP), str(task)))
     found = compose(["eval.samples=3"], recorded=recorded).config
     assert found.task == str(task) and found.rollout.tools == [f"{task}:price", f"{task}:total"]
+    assert f"task={task}" in reaches(found, tmp_path) and f"rollout.tools={task}:price" in reaches(found, tmp_path)
     assert not (tmp_path / "ran").exists()
     with pytest.raises(TurnwiseError, match="must be a Task|neither a Task"):
         compose([], recorded)  # given with --config: the user says so

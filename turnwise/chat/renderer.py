@@ -175,7 +175,7 @@ class Renderer:
                 found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
                 walk.ended(decode(stretch.ids[-1:]) if ended else "")
             else:
-                found = walk.told(decode(stretch.ids))
+                found = walk.pass_given(decode(stretch.ids))
             if found is not None and not stretch.start and self._has_a_clock(stretch, messages, spoken, ledger, tools):
                 return None
             if found is not None:
@@ -189,7 +189,7 @@ class Renderer:
         decode, encode = self.tokenizer.decode, self.tokenizer.encode
         if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
-            return walk.said(decode(encode(decode(words), after="").ids), self.template.thought.strip())
+            return walk.pass_written(decode(encode(decode(words), after="").ids), self.template.thought.strip())
         escaper = self._escaper(messages)
         text = self.render([escaper.escape(message) for message in messages], tools, reply=False)
         text, cuts = escaper.unescape(text[: self.template.closing_start(text, structured=True)])

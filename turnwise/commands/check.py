@@ -53,7 +53,7 @@ def _check_sandbox(args: argparse.Namespace) -> int:
     """What the sandbox is worth here: every attack of the probe and how it went."""
     from turnwise.compose import compose
     from turnwise.errors import ConfigError
-    from turnwise.rollout.tools.python import open_pool
+    from turnwise.sandbox.opening import open_pool
     from turnwise.stopping import run_stoppable
 
     config = compose(args.overrides, args.config).config

@@ -20,7 +20,7 @@ class Config:
     """The whole tree."""
 
     task: str | None = "arithmetic"
-    """A file of turnwise/tasks or your own file.py:rows; it brings data, tools, interaction and scorers. Null for none:
+    """A built-in task, my_task.py or module:NAME; it brings rows, tools, interaction and scorer. Null for none:
     set it so when data.train_files or data.eval_files and scoring.scorers say everything."""
     run: str | None = None
     """Name of the run directory; null makes one from the command and the time. Set it to find, and resume, the run."""

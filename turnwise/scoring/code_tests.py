@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from turnwise.code_blocks import program, programs
+from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.sandbox.fusion import RunCodeRequest, RunStatus
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
 from turnwise.sandbox.session import Session
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
-from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
+from turnwise.scoring.code_sandbox import Pool, limits_of, opened, sandbox_config
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Message, Trajectory
 
 TOGETHER = 8
@@ -27,7 +28,7 @@ FILES = "files"
 """The artifact that may hold files an episode left behind: {name: text}."""
 
 
-@wire("total", "no_code", "max_tests", "tolerance", "prelude")
+@client_options("total", "no_code", "max_tests", "tolerance", "prelude")
 async def code_tests(
     trajectory: Trajectory,
     *,
@@ -43,7 +44,6 @@ async def code_tests(
     level: str = "auto",
     min_level: str = "L2",
     url: str | None = None,
-    token_env: str = "TURNWISE_SANDBOX_TOKEN",
 ) -> Score:
     """The share of tests that pass; with `total=all` 1 only if all do.
 
@@ -55,7 +55,9 @@ async def code_tests(
     if total not in ("share", "all"):
         raise ConfigError(f"scoring.options, scorer code_tests: total must be 'share' or 'all', not {total!r}")
     cases = cases_of(trajectory.sample)[:max_tests]
-    sandbox = CodeSandbox(seconds, memory_mb, level, min_level, frozen(preload), url, token_env)
+    sandbox = sandbox_config(
+        seconds=seconds, memory_mb=memory_mb, preload=preload, level=level, min_level=min_level, url=url,
+    )  # fmt: skip
     try:
         pool = await opened(sandbox)
         code = last_code(trajectory) if file is None else await _written(pool, trajectory, file, sandbox)
@@ -92,7 +94,7 @@ class _Bench:
     """One program under test."""
 
     pool: Pool
-    sandbox: CodeSandbox
+    sandbox: SandboxConfig
     code: str
     functions: list[str]
     tolerance: float
@@ -135,7 +137,7 @@ class _Bench:
     async def _script(self, session: Session, case: ScriptCase) -> bool:
         seconds = self.sandbox.seconds
         request = RunCodeRequest(code=self.code, language="python", stdin=case.stdin, run_timeout=seconds)
-        answer = await run_script(session, request, self.sandbox.limits, seconds)
+        answer = await run_script(session, request, limits_of(self.sandbox), seconds)
         if answer.status is RunStatus.SandboxError:
             raise SandboxLost(answer.message)
         ran = answer.run_result
@@ -155,7 +157,7 @@ class _Bench:
         return same_value(found, case.expected[0] if wrapped else case.expected, self.tolerance)
 
 
-async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeSandbox) -> str | None:
+async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: SandboxConfig) -> str | None:
     """A file of the episode: recorded, or made again by running the policy's Python in a session of its own."""
     recorded = trajectory.artifacts.get(FILES, {})
     if file in recorded:
@@ -170,7 +172,7 @@ async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeS
         for cell in cells:
             await session.run(program(cell), sandbox.seconds)
         request = RunCodeRequest(code="", language="python", fetch_files=[file])
-        answer = await run_script(session, request, sandbox.limits, sandbox.seconds)
+        answer = await run_script(session, request, limits_of(sandbox), sandbox.seconds)
     finally:
         await session.close()
     return answer.files[file].decode(errors="replace") if file in answer.files else None

@@ -167,10 +167,10 @@ def verl_result(result: Any, spec: str) -> Any:
     if TOTAL not in result:
         raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
     kept = {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
-    said = tuple(
+    remarks = tuple(
         Remark(str(name), text) for name, text in result.items() if name not in kept and isinstance(text, str) and text
     )
-    return dataclasses.replace(_sum(kept, spec), remarks=said)
+    return dataclasses.replace(_sum(kept, spec), remarks=remarks)
 
 
 def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def is_failed(trajectory: Trajectory) -> bool:
 
 
 def turns_before_feedback(trajectory: Trajectory) -> int:
-    """How many turns pass until the simulated user first speaks; all of them when it never does."""
+    """How many turns pass until the interaction first replies; all of them when it never does."""
     for number, turn in enumerate(trajectory.turns, start=1):
         if any(reply.role is Role.USER for reply in turn.replies):
             return number
@@ -237,8 +237,8 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
     messages, segments = trajectory.messages, trajectory.segments
     if turns < len(trajectory.turns):
         # The prompt may hold assistant messages too, so the policy's are counted from the end.
-        spoken = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
-        messages = messages[: spoken[turns - len(trajectory.turns)]]
+        by_policy = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
+        messages = messages[: by_policy[turns - len(trajectory.turns)]]
         after = trajectory.turns[turns]
         if segments:
             segments = [*segments[: after.segment], _cut_ledger(segments[after.segment], after.start)]
@@ -295,8 +295,8 @@ def raised_by(name: str, error: BaseException) -> ScoringFailed:
         text = " ".join(str(error).split())
     except Exception as broken:  # a class of a plug-in, which may do anything here
         text = f"(its text cannot be had: {type(broken).__name__})"
-    said = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
-    return ScoringFailed(f"scorer {name} raised {said}{where}")
+    cause = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
+    return ScoringFailed(f"scorer {name} raised {cause}{where}")
 
 
 def _sum(result: dict[Any, Any], name: str) -> Score:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.failures import Tally, counted
+from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
@@ -19,7 +19,7 @@ from turnwise.types import Sample, Trajectory
 class Runner(Protocol):
     """How scorers are run. Each file of turnwise/scoring/runners has one, made from the config."""
 
-    tally: Tally
+    stats: ScoringStats
     """What it went through, for the metrics."""
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
@@ -52,7 +52,7 @@ class Scoring:
         """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is."""
         runner = make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.tally), config.weights)))
+            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.stats), config.weights)))
         named = {source: spec_for(source, config.scorers, known) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
@@ -74,7 +74,7 @@ class Scoring:
 
     def metrics(self) -> dict[str, float]:
         """What scoring went through since this was last asked, the judges' requests included."""
-        return self.runner.tally.take() | take_metrics()
+        return self.runner.stats.take() | take_metrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

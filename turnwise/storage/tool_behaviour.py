@@ -1,7 +1,7 @@
 """How an episode went about its tools, read off the recorded messages: evidence, its use, repeats, empty code.
 
 Evidence and its use are signs for people who look for patterns: a number that happens to be in a tool's reply and in
-the answer counts as used. Which calls repeat one, and which only print, red lines ask here too.
+the answer counts as used. Which calls repeat one, and which only print, the misuse rules of scoring ask here too.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""GSM8K in verl's shape: grade-school word problems, with or without tools and a simulated user."""
+"""GSM8K in verl's shape: grade-school word problems, with or without tools and an interaction."""
 
 import enum
 import re
@@ -44,7 +44,7 @@ class Flavour(enum.StrEnum):
     TOOL = "tool"
     """The model may call `calculate` and `python`."""
     INTERACTION = "interaction"
-    """A simulated user reacts to the answer."""
+    """The interaction reacts to the answer."""
     TOOL_INTERACTION = "tool+interaction"
     """Both."""
 
@@ -55,7 +55,7 @@ class Flavour(enum.StrEnum):
 
     @property
     def has_interaction(self) -> bool:
-        """Whether rows name a simulated user."""
+        """Whether rows name an interaction."""
         return self in (Flavour.INTERACTION, Flavour.TOOL_INTERACTION)
 
 
@@ -64,7 +64,7 @@ def prepare(
     *,
     source: Annotated[str, "a folder with train.jsonl and test.jsonl (or .parquet), or a hub id"] = HUB_ID,
     flavour: Annotated[Flavour | None, "plain (default), tool, interaction or tool+interaction"] = None,
-    interaction: Annotated[str | None, "the simulated user (default gsm8k), such as code_verify"] = None,
+    interaction: Annotated[str | None, "which one the rows name (default gsm8k), such as code_verify"] = None,
 ) -> dict[Path, int]:
     """Write train.parquet and test.parquet of GSM8K; nothing is written unless both can be made."""
     chosen = flavour or (Flavour.INTERACTION if interaction else Flavour.PLAIN)

@@ -12,7 +12,7 @@ import math
 
 from turnwise.errors import DataError, ScoringFailed
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
+from turnwise.scoring.client_options import client_options
 from turnwise.types import Remark
 
 
@@ -25,7 +25,7 @@ async def number(trajectory):
     return int(trajectory.sample.ground_truth) / 7
 
 
-@wire("scale", "shift")
+@client_options("scale", "shift")
 def sync_number(trajectory, *, scale=1.0, shift=0.0):
     return scale * int(trajectory.sample.ground_truth) + shift
 

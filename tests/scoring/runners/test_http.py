@@ -122,7 +122,7 @@ def ask(answer, make, count=1, **settings):
         server = Server(answer)
         async with server.running() as url, client(url, **settings) as (runner, scorer):
             calls = (evaluate(scorer, make(index)) for index in range(count))
-            return await asyncio.gather(*calls, return_exceptions=True), server, runner.tally.take()
+            return await asyncio.gather(*calls, return_exceptions=True), server, runner.stats.take()
 
     return asyncio.run(main())
 

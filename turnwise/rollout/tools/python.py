@@ -13,8 +13,7 @@ from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.limits import MIB, Limits
-from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.opening import open_pool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
@@ -22,10 +21,9 @@ from turnwise.storage.images import session_name
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
+    from turnwise.sandbox.pool import SandboxPool
     from turnwise.sandbox.remote import RemotePool
 
-TOKEN_ENV = "TURNWISE_SANDBOX_TOKEN"
-"""The environment variable that holds the token of a sandbox server."""
 SPARE_SECONDS = 20.0
 """Between the code's own limit and the tool's: for getting a session and for killing it."""
 
@@ -105,21 +103,6 @@ class _PythonSession:
 
 
 python = PythonTool()
-
-
-def open_pool(config: SandboxConfig) -> "SandboxPool | RemotePool":
-    """The pool that a config asks for, here or at a server, still to be entered."""
-    if config.url is None:
-        return SandboxPool(pool_settings(config))
-    from turnwise.sandbox.remote import RemotePool
-
-    return RemotePool(config.url, os.environ.get(TOKEN_ENV), config.seconds, min_level=config.min_level)
-
-
-def pool_settings(config: SandboxConfig) -> PoolSettings:
-    """A pool on this machine."""
-    limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
-    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload))
 
 
 def read_image(image: Image, number: int) -> InputImage:

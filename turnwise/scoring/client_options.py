@@ -1,4 +1,4 @@
-"""Which options of a scorer a stranger may set: a client of a reward server, or the config of a run that was sent.
+"""Which options of a scorer somebody else may set: a client of a reward server, or the config of a run that was sent.
 
 Those that only say how a result is counted. What names code, an address, a file, an environment variable or a sandbox
 level, or takes the machine's time, is for whoever runs the scorer to say.
@@ -12,11 +12,11 @@ from turnwise.plugins import load
 from turnwise.scoring.scorer import BUILTIN, ScorerSpec
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_ATTRIBUTE = "turnwise_wire"
+_ATTRIBUTE = "turnwise_client_options"
 
 
-def wire(*names: str) -> Callable[[Function], Function]:
-    """Declare them beside the scorer: `@wire("correct", "wrong")`. A scorer that declares nothing takes nothing."""
+def client_options(*names: str) -> Callable[[Function], Function]:
+    """Declare them beside the scorer: `@client_options("correct", "wrong")`; without it, it takes none."""
 
     def mark(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, frozenset(names))
@@ -25,14 +25,14 @@ def wire(*names: str) -> Callable[[Function], Function]:
     return mark
 
 
-def wire_options(scorer: str) -> frozenset[str]:
+def declared_options(scorer: str) -> frozenset[str]:
     """What this scorer declares; it is imported for that."""
     declared: frozenset[str] = getattr(load(BUILTIN.get(scorer, scorer), "scorer"), _ATTRIBUTE, frozenset())
     return declared
 
 
-def check_wire(scorer: str, options: Mapping[str, Any], allowed: frozenset[str]) -> None:
-    """ConfigError with its name for the first option that a stranger may not set."""
+def check_client_options(scorer: str, options: Mapping[str, Any], allowed: frozenset[str]) -> None:
+    """ConfigError with its name for the first option that a client may not set."""
     for key, value in options.items():
         if key not in allowed:
             ScorerSpec(scorer, {key: value}).make()  # a misspelt one is said to be that
