@@ -12,8 +12,6 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.web.columns import Snapshot, clean_text
 from turnwise.web.run_summary import number, read_report
 
-SURE = 1.96
-"""Standard errors on each side of a share: an interval that holds the truth 95 times in 100."""
 MOST_FLIPS = 200
 """Listed of each kind; the counts are of all."""
 SHARE, NUMBER, COUNT, TEXT = "share", "number", "count", "text"
@@ -28,36 +26,33 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("assistant turns", "num_turns", NUMBER),
     ("user turns", "user_turns", NUMBER),
     ("tool calls", "tool_calls", COUNT),
-    ("failed tool calls", "calls_by_status", TEXT),
+    ("", "tools", TEXT),
     ("episodes with a valid call", "episodes_with_valid_call", SHARE),
     ("stop reasons", "stop_reasons", TEXT),
     ("policy tokens", "policy_tokens", COUNT),
     ("ledger equals full render", "render_exact", SHARE),
 )
-_JUDGED = {"accuracy": "right", "first_accuracy": "first_right"}
-"""Shares whose single answers the trajectories hold."""
+_FEW_TOOLS = 40
+"""Rows of tools; a model may make names up without end."""
 
 Key = tuple[str, str, int, int]
 """Data source, sample, sibling, and which one of several such."""
 
 
-def results(run: RunDir, snapshot: Snapshot) -> dict[str, Any] | None:
+def results(run: RunDir) -> dict[str, Any] | None:
     """{"sources": [...], "rows": [{label, kind, values, errors}], ...}; None for a run that is no evaluation."""
     report = read_report(run)
     found = report.get("sources") if report else None
     if report is None or not isinstance(found, dict):
         return None
     sources = {clean_text(str(name)): one for name, one in found.items() if isinstance(one, dict)}
-    answers = _answers(snapshot)
-    rows = [
-        {
-            "label": label,
-            "kind": kind,
-            "values": [_value(key, kind, one) for one in sources.values()],
-            "errors": [_error(key, name, one, answers) if kind == SHARE else None for name, one in sources.items()],
-        }
-        for label, key, kind in _ROWS
-    ]
+    rows: list[dict[str, Any]] = []
+    for label, key, kind in _ROWS:
+        if key == "tools":
+            rows += _tool_rows(list(sources.values()))
+            continue
+        values = [_value(key, kind, one) for one in sources.values()]
+        rows.append(_row(label, kind, values, [number(one, f"{key}_stderr") for one in sources.values()]))
     rows += _task_rows(list(sources.values()))
     return {
         "sources": list(sources),
@@ -67,30 +62,51 @@ def results(run: RunDir, snapshot: Snapshot) -> dict[str, Any] | None:
     }
 
 
+def _row(label: str, kind: str, values: Sequence[Any], errors: Sequence[float | None]) -> dict[str, Any]:
+    return {"label": label, "kind": kind, "values": list(values), "errors": list(errors)}
+
+
 def _value(key: str, kind: str, source: Mapping[str, Any]) -> float | str | None:
     if kind != TEXT:
         return number(dict(source), key)
     counts = source.get(key)
-    if not isinstance(counts, dict):
-        return None
+    return _counts(counts) if isinstance(counts, dict) else None
+
+
+def _counts(counts: Mapping[Any, Any]) -> str:
     known = [(clean_text(str(name)), count) for name, count in counts.items() if type(count) is int]
-    if key == "stop_reasons":
-        return ", ".join(f"{count} {name}" for name, count in known)
-    failed = [(name, count) for name, count in known if name != "ok"]
-    listed = f" ({', '.join(f'{count} {name}' for name, count in failed)})" if failed else ""
-    return f"{sum(count for _, count in failed)}{listed}"
+    return ", ".join(f"{count} {name}" for name, count in known)
+
+
+def _tool_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each tool: its calls, and how many of them failed and why."""
+    own = [one["tools"] if isinstance(one.get("tools"), dict) else {} for one in sources]
+    names = list(dict.fromkeys(str(name) for tools in own for name in tools))[:_FEW_TOOLS]
+    return [
+        _row(f"  {clean_text(name)}", TEXT, [_tool(tools.get(name)) for tools in own], [None] * len(own))
+        for name in names
+    ]
+
+
+def _tool(report: Any) -> str | None:
+    if not isinstance(report, dict):
+        return None
+    calls, failed, statuses = number(report, "calls"), number(report, "failed"), report.get("by_status")
+    if not calls or failed is None or not isinstance(statuses, dict):
+        return None
+    if not failed:
+        return f"{calls:.0f} calls"
+    failures = _counts({status: count for status, count in statuses.items() if status != "ok"})
+    error = report.get("commonest_error")
+    said = f": {clean_text(error)}" if isinstance(error, str) else ""
+    return f"{calls:.0f} calls, {failed / calls:.0%} failed ({failures}){said}"
 
 
 def _task_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     own = [one["task"] if isinstance(one.get("task"), dict) else {} for one in sources]
     names = dict.fromkeys(str(name) for task in own for name in task)
     return [
-        {
-            "label": f"task: {clean_text(name)}",
-            "kind": NUMBER,
-            "values": [number(task, name) for task in own],
-            "errors": [None] * len(own),
-        }
+        _row(f"task: {clean_text(name)}", NUMBER, [number(task, name) for task in own], [None] * len(own))
         for name in names
     ]
 
@@ -122,29 +138,9 @@ def _answers(snapshot: Snapshot) -> dict[Key, _Answer]:
     return found
 
 
-def _error(key: str, source: str, one: Mapping[str, Any], answers: Mapping[Key, _Answer]) -> float | None:
-    """Half the 95 % interval of a share; none of one that is all or nothing, which this estimate would call certain.
-
-    Siblings of a sample are alike, so samples are counted where the trajectories are known.
-    """
-    if key in _JUDGED:
-        by_sample: dict[str, list[float]] = defaultdict(list)
-        for (where, sample, _, _), answer in answers.items():
-            right = getattr(answer, _JUDGED[key])
-            if where == source and right is not None:
-                by_sample[sample].append(float(right))
-        if len(by_sample) > 1:
-            return half_interval([sum(values) / len(values) for values in by_sample.values()]) or None
-    share, episodes, failed = (number(dict(one), name) for name in (key, "episodes", "failed"))
-    judged = (episodes or 0) - (failed or 0)
-    if share is None or judged < 1 or not 0 <= share <= 1:
-        return None
-    return SURE * math.sqrt(share * (1 - share) / judged) or None
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Half the 95 % interval of the mean of these."""
-    return SURE * float(np.std(values)) / math.sqrt(len(values))
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of these."""
+    return float(np.std(values)) / math.sqrt(len(values))
 
 
 def paired(first: Snapshot, second: Snapshot) -> dict[str, Any]:
@@ -181,7 +177,7 @@ def _pair(
         "first": before,
         "second": after,
         "difference": after - before,
-        "error": half_interval(differences) if len(differences) > 1 else None,
+        "error": standard_error(differences) if len(differences) > 1 else None,
         "to_right": sum(not left[key].right and bool(right[key].right) for key in keys),
         "to_wrong": sum(bool(left[key].right) and not right[key].right for key in keys),
     }

@@ -207,7 +207,7 @@ class Run:
             "shards": [{"shard": one.shard, "split": one.split, "step": one.step, "size": one.size} for one in shards],
             "trajectories": sum(one.size for one in shards),
             "checkpoints": self._checkpoints(),
-            "results": results(self.dir, table.snapshot),
+            "results": results(self.dir),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
             "left_out": table.left_out,

@@ -5,12 +5,12 @@ import { count, number, percent, seconds } from "board/format.js";
 import { link } from "board/router.js";
 import { visible } from "board/parts/visible.js";
 
-const INTERVAL = "± is half a 95% interval over samples";
+const INTERVAL = "± is one standard error; episodes of one sample count as one cluster";
 
 // What is behind a row of the table: its trajectories.
 const BEHIND = {
   "failed episodes": "failure != null", "accuracy, final answer": "right == false", "flipped wrong -> right": "first_right == false and right == true",
-  "flipped right -> wrong": "first_right == true and right == false", "failed tool calls": "failed_calls > 0",
+  "flipped right -> wrong": "first_right == true and right == false", "tool calls": "failed_calls > 0",
 };
 
 export function resultTable(results, run, linked) {
