@@ -10,9 +10,10 @@ import pytest
 
 from turnwise import configure
 from turnwise.cli import main
-from turnwise.compose import _knobs, to_yaml
+from turnwise.compose import to_yaml
 from turnwise.config import Config
 from turnwise.errors import ConfigError, ScoringFailed
+from turnwise.knobs import knobs_of
 from turnwise.scoring.judge.images import data_url
 from turnwise.scoring.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
@@ -284,11 +285,11 @@ def takes_text(hint: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "key", ["sandbox.level", "sandbox.min_level", *(k for k, v in _knobs(Config) if takes_text(v.hint))]
+    "key", ["sandbox.level", "sandbox.min_level", *(k for k, v in knobs_of(Config).items() if takes_text(v.hint))]
 )
 def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
     """A new one that takes text has to be thought about here."""
-    hint = dict(_knobs(Config))[key].hint
+    hint = knobs_of(Config)[key].hint
     value = VALUES.get(key, "=['a:b']" if "list" in str(hint) else "='a:b'").replace("PLACE", str(tmp_path))
     needed = [one for start, given in NEEDED.items() if key.startswith(start) for one in given]
     usual = reaches(configure(*needed), tmp_path)
