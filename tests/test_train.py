@@ -88,6 +88,11 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exa
     said = "sampler and learner log-probs differ by " + ("0 on average" if engine_is_exact else "")
     assert said in (report.run / "log.txt").read_text()
     assert set(report.before) == set(report.after) and "greedy_accuracy" in report.after
+    evaluated = [line for line in lines(report) if "val/accuracy" in line]
+    assert len(evaluated) == 2 and all(line["val/accuracy_stderr"] > 0 for line in evaluated)
+    assert report.after["accuracy_n"] == 3 and report.accuracy == report.after["accuracy"]
+    assert [one.reward for one in report.rewards] == [line["critic/score/mean"] for line in steps]
+    assert report.tokens == steps[-1]["tokens"] and "train longer: turnwise train run=a" in str(report)
 
 
 def check_what_training_knew(trajectories: list[Trajectory]) -> None:

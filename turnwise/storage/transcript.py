@@ -36,7 +36,7 @@ def transcript(trajectory: Trajectory, decode: Callable[[Sequence[int]], str] | 
     for message in trajectory.sample.prompt:
         lines += [_heading(message.role.value, Origin.PROMPT), *_content(message, Origin.PROMPT)]
     for turn in trajectory.turns:
-        lines += [*_turn(turn), *_judgement(turn, trajectory.remarks)]
+        lines += [*_turn(turn), *_turn_scores(turn, trajectory.remarks)]
     if decode is not None and trajectory.segments:
         for number, ledger in enumerate(trajectory.segments):
             label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
@@ -91,7 +91,7 @@ def _turn(turn: Turn) -> Iterator[Styled]:
         yield from _content(reply, _REPLY_ORIGIN.get(reply.role, Origin.TEMPLATE))
 
 
-def _judgement(turn: Turn, remarks: Sequence[Remark]) -> Iterator[Styled]:
+def _turn_scores(turn: Turn, remarks: Sequence[Remark]) -> Iterator[Styled]:
     """What scoring thought of a turn, and the words that came with it."""
     if turn.scores:
         found = ", ".join(f"{name} {value:g}" for name, value in turn.scores.items())

@@ -157,8 +157,9 @@ def _try_loss(name: str) -> None:
         advantages=torch.tensor([1.0, 1.0, 1.0, -0.5, 0.0]),
         episodes=torch.tensor([0, 0, 0, 1, 1]),
     )
-    losses(name, batch).sum().backward()  # type: ignore[no-untyped-call]
-    if logprobs.grad is None or not torch.isfinite(logprobs.grad).all():
-        raise PluginError(f"loss {name!r} has a gradient that is not finite")
-    if not logprobs.grad.any():
+    found = losses(name, batch).sum()
+    (gradient,) = torch.autograd.grad(found, logprobs, allow_unused=True)
+    if gradient is None or not gradient.any():
         raise PluginError(f"loss {name!r} has the gradient 0 for advantages that are not")
+    if not torch.isfinite(gradient).all():
+        raise PluginError(f"loss {name!r} has a gradient that is not finite")
