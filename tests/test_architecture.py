@@ -28,7 +28,7 @@ LAYERS = (
     {"tasks", "compat", "trust"},
     {"task_metrics"},
     {"assemble", "report"},
-    {"plan_text", "checks"},
+    {"plan_text", "checks", "demonstrations"},
     {"run"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},

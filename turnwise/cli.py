@@ -21,6 +21,7 @@ examples:
   turnwise eval sampling.temperature=0 --json      greedy; the last line is one JSON object
   turnwise train run=first                         reinforcement learning with checkpoints
   turnwise train run=first resume=auto             go on with it
+  turnwise sft sft.recorded=[runs/first] sft.min_reward=1      learn from a run's good trajectories
   turnwise check data.eval_files=test.parquet      try everything that can go wrong, load no model
   turnwise check sandbox                           attack the sandbox and show what holds
   turnwise prepare gsm8k --source DIR              GSM8K as train.parquet and test.parquet under data/gsm8k
@@ -120,6 +121,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     command("check", _check, "try everything that can go wrong, load no model; `check sandbox` attacks the sandbox")
     commands["check"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("sft", _sft, "fine-tune a model on scripted or recorded trajectories")
+    commands["sft"].add_argument("--json", action="store_true", help="print one JSON object as the last line")
     command("show", _show, "print a recorded trajectory, coloured by origin", config=False)
     show = commands["show"]
     show.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/eval-20260101-120000")
@@ -264,10 +266,16 @@ def _print_check(composed: "Composed", report: "Report") -> None:
 def _sft(args: argparse.Namespace) -> int:
     composed = _compose(args)
     _refuse_unread(composed)
-    from turnwise.sft import run_sft
+    from rich.console import Console
 
-    folder = run_sft(composed.config)
-    sys.stdout.write(f"model: {folder}\n")
+    from turnwise.sft import fine_tune
+
+    report = fine_tune(composed.config)
+    out = Console()
+    out.print(report.table())
+    out.print(f"policy: {report.policy}", soft_wrap=True, highlight=False, markup=False)
+    if args.json:
+        sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0
 
 

@@ -225,11 +225,10 @@ class SftConfig:
     traces: int = knob(2000, at_least(1))
     """Scripted episodes, one per training sample."""
     recorded: list[str] = field(default_factory=list)
-    """Parquet files of recorded trajectories to learn from instead of a script."""
+    """Recorded trajectories to learn from instead of a script: parquet files, patterns such as
+    runs/NAME/trajectories/*.parquet, or runs, which stand for their training trajectories."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward."""
-    out: str = "sft"
-    """Folder for the trained model, under the current folder."""
 
 
 @dataclass
@@ -367,7 +366,7 @@ class Config:
     train: bool = True
     """`turnwise train train=false` only evaluates."""
     board: bool = False
-    """Beside a training run: serve the board in a process of its own, and say where."""
+    """Beside a run: serve the board in a process of its own, and say where."""
     board_port: int = knob(7007, at_least(0, 65535), only("board", "*"))
     """A free one is taken when another program has it."""
     seed: int = knob(0, at_least(0))
