@@ -29,13 +29,16 @@ SHORT = ("sft.steps=3", "sft.batch_tokens=400", "sft.warmup=1")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training run of one LoRA step."""
+    """A training run of one LoRA step, in which every second sibling is right whatever it says."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "plug.py").write_text("async def reward(trajectory):\n    return float(trajectory.sibling % 2 == 0)\n")
     overrides = (
         "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
         "training.samples=8", "eval.samples=2", "training.eval_every=0", "engine.threads=1", "training.steps=1",
         "learner.lora_rank=2", "learner.lr=1e-3", "run=rl",
+        f"scoring.scorers={{default: '{folder}/plug.py:reward'}}",
     )  # fmt: skip
-    return train(configure(*overrides, f"runs_dir={tmp_path_factory.mktemp('runs')}"), console=QUIET).run
+    return train(configure(*overrides, f"runs_dir={folder}"), console=QUIET).run
 
 
 def config(folder: Path, *overrides: str) -> Config:
@@ -61,11 +64,8 @@ def test_a_fine_tuning_is_a_run_with_counts_metrics_and_a_policy(
     assert main([*asked, "--json"]) == 0
     printed = capsys.readouterr()
     report: dict[str, Any] = json.loads(printed.out.splitlines()[-1])
-    rewards = [t.reward for t in read_trajectories(trained / "trajectories" / "step_000001.parquet")]
-    good = sum(reward is not None and reward >= 1 for reward in rewards)
-    assert 0 < good < len(rewards) == report["trajectories"]
-    assert (report["used"], report["dropped"]) == (good, {"with reward < 1": len(rewards) - good})
-    assert f"12 recorded trajectories, {12 - good} with reward < 1, {good} used" in printed.err
+    assert (report["trajectories"], report["used"], report["dropped"]) == (12, 6, {"with reward < 1": 6})
+    assert "12 recorded trajectories, 6 with reward < 1, 6 used" in printed.err
     run = RunDir.open(tmp_path / "tuned")
     lines = run.read_jsonl("metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3] == list(range(1, report["steps"] + 1))
