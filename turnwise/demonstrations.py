@@ -30,10 +30,11 @@ class Demonstrations:
     read: int
     dropped: dict[str, int]
     """How many were left out, by reason."""
+    origin: str = "recorded"
 
     def __str__(self) -> str:
         left_out = "".join(f", {count} {reason}" for reason, count in self.dropped.items())
-        return f"{self.read} recorded trajectories{left_out}, {len(self.used)} used"
+        return f"{self.read} {self.origin} trajectories{left_out}, {len(self.used)} used"
 
 
 def read_demonstrations(config: Config, tokenizer: str, vocabulary: int, note: Callable[[str], None]) -> Demonstrations:

@@ -1,5 +1,6 @@
 """Supervised fine-tuning from end to end: scripted or recorded trajectories in, a run with a policy folder out."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,11 +144,17 @@ def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
         epochs = train_sft(decoder, to_sequences(found.used), config.sft, config.seed, report)
     companions.save(policy, decoder)
     run.status.reason = f"all {config.sft.steps} steps done"
-    run.note(f"{config.sft.steps} steps were {epochs:.3g} passes over the trajectories; policy {policy}")
+    run.note(f"{config.sft.steps} steps were {epochs:.3g} passes over the trajectories")
+    run.note(f"train the policy further with: turnwise train model.path={shlex.quote(_short(policy))}")
     return SftReport(
         run.dir.path, policy, len(losses), run.seconds(), losses[0], losses[-1], tokens,
         found.read, len(found.used), found.dropped,
     )  # fmt: skip
+
+
+def _short(path: Path) -> str:
+    """As one would type it here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _load_script(config: Config) -> Script:
@@ -179,7 +186,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
     for trajectory in trajectories:
         if trajectory.failure is not None:
             raise DataError(f"scripted episode {trajectory.sample.id} failed: {trajectory.failure}")
-    return Demonstrations(trajectories, len(trajectories), {})
+    return Demonstrations(trajectories, len(trajectories), {}, "scripted")
 
 
 def _progress(console: Console) -> Progress:

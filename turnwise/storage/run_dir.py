@@ -6,7 +6,7 @@ runs/<name>/
   metrics.jsonl                       one object a step
   trajectories/step_000012.parquet    see storage/trajectories.py
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
-  checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the state of training
+  checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
   policy/                             what a fine-tuning made
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
