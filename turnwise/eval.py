@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_context, prepare
-from turnwise.chat.selfcheck import render_problem
+from turnwise.chat.selfcheck import render_fault_summary
 from turnwise.checks.start import refuse_faults
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
@@ -76,7 +76,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
             with _progress(run.console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
-            if (problem := render_problem(trajectories)) is not None:
+            if (problem := render_fault_summary(trajectories)) is not None:
                 run.note(f"warning: {problem}")
             judged = await grade_all(trajectories, prepared.scoring.scorers)
             _keep_first_answers(judged)
@@ -108,7 +108,7 @@ async def measure(
         judged = await grade_all(trajectories, prepared.scoring.scorers)
         _keep_first_answers(judged)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
-        if (problem := render_problem(trajectories)) is not None:  # training does not go on with a faulty record
+        if (problem := render_fault_summary(trajectories)) is not None:  # training does not go on with a faulty record
             raise TurnwiseError(problem)
         for source in _sources(judged, declared_by(prepared.config.task)):
             tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}

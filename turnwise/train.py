@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.chat.selfcheck import render_problem
+from turnwise.chat.selfcheck import render_fault_summary
 from turnwise.checks.start import refuse_faults
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
@@ -102,7 +102,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     stats = count(groups)
     stats.stop_if_failing(config.rollout.max_failures)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
-    if (problem := render_problem(trajectories)) is not None:
+    if (problem := render_fault_summary(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
         raise TurnwiseError(f"{problem}; the episodes of the step are in {run.dir.path / file}")
     sequences = to_sequences(groups)

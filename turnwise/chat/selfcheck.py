@@ -92,8 +92,8 @@ class Walk:
             self.place += 1
 
 
-def render_problem(trajectories: Iterable[Trajectory]) -> str | None:
-    """What is wrong with the episodes that hold other tokens than a full render of their messages; None for none."""
+def render_fault_summary(trajectories: Iterable[Trajectory]) -> str | None:
+    """One sentence on the episodes whose tokens differ from a full render; None when there are none."""
     played = [trajectory for trajectory in trajectories if trajectory.stop_reason is not StopReason.FAILED]
     found = [t for t in played if t.render_check is not None and t.render_check.problem is not None]
     if not found:
