@@ -3,30 +3,44 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+INSTALL := $(RUN)/pip install --quiet --disable-pip-version-check
+PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal
+UV_COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
+LOCKED ?=
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: help setup check test eval train board bench clean
+.PHONY: help setup check test test-all eval train board bench lock clean
 
 help:  ## what each verb does
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: $(STAMP)  ## a virtual environment in .venv with everything
+setup: $(STAMP)  ## a virtual environment in .venv with everything; LOCKED=1 takes the exact versions that CI runs
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(if $(LOCKED),.ci/build.txt .ci/requirements.txt)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Turnwise needs Python 3.11 or 3.12, not {v[0]}.{v[1]}; name one with: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+ifeq ($(LOCKED),)
+	$(INSTALL) --editable ".[dev]"
+else
+	$(INSTALL) --require-hashes --no-deps --requirement .ci/build.txt
+	$(INSTALL) --require-hashes --no-deps --no-build-isolation --requirement .ci/requirements.txt
+	$(INSTALL) --no-build-isolation --editable ".[dev]"
+endif
 	@touch $(STAMP)
 
-check: $(STAMP)  ## ruff, mypy, and the config check of the default run
+check: $(STAMP)  ## ruff, mypy, oxlint for the board's JavaScript, and the config check of the default run
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/oxlint --deny-warnings turnwise/web/static/js
 	$(RUN)/turnwise check > /dev/null
 
-test: $(STAMP)  ## the test suite, in two processes; WORKERS=0 runs it in one, ARGS="-k sandbox" a part of it
-	OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(STAMP)  ## the test suite but for its long tail; WORKERS=0 runs it in one process, ARGS="-k sandbox" a part of it
+	$(PYTEST) $(ARGS)
+
+test-all: $(STAMP)  ## the test suite with its long tail
+	$(PYTEST) -m "" $(ARGS)
 
 eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
@@ -40,6 +54,17 @@ board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" cha
 
 bench: $(STAMP)  ## every benchmark; each prints a ratio against a named peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN)/python $$file || exit 1; done
+
+# torch is not in the lock: which build of it a machine takes (CPU, CUDA) is the machine's affair, and no hash fits them all.
+# Its range is in pyproject.toml; what only its CUDA build needs is left out with it.
+lock: build/lock/bin/uv  ## write .ci/*.txt anew: the newest versions that pyproject.toml allows, with their hashes
+	$(UV_COMPILE) pyproject.toml --extra dev > build/lock/everything.txt
+	awk 'BEGIN { keep = 1 } /^[a-z]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' build/lock/everything.txt > .ci/requirements.txt
+	echo setuptools | $(UV_COMPILE) --output-file .ci/build.txt --upgrade -
+
+build/lock/bin/uv:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet --disable-pip-version-check uv
 
 clean:  ## remove the environment and caches; runs/ and data/ stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,12 @@
-"""What tests of more than one room need: whether results can be exact on this machine."""
+"""What tests of more than one room need: whether results can be exact on this machine, and servers on real ports."""
 
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +30,61 @@ def exact_engine(engine_is_exact: bool) -> None:
     """Skips a test of bitwise equal results where the engine says that it cannot promise them."""
     if not engine_is_exact:
         pytest.skip("the torch engine found no regime on this machine in which batching changes no bit")
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: Any) -> AsyncIterator[str]:
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    running = asyncio.ensure_future(server.serve())
+    while not server.started:
+        assert not running.done()
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+@contextlib.contextmanager
+def _serving_in_a_thread(open_app: Callable[[], contextlib.AbstractAsyncContextManager[Any]]) -> Iterator[str]:
+    started: concurrent.futures.Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = (
+        concurrent.futures.Future()
+    )
+
+    async def main() -> None:
+        done = asyncio.Event()
+        async with open_app() as app, _serving(app) as url:
+            started.set_result((url, asyncio.get_running_loop(), done))
+            await done.wait()
+
+    def work() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    url, loop, done = started.result(60)
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[[Any], contextlib.AbstractAsyncContextManager[str]]:
+    """An app on a real port, in the test's own event loop: its URL."""
+    return _serving
+
+
+@pytest.fixture(scope="session")
+def serving_in_a_thread() -> Callable[..., contextlib.AbstractContextManager[str]]:
+    """What an async context manager opens, on a real port, with an event loop of its own: its URL."""
+    return _serving_in_a_thread

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.cli import VERBS
+
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
 
@@ -23,10 +25,12 @@ def turnwise(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[
 def test_help_lists_the_commands_and_imports_nothing_heavy(tmp_path: Path) -> None:
     done = turnwise("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for command in ("eval", "check", "show", "prepare", "sft"):
-        assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE), command
+    for title, verbs in VERBS.items():
+        assert f"\n{title}:\n" in done.stdout
+        for verb in verbs:
+            assert re.search(rf"^  {verb} ", done.stdout, re.MULTILINE), verb
     code = (
-        "import sys; from turnwise.cli import _parser; _parser()[0].format_help()\n"
+        "import sys; from turnwise.cli import make_parser; make_parser()[0].format_help()\n"
         "heavy = {'torch', 'transformers', 'hydra', 'rich', 'pyarrow', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
@@ -54,7 +58,11 @@ def test_eval_show_and_json(tmp_path: Path) -> None:
 def test_mistakes_end_with_code_two_and_one_line(tmp_path: Path) -> None:
     for args, text in (
         (("eval", "sampling.temprature=0"), "did you mean 'sampling.temperature'?"),
-        (("eval", "--jsn"), "did you mean '--json'?"),
+        (("evl",), "unknown command 'evl': did you mean 'eval'?"),
+        (("train", "--jsn"), "did you mean '--json'?"),
+        (("seed=1",), "config values come after one, as in `turnwise eval seed=1`"),
+        (("train", "algorithm.loss=ppoclip"), "did you mean 'ppo_clip'?"),
+        (("completion", "bsh"), "did you mean 'bash'?"),
         (("eval", "rollout.tools=[calculat]"), "did you mean 'calculate'?"),
         (("prepare", "gsm8"), "did you mean 'gsm8k'?"),
         (("prepare", "gsm8k", "--flavour", "tools", "--source", "."), "did you mean 'tool'?"),
@@ -69,7 +77,13 @@ def test_mistakes_end_with_code_two_and_one_line(tmp_path: Path) -> None:
 def test_options_and_overrides_mix_in_any_order(tmp_path: Path) -> None:
     done = turnwise("check", "seed=1", "--json", "eval.samples=2", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["passed"] is True
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["passed"] is True
+    assert found["config"]["seed"] == {"value": 1, "from": "command line"}
+    assert found["config"]["training.max_lag"] == {"value": 1, "from": "task arithmetic"}
+    keys = re.findall(r"^ ([a-z_.]+) +│", done.stdout, re.MULTILINE)
+    assert keys[:2] == ["seed", "eval.samples"] and "training.max_lag" in keys, "what a person said comes first"
+    assert "runs_dir" not in keys and f"{len(found['config']) - len(keys)} keys have their defaults" in done.stdout
 
 
 def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:

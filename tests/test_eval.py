@@ -50,7 +50,7 @@ def script_config(folder: Path, *said: str, overrides: tuple[str, ...] = ()) -> 
 def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
     config = configure("eval.samples=12", "seed=5", f"runs_dir={tmp_path}", f"eval.dump_jsonl={tmp_path}/out.jsonl")
     report = evaluate(config, console=QUIET)
-    (source,) = report.sources
+    (source,) = report.sources.values()
     assert source.data_source == "arithmetic" and source.episodes == 12 and source.failed == 0
     assert source.episodes_with_valid_call is not None and source.episodes_with_valid_call >= 0.9
     assert source.user_turns == 1.0
@@ -72,14 +72,14 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
     assert {"config.yaml", "plan.txt"} <= {path.name for path in report.run.iterdir()}
     shown = Runs([report.run]).open(report.run.name).details(time.time())
     assert shown["problems"] == [] and shown["state"] == "finished" and shown["trajectories"] == 12
-    assert shown["accuracy"] == report.sources[0].accuracy
+    assert shown["accuracy"] == report.accuracy == report.sources["arithmetic"].accuracy
 
 
 def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path, exact_engine: None) -> None:
     """The same trajectories, bit by bit, whether episodes run alone or side by side, in a group or not."""
 
     def play(*overrides: str) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
-        config = configure("eval.samples=4", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
+        config = configure("eval.samples=3", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
         report = evaluate(config, console=QUIET)
         return {
             (t.sample.id, t.sibling): (t.segments[0].token_ids, t.segments[0].logprobs) for t in report.trajectories
@@ -98,7 +98,7 @@ def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path, exact_eng
 def test_a_task_in_plain_python(tmp_path: Path) -> None:
     config = script_config(tmp_path, CALL, "42", overrides=("rollout.interaction=code_verify",))
     report = evaluate(config, samples=samples(), tools=[double], scorer=correct, console=QUIET)
-    (source,) = report.sources
+    (source,) = report.sources.values()
     assert (source.accuracy, source.first_accuracy, source.num_turns) == (1.0, 1.0, 3.0)
     assert source.calls_by_status == {"ok": 3}
     assert source.render_exact == 1.0
@@ -108,11 +108,11 @@ def test_flips_are_counted_against_the_answer_before_the_feedback(tmp_path: Path
     mends = evaluate(
         script_config(tmp_path, "41", "42", overrides=("rollout.interaction=code_verify",)),
         samples=samples(), scorer=correct, console=QUIET,
-    ).sources[0]  # fmt: skip
+    ).sources["doubles"]  # fmt: skip
     spoils = evaluate(
         script_config(tmp_path, "42", "41", overrides=("rollout.interaction=code_verify",)),
         samples=samples(), scorer=correct, console=QUIET,
-    ).sources[0]  # fmt: skip
+    ).sources["doubles"]  # fmt: skip
     assert (mends.first_accuracy, mends.accuracy, mends.wrong_to_right, mends.right_to_wrong) == (0.0, 1.0, 3, 0)
     assert (spoils.first_accuracy, spoils.accuracy, spoils.wrong_to_right, spoils.right_to_wrong) == (1.0, 0.0, 0, 3)
 
@@ -127,7 +127,7 @@ def test_text_of_tools_and_users_is_never_taken_as_the_answer(tmp_path: Path) ->
     config = script_config(tmp_path, call, "I do not know.", overrides=("scoring.scorers={default: gsm8k}",))
     report = evaluate(config, samples=samples(), tools=[leak], console=QUIET)
     assert any("#### 42" in message.text for message in report.trajectories[0].messages)
-    assert report.sources[0].accuracy == 0.0
+    assert report.sources["doubles"].accuracy == 0.0
 
 
 def test_a_run_that_mostly_fails_stops_and_says_why_but_keeps_its_records(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_few_failures_are_counted_and_left_out_of_the_average(tmp_path: Path) 
     )
     config = script_config(tmp_path, "42", overrides=(f"rollout.interaction={tmp_path}/moody.py:Moody",))
     report = evaluate(config, samples=samples(10), scorer=correct, console=QUIET)
-    (source,) = report.sources
+    (source,) = report.sources.values()
     assert (source.episodes, source.failed, source.accuracy) == (10, 1, 1.0)
     assert source.stop_reasons == {"user_ended": 9, "failed": 1}
 
@@ -246,7 +246,11 @@ def test_a_tool_error_is_told_to_the_model_and_counted(tmp_path: Path) -> None:
     report = evaluate(
         script_config(tmp_path, CALL, "42"), samples=samples(1), tools=[double], scorer=correct, console=QUIET
     )
-    assert report.sources[0].calls_by_status == {"error": 1}
+    assert report.sources["doubles"].calls_by_status == {"error": 1}
+    assert report.warnings == ["tool double failed in 1 of 1 calls, most often: Error: the machine is tired"]
+    said = str(report)
+    assert f"warning: {report.warnings[0]}" in said and "1 calls, 100% failed (1 error)" in said
+    assert "100.0% ± 25.0 (n=1)" in said and "one standard error" in said and str(report.run) in said
     assert any("the machine is tired" in message.text for message in report.trajectories[0].messages)
 
 

@@ -78,7 +78,7 @@ def test_native_tool_calls_and_feedback(tmp_path: Path) -> None:
 
     with endpoint(answer) as (url, received):
         report = evaluate(config(url, tmp_path), console=QUIET)
-    (source,) = report.sources
+    (source,) = report.sources.values()
     assert source.failed == 0 and source.calls_by_status == {"ok": 6} and source.user_turns == 1.0
     trajectory = report.trajectories[0]
     assert trajectory.stop_reason is StopReason.USER_ENDED
@@ -91,6 +91,7 @@ def test_native_tool_calls_and_feedback(tmp_path: Path) -> None:
     assert replied["tool_call_id"] == asked["tool_calls"][0]["id"] == "abc"
     assert trajectory.segments == [] and source.render_exact is None, "an endpoint gives no token ids"
     assert source.policy_tokens == 3 * 4 * 3
+    assert "model: served" in (report.run / "config.yaml").read_text(), "asked from the endpoint, and written down"
 
 
 def test_calls_left_in_the_text_are_found_and_sent_back_as_text(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_calls_left_in_the_text_are_found_and_sent_back_as_text(tmp_path: Path) 
 
     with endpoint(answer) as (url, received):
         report = evaluate(config(url, tmp_path, "rollout.interaction=null"), console=QUIET)
-    assert report.sources[0].calls_by_status == {"ok": 3}
+    assert report.sources["arithmetic"].calls_by_status == {"ok": 3}
     second = next(request for request in received if request["messages"][-1]["role"] == "tool")["messages"]
     assert second[-2]["content"] == text and "tool_calls" not in second[-2]
 
@@ -116,7 +117,7 @@ def test_arguments_that_are_not_json_are_answered_as_malformed(tmp_path: Path) -
 
     with endpoint(answer) as (url, _):
         report = evaluate(config(url, tmp_path, "rollout.interaction=null"), console=QUIET)
-    assert report.sources[0].calls_by_status == {"malformed": 3}
+    assert report.sources["arithmetic"].calls_by_status == {"malformed": 3}
 
 
 def test_an_endpoint_that_is_not_there_or_serves_several_models_is_one_clear_error(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_images_reach_the_endpoint(tmp_path: Path) -> None:
     files = ("task=null", f"data.eval_files={tmp_path}/rows.jsonl")
     with endpoint(lambda messages: {"content": "#### 2"}) as (url, received):
         report = evaluate(config(url, tmp_path / "runs", *files), console=QUIET)
-        assert report.sources[0].accuracy == 1.0 and len(received) == 2
+        assert report.sources["arithmetic"].accuracy == 1.0 and len(received) == 2
         image, text = received[0]["messages"][0]["content"]
         assert text == {"type": "text", "text": "How many?"}
         assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == picture
@@ -165,7 +166,7 @@ def test_code_that_the_text_spells_is_sent_back_once(tmp_path: Path) -> None:
     chosen = ("rollout.tools=[python]", "rollout.interaction=null", "chat.tool_format=code")
     with endpoint(answer) as (url, received):
         report = evaluate(config(url, tmp_path, *chosen), console=QUIET)
-    assert report.sources[0].calls_by_status == {"ok": 3}
+    assert report.sources["arithmetic"].calls_by_status == {"ok": 3}
     sent = max(received, key=lambda request: len(request["messages"]))["messages"]
     (asked,) = [message for message in sent if message["role"] == "assistant"]
     assert "print(6 * 7)" in asked["content"] and "tool_calls" not in asked

@@ -20,6 +20,7 @@ from turnwise.rescoring import compare, rescore, with_scorer
 from turnwise.scoring.judge.verdict import Verdict
 from turnwise.scoring.service import Scoring
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
+from turnwise.task import known_scorers
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -57,7 +58,7 @@ LONGER = f"{__file__}:longer"
 
 
 def again(trajectories: list[Trajectory], config: ScoringConfig) -> list[Trajectory]:
-    return asyncio.run(rescore(trajectories, Scoring.of(config, ["arithmetic"])))
+    return asyncio.run(rescore(trajectories, Scoring.of(config, ["arithmetic"], known=known_scorers())))
 
 
 def test_the_mean_of_no_rewards_is_no_number() -> None:

@@ -20,10 +20,10 @@ from turnwise.choices import Resume
 from turnwise.cli import main
 from turnwise.config import Config
 from turnwise.errors import ConfigError, StorageError, TurnwiseError
-from turnwise.report import TrainReport
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, read_status
 from turnwise.train import train
+from turnwise.train_report import TrainReport
 from turnwise.trainer.resuming import resume_command
 
 ROOT = Path(__file__).parent.parent
@@ -309,6 +309,19 @@ def test_a_second_process_in_a_run_is_refused_and_the_first_goes_on(
 
 
 # --- signals ------------------------------------------------------------------------------------------------------
+# Each place that can be interrupted is tried with one signal and one command; the long tail has the other pairs.
+
+INTERRUPTED = pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+TERMINATED = pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+PAIRS = pytest.mark.parametrize(
+    ("verb", "number"),
+    [
+        ("eval", signal.SIGTERM),
+        ("train", signal.SIGINT),
+        pytest.param("eval", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("train", signal.SIGTERM, marks=pytest.mark.long),
+    ],
+)
 
 SLOW = (
     "import asyncio, pathlib\n"
@@ -331,8 +344,7 @@ def check_stopped(folder: Path, process: "subprocess.Popen[str]", number: int, v
     return out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("verb", ["eval", "train"])
+@PAIRS
 def test_a_signal_during_the_start_is_one_line(tmp_path: Path, verb: str, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW_IMPORT)
     process = start(tmp_path, verb, "run=r", "scoring.scorers={default: 'plug.py:score'}")
@@ -352,8 +364,7 @@ SLOW_WORKER = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("verb", ["eval", "train"])
+@PAIRS
 def test_a_signal_while_things_are_started_leaves_a_stopped_run(tmp_path: Path, verb: str, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW_WORKER)
     asked = ("scoring.scorers={default: 'plug.py:score'}", "scoring.run=pool", "scoring.workers=1", "eval.samples=2")
@@ -365,7 +376,7 @@ def test_a_signal_while_things_are_started_leaves_a_stopped_run(tmp_path: Path, 
     assert not (tmp_path / "runs" / "r" / ".lock").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@TERMINATED
 def test_a_signal_during_eval_leaves_a_stopped_run_and_no_folders(tmp_path: Path, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW)
     asked = ("eval.samples=4", "sampling.max_tokens=16", "rollout.tools=[python]", "rollout.interaction=null")
@@ -376,7 +387,7 @@ def test_a_signal_during_eval_leaves_a_stopped_run_and_no_folders(tmp_path: Path
     assert (status.state, status.reason) == (State.STOPPED, f"stopped by {signal.Signals(number).name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@INTERRUPTED
 def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp_path: Path, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW)
     process = start(tmp_path, "train", *TINY, "run=r", "scoring.scorers={default: 'plug.py:slow'}")
@@ -389,7 +400,7 @@ def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp
     assert (status.state, status.reason) == (State.STOPPED, "stopped by a signal")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@TERMINATED
 def test_a_signal_during_rescoring_or_fine_tuning_leaves_nothing(tmp_path: Path, copy: Path, number: int) -> None:
     (tmp_path / "plug.py").write_text(SLOW)
     before = contents(copy)

@@ -49,10 +49,10 @@ def test_sources_without_declared_metrics_have_none() -> None:
 
 def test_the_console_and_the_file_of_an_evaluation_show_them() -> None:
     declared = {"lab/zoom": ZOOM, "chat": CHAT}
-    sources = [
-        summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
+    sources = {
+        source: summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
         for source in declared
-    ]  # fmt: skip
+    }  # fmt: skip
     report = EvalReport(Path("r"), 1.0, 1.0, sources, [])
     assert report.as_json()["sources"]["lab/zoom"]["task"] == {"episodes": 2, "words": 3.0, "longest": 4.0}
     out = Console(file=io.StringIO(), width=200)
@@ -76,19 +76,19 @@ def test_what_was_not_declared_or_is_no_number_is_refused(metrics: dict[str, Any
 
 
 TASK = """
-from turnwise.metrics import Reduction
-METRICS = {declared}
+from turnwise import Reduction, Task
 def rows(split, seed):
     yield {{}}
 def metrics(trajectory):
     return {{"turns": len(trajectory.turns)}}
+TASK = Task(name="mine", rows=rows, metrics=metrics, reductions={declared}, data_source={source!r})
 """
 
 
 def test_a_runs_own_task_brings_its_metrics(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(TASK.format(declared='{"turns": Reduction.SUM}') + "DATA_SOURCE = 'chat'\n")
-    found = declared_by(f"{path}:rows")
+    path.write_text(TASK.format(declared='{"turns": Reduction.SUM}', source="chat"))
+    found = declared_by(str(path))
     assert list(found) == ["chat"]
     assert step_metrics(BATCH, found)["task/chat/turns"] == 3.0
     assert declared_by("arithmetic") == declared_by(None) == {}
@@ -97,14 +97,22 @@ def test_a_runs_own_task_brings_its_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "complaint"),
     [
-        ('["turns"]', "METRICS is a dict of names to reductions, not list"),
+        ('["turns"]', "reductions cannot be"),
         ('{"a/b": Reduction.SUM}', "the metric name 'a/b' is empty, has a slash or is 'episodes'"),
         ('{"episodes": Reduction.SUM}', "the metric name 'episodes'"),
-        ('{"turns": "sum of all"}', r"METRICS\['turns'\] must be a Reduction"),
+        ('{"turns": "sum of all"}', r"reductions\['turns'\] must be a Reduction"),
+        ("{}", "needs both its entry in reductions and the function metrics"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(tmp_path: Path, declared: str, complaint: str) -> None:
     path = tmp_path / "wrong.py"
-    path.write_text(TASK.format(declared=declared))
+    path.write_text(TASK.format(declared=declared, source=""))
     with pytest.raises(PluginError, match=complaint):
+        declared_by(str(path))
+
+
+def test_metrics_beside_a_bare_function_of_rows_are_not_overlooked(tmp_path: Path) -> None:
+    path = tmp_path / "old.py"
+    path.write_text("METRICS = {}\ndef rows(split, seed):\n    yield {}\n")
+    with pytest.raises(PluginError, match="name reductions and metrics in a Task"):
         declared_by(f"{path}:rows")

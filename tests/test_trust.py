@@ -93,9 +93,7 @@ def test_a_file_beside_the_config_is_the_runs_too(run, tmp_path, capsys):
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.level=L0"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.min_level=L0"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.url=URL"],
-        ["scoring.scorers.default=code_tests", "scoring.options.code_tests.token_env=KEY"],
         ["scoring.scorers.default=code_tests", "scoring.options.code_tests.preload=[evil]"],
-        ["scoring.run=http", "scoring.url=URL", "scoring.token_env=KEY"],
         ["scoring.run=http", "scoring.url=URL"],
         ["scoring.run=pool", "scoring.scorers.default='PLUGIN:score'"],
         ["scoring.run=batch", "scoring.scorers.default='PLUGIN:score'"],
@@ -198,6 +196,7 @@ def test_a_config_that_would_fill_the_memory_is_not_read(run, capsys):
 def test_a_resumed_run_imports_its_plugins_only_when_told(run, evil, tmp_path, capsys):
     path, mark = evil
     for overrides in ([f"rollout.tools=['{path}:score']"], [f"task='{path}:score'"], [f"rollout.agent='{path}:score'"],
+                      [f"algorithm.advantage='{path}:score'"], [f"algorithm.loss='{path}:score'"],
                       [f"rollout.interaction='{path}:Judge'"], ["sandbox.min_level=L0"], ["sandbox.url='http://127.0.0.1:1'"]):  # fmt: skip
         sent = run(*overrides)
         asked = ["train", f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]

@@ -3,17 +3,30 @@
 The public names load when first used, so `import turnwise` is cheap.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turnwise.compose import configure as configure
+    from turnwise.config import Config as Config
     from turnwise.errors import ToolError as ToolError
     from turnwise.errors import TurnwiseError as TurnwiseError
     from turnwise.eval import evaluate as evaluate
+    from turnwise.metrics import Reduction as Reduction
+    from turnwise.report import EvalReport as EvalReport
+    from turnwise.rollout.interaction_sessions import Interaction as Interaction
     from turnwise.rollout.interactions.base import BaseInteraction as BaseInteraction
+    from turnwise.rollout.tools.tool import Tool as Tool
     from turnwise.rollout.tools.tool import ToolContext as ToolContext
     from turnwise.rollout.tools.tool import tool as tool
+    from turnwise.scoring.scorer import Score as Score
+    from turnwise.scoring.scorer import Scorer as Scorer
+    from turnwise.task import Task as Task
+    from turnwise.train import train as train
+    from turnwise.train_report import TrainReport as TrainReport
+    from turnwise.types import Group as Group
     from turnwise.types import Message as Message
     from turnwise.types import Role as Role
     from turnwise.types import Sample as Sample
@@ -22,22 +35,47 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BaseInteraction": "turnwise.rollout.interactions.base",
+    "Config": "turnwise.config",
+    "EvalReport": "turnwise.report",
+    "Group": "turnwise.types",
+    "Interaction": "turnwise.rollout.interaction_sessions",
     "Message": "turnwise.types",
+    "Reduction": "turnwise.metrics",
     "Role": "turnwise.types",
     "Sample": "turnwise.types",
+    "Task": "turnwise.task",
+    "Score": "turnwise.scoring.scorer",
+    "Scorer": "turnwise.scoring.scorer",
+    "Tool": "turnwise.rollout.tools.tool",
     "ToolContext": "turnwise.rollout.tools.tool",
     "ToolError": "turnwise.errors",
     "ToolResult": "turnwise.types",
+    "TrainReport": "turnwise.train_report",
     "Trajectory": "turnwise.types",
     "TurnwiseError": "turnwise.errors",
     "configure": "turnwise.compose",
     "evaluate": "turnwise.eval",
+    "sft": "turnwise.sft",
     "tool": "turnwise.rollout.tools.tool",
+    "train": "turnwise.train",
 }
+_FUNCTIONS = {"sft": "fine_tune"}
+"""Public names that their home calls otherwise."""
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'turnwise' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name]), _FUNCTIONS.get(name, name))
+
+
+class _Package(ModuleType):
+    """`turnwise.train` is the function, also after somebody has imported the module of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

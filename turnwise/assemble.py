@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, EngineConfig, SamplingConfig
 from turnwise.config_check import check_config
@@ -23,20 +24,23 @@ from turnwise.data.samples import to_sample
 from turnwise.engines.sampler import NoiseKey, Sampler
 from turnwise.engines.scripted import Script, ScriptedSampler, lines
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
-from turnwise.plugins import builtin, call, load, names_in
+from turnwise.plugins import call, names_in
 from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
-from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
+from turnwise.task import known_scorers, load_task, rows_of
 from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.endpoint import ChatEndpoint
 
+API_KEY_ENV = "OPENAI_API_KEY"
+"""The environment variable that holds an endpoint's key."""
 MODELS_PACKAGE = "turnwise.models"
 
 
@@ -70,29 +74,30 @@ def prepare(
     limit: int | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
 ) -> Prepared:
-    """Resolve every name for this split; `samples`, `tools` and `scorer` given here replace the configured ones."""
+    """Resolve every name for this split; what is given here replaces the configured parts."""
     check_config(config)
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []
     found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
-    interactions = Interactions(config.rollout)
+    interactions = Interactions(config.rollout, interaction)
     chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
-    scoring = Scoring.of(config.scoring, sources, own)
+    scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
     renderer, dropped = None, 0
     if config.engine.name is not EngineName.openai:
         rows = _embedding_rows(config)
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
-        Scoring.check(config.scoring, chosen)
+        Scoring.check(config.scoring, chosen, known=known_scorers())
     return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
 
 
@@ -112,24 +117,25 @@ def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     """Samples of the configured files, or else of the task's generator."""
+    key = "train_files" if split == "train" else "eval_files"
     files = config.data.train_files if split == "train" else config.data.eval_files
+    spec = config.task
+    task = None if spec is None else load_task(spec)
     if files:
-        if config.task == "gsm8k" and not any(Path(name).expanduser().exists() for name in files):
-            raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare gsm8k`")
+        made_by_task = task is not None and task.prepare is not None and task.defaults.get(f"data.{key}") == files
+        if made_by_task and not any(Path(name).expanduser().exists() for name in files):
+            raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare {spec}`")
         found = read_samples([Path(name) for name in files], prompt_key=config.data.prompt_key)
         return found if limit is None else found[:limit]
-    if config.task is None:
-        key = "train_files" if split == "train" else "eval_files"
+    if spec is None or task is None:
         raise ConfigError(f"nothing to read: set data.{key}=FILE or task=NAME")
-    if config.task == "gsm8k":
-        raise ConfigError("task=gsm8k reads files: make them with `turnwise prepare gsm8k`, then set data.eval_files")
-    task = config.task
-    rows = load(task, "task") if ":" in task else builtin("turnwise.tasks", task, "task").rows
-    if limit is None and task == "arithmetic":
-        raise ConfigError("the arithmetic task has no end: set eval.samples to a number")
-    made = call(lambda: list(islice(rows(split, config.seed), limit)), task, "task")
+    if task.rows is None:
+        raise ConfigError(f"task={spec} reads files: make them with `turnwise prepare {spec}`, then set data.{key}")
+    if limit is None and task.endless:
+        raise ConfigError(f"the {spec} task has no end: set eval.samples to a number")
+    made = call(lambda: list(islice(rows_of(task, spec, split, config.seed), limit)), spec, "task")
     return [
-        to_sample(as_row(values, Path(split), number, f"{task}/{split}"), prompt_key=config.data.prompt_key)
+        to_sample(as_row(values, Path(split), number, f"{spec}/{split}"), prompt_key=config.data.prompt_key)
         for number, values in enumerate(made)
     ]
 
@@ -163,7 +169,7 @@ def _from_hub(name: str) -> Path:
 
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
     folder = model_folder(config.model.path)
     if config.engine.name is EngineName.torch:
         from turnwise.engines.checkpoint_format import read_config
@@ -242,14 +248,14 @@ def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
 
     if config.base_url is None:
         raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
-    key = os.environ.get(config.api_key_env)
+    key = os.environ.get(API_KEY_ENV)
     return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
 
 
 def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
     """A context whose episodes are written as messages by the endpoint that is chosen for an episode's tools."""
     config = prepared.config
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointBackend:
         return EndpointBackend(endpoint_for(tools), config.sampling, tools, noise, call_format)
@@ -271,7 +277,8 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     if script is not None or config.engine.name is EngineName.scripted:
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        return ScriptedSampler(renderer.tokenizer, script or lines(config.engine.script), end_id=renderer.end_id)
+        said = script or lines(config.engine.script)
+        return ScriptedSampler(renderer.tokenizer, said, end_id=renderer.end_id, call_format=renderer.call_format)
     import torch
 
     from turnwise.engines.decoder import Decoder

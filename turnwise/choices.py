@@ -9,55 +9,62 @@ class Overlong(enum.Enum):
     filter = "filter"
     """Left out and counted."""
     error = "error"
+    """The command stops and names the first."""
 
 
 class HistoryPolicy(enum.Enum):
-    """What happens when the chat template would rewrite earlier messages; see chat/renderer.py."""
+    """What happens when the chat template would rewrite earlier messages."""
 
     refuse = "refuse"
+    """Stop with an error that shows the difference."""
     verbatim = "verbatim"
+    """Keep every token as it was sampled and take only the template's suffix."""
     segment = "segment"
-
-
-class ExcessCalls(enum.Enum):
-    """What happens to tool calls beyond `rollout.max_parallel_calls`."""
-
-    refuse = "refuse"
-    """Each is answered with an error; the others run."""
-    stop = "stop"
-    """The episode ends."""
+    """Follow the template: a second sequence starts from the rewritten history."""
 
 
 class Keep(enum.Enum):
     """Which part of an over-long tool reply is kept."""
 
     head = "head"
+    """The beginning."""
     tail = "tail"
+    """The end."""
     both = "both"
+    """Both ends, with a mark where the middle is missing."""
 
 
 class Precision(enum.Enum):
     """Number format of weights and activations."""
 
     float32 = "float32"
+    """Four bytes; exact enough that sampler and learner agree."""
     bfloat16 = "bfloat16"
+    """Two bytes and three digits; half the memory."""
 
 
 class EngineName(enum.Enum):
     """Which sampler writes the completions."""
 
     torch = "torch"
+    """Our own, in this process: token ids and log-probs, as training needs them."""
     openai = "openai"
+    """An OpenAI-compatible endpoint; evaluation only."""
     scripted = "scripted"
+    """Lines from `engine.script`: no model; for trying out tools, users and scorers."""
 
 
 class TrackerName(enum.Enum):
     """Where a training's numbers may go."""
 
     console = "console"
+    """One line a step in the terminal."""
     tensorboard = "tensorboard"
+    """Event files in the run directory."""
     wandb = "wandb"
+    """Weights & Biases, with the account that the environment names."""
     mlflow = "mlflow"
+    """MLflow, at the address that the environment names."""
 
 
 class Resume(enum.Enum):
@@ -69,8 +76,8 @@ class Resume(enum.Enum):
     """Go on from its newest whole checkpoint."""
 
 
-class Advantage(enum.Enum):
-    """What a reward is compared with."""
+class Advantage(enum.StrEnum):
+    """What a reward is compared with; `module:function` is one of your own (training/custom.py)."""
 
     gae = "gae"
     """A critic's value of every token, by generalised advantage estimation."""
@@ -95,8 +102,11 @@ class Credit(enum.Enum):
     """Also those of each turn for what scoring thought of that turn; see training/turn_credit.py."""
 
 
-class PolicyLoss(enum.Enum):
-    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update."""
+class PolicyLoss(enum.StrEnum):
+    """How an advantage becomes a loss; r is the probability ratio to the policy before the step's first update.
+
+    `module:function` is one of your own (training/custom.py).
+    """
 
     ppo_clip = "ppo_clip"
     """-min(r A, clip(r) A) per token; a token outside the clip in the wanted direction has no gradient."""
@@ -137,15 +147,6 @@ class KLEstimator(enum.Enum):
     """exp(-d) + d - 1: unbiased, never negative. At most 10 per token, without gradient beyond (as in verl)."""
 
 
-class KLControl(enum.Enum):
-    """How the coefficient of the KL in the reward moves."""
-
-    fixed = "fixed"
-    """It stays what it is."""
-    adaptive = "adaptive"
-    """It grows while the measured KL is above the target and shrinks below."""
-
-
 class OldLogprobs(enum.Enum):
     """Whose log-probs the ratio of the policy loss is taken against."""
 
@@ -159,9 +160,13 @@ class Correction(enum.Enum):
     """Importance-sampling correction between sampler and learner."""
 
     none = "none"
+    """No weight: the difference is ignored."""
     token = "token"
+    """Each token by its own ratio: biased, low variance."""
     sequence = "sequence"
+    """Each token by the product of its trajectory's ratios: unbiased, high variance."""
     geometric = "geometric"
+    """Each token by the geometric mean of its trajectory's ratios; made for `reject`."""
 
 
 class Excess(enum.Enum):
@@ -177,8 +182,11 @@ class Decay(enum.Enum):
     """How the learning rate falls after warm-up."""
 
     constant = "constant"
+    """It does not."""
     linear = "linear"
+    """In a straight line, to the last step."""
     cosine = "cosine"
+    """Along a half cosine, to the last step: slowly, fast, slowly."""
 
 
 class SandboxLevel(enum.Enum):

@@ -12,14 +12,15 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import kind_of, without_null
-from turnwise.plugins import names_in
+from turnwise.knobs import Knob, is_plugin, kind_of, knobs_of
 from turnwise.strict_yaml import read_yaml, write_yaml
+from turnwise.task import config_values, is_own
 
-TASKS_PACKAGE = "turnwise.tasks"
+CONF = Path(__file__).parent / "conf"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
+    "algorithm.advantage", "algorithm.loss",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
@@ -34,31 +35,12 @@ class Composed:
     origins: dict[str, str]
     recorded: Path | None = None
     """The config of the run that this one goes on from."""
+    from_task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the task sets, by section."""
 
     def values(self) -> dict[str, Any]:
         """Every key with its value."""
         return dict(_flatten_config(self.config))
-
-
-@dataclass(frozen=True, slots=True)
-class _Knob:
-    """What the schema knows of one key."""
-
-    hint: Any
-    only: tuple[str, tuple[str, ...]] | None
-
-    @property
-    def is_dict(self) -> bool:
-        return typing.get_origin(self.hint) is dict
-
-    @property
-    def is_list(self) -> bool:
-        return typing.get_origin(self.hint) is list
-
-    @property
-    def choices(self) -> list[str]:
-        is_choice = isinstance(self.hint, type) and issubclass(self.hint, enum.Enum)
-        return [choice.value for choice in self.hint] if is_choice else []
 
 
 def compose(
@@ -66,26 +48,30 @@ def compose(
 ) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
 
-    `recorded` is the config of a run that goes on: what is not given anew stays as it was there.
+    `recorded` is the config of a run that goes on: what is not given anew stays as it was there. It names every key, so
+    a task of the user's that only it names is not asked, and its file not run: the run may have been sent by somebody.
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
-    knobs = dict(_knobs(Config))
+    knobs = knobs_of(Config)
     from_run = {} if recorded is None else _read_file(recorded, knobs)
     anew = {} if config_file is None else _read_file(config_file, knobs)
     from_file = _over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
-    task = next((value for key, _, value in reversed(given) if key == "task"), from_file.get("task", Config.task))
-    layers, from_task = _task_layer(task)
-    config = _hydra(layers, from_file, list(on_line.values()), config_file or recorded)
+    told = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
+    task = from_run.get("task", Config.task) if told is DEFAULT else told
+    from_task = _task_layer(task, knobs, is_told=told is not DEFAULT)
+    if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
+        from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
+    config = _hydra(from_task, from_file, list(on_line.values()), config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
-    origins |= {_knob_of(key, knobs): f"task {task}" for key in from_task}
+    origins |= {_knob_of(key, knobs): f"task {task}" for key in _flatten(from_task)}
     origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
     check_config(config, origins)
-    return Composed(config, origins, recorded)
+    return Composed(config, origins, recorded, from_task)
 
 
 def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
@@ -101,12 +87,10 @@ def unread(composed: Composed) -> list[str]:
     Not those of a run that goes on: they were read then, and are not asked for now.
     """
     values = composed.values()
-    layers, _ = _task_layer(composed.config.task)
-    unset = dict(
-        _flatten_config(_hydra(layers, {}, [], None))
-    )  # a recorded config holds every key: most say nothing new
+    # A recorded config holds every key: most say nothing new.
+    unset = dict(_flatten_config(_hydra(composed.from_task, {}, [], None)))
     found = []
-    for key, knob in _knobs(Config):
+    for key, knob in knobs_of(Config).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
             continue
         other, wanted = knob.only
@@ -130,7 +114,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def differences(config_file: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose value in a recorded config is another than now: {key: (then, now)}."""
-    then, now = dict(_flatten_config(compose([], config_file).config)), dict(_flatten_config(config))
+    then, now = dict(_flatten_config(compose([], recorded=config_file).config)), dict(_flatten_config(config))
     return {key: (then[key], now[key]) for key in now if then[key] != now[key]}
 
 
@@ -145,10 +129,16 @@ def to_yaml(config: Config) -> str:
     return write_yaml(plain(dataclasses.asdict(config)))
 
 
+def other_names() -> dict[str, str]:
+    """What stands here for keys of verl and sv2, and for keys that had another name."""
+    known: dict[str, str] = read_yaml(CONF / "verl_keys.yaml")
+    return known
+
+
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any]:
+def _read_override(text: str, knobs: Mapping[str, Knob]) -> tuple[str, str, Any]:
     """(key, the override as Hydra shall read it, its value)."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -175,7 +165,7 @@ def _read_override(text: str, knobs: Mapping[str, _Knob]) -> tuple[str, str, Any
     return key, f"++{key}={element}", value
 
 
-def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
+def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
     """What Hydra would turn into something else than was written, and choices nobody offers."""
     if any("${" in text or text == "???" for text in (key, *_texts(value))):
         raise ConfigError(f"{where}: {key}: ${{...}} and ??? are not filled in here: write the value itself")
@@ -186,7 +176,7 @@ def _check_given(key: str, value: Any, knob: _Knob | None, where: str) -> None:
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
     if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
         raise ConfigError(f"{where}: {key} is true or false, not {value}")
-    if knob.choices and str(value) not in knob.choices:
+    if knob.choices and str(value) not in knob.choices and not (knob.offered and is_plugin(str(value))):
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
 
@@ -202,34 +192,34 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(entry)
 
 
-def _known_key(key: str, knobs: Mapping[str, _Knob], where: str) -> str:
+def _known_key(key: str, knobs: Mapping[str, Knob], where: str) -> str:
     """The schema key of `key`, which may lie inside a dict knob; anything else is an error."""
     knob = _knob_of(key, knobs)
     if knob in knobs:
         return knob
     if any(name.startswith(key + ".") for name in knobs):
         raise ConfigError(f"{where}: {key!r} is a section; set one of its keys: {nearest(key, _under(key, knobs))}")
-    known = read_yaml(Path(__file__).parent / "conf" / "verl_keys.yaml")
+    known = other_names()
     if key in known:
         raise ConfigError(f"{where}: unknown key {key!r}: what stands for it here is {known[key]}")
     raise ConfigError(f"{where}: {unknown('key', key, knobs)}")
 
 
-def _shorthand(key: str, knobs: Mapping[str, _Knob]) -> str:
+def _shorthand(key: str, knobs: Mapping[str, Knob]) -> str:
     """`engine=openai` means `engine.name=openai`."""
     return f"{key}.name" if f"{key}.name" in knobs else key
 
 
-def _under(section: str, knobs: Mapping[str, _Knob]) -> list[str]:
+def _under(section: str, knobs: Mapping[str, Knob]) -> list[str]:
     return [name for name in knobs if name.startswith(section + ".")]
 
 
-def _knob_of(key: str, knobs: Mapping[str, _Knob]) -> str:
+def _knob_of(key: str, knobs: Mapping[str, Knob]) -> str:
     """The dict knob that holds `key`, or the key itself."""
     return next((name for name, knob in knobs.items() if knob.is_dict and key.startswith(name + ".")), key)
 
 
-def _read_file(path: Path, knobs: Mapping[str, _Knob]) -> dict[str, Any]:
+def _read_file(path: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     try:
         is_file = path.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or has a null character
@@ -297,20 +287,24 @@ def _placed(value: Any, folder: Path) -> Any:
     return f"{found}{colon}{name}" if found.exists() else value
 
 
-def _task_layer(task: Any) -> tuple[list[str], list[str]]:
-    """(Hydra overrides that add the task's defaults, the keys they set)."""
-    if task is None:
-        return [], []
-    names = [name for name in names_in(TASKS_PACKAGE) if not name.endswith("_traces")]
-    if not isinstance(task, str) or (task not in names and ":" not in task):
-        raise ConfigError(unknown("task", str(task), names) + " Your own is written as file.py:rows.")
-    defaults = Path(__file__).parent / "conf" / "task_defaults" / f"{task}.yaml"
-    if not defaults.is_file():
-        return [], []
-    return [f"+task_defaults={task}"], list(_flatten(read_yaml(defaults)))
+def _task_layer(task: Any, knobs: Mapping[str, Knob], *, is_told: bool) -> dict[str, Any]:
+    """What the task sets, by section; nothing of a task whose file nobody told us to run."""
+    if task is None or (is_own(str(task)) and not is_told):
+        return {}
+    tree: dict[str, Any] = {}
+    for key, value in config_values(str(task)).items():
+        _check_given(key, value, knobs.get(_known_key(key, knobs, f"task {task}")), f"task {task}")
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
 
 
-def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], config_file: Path | None) -> Config:
+def _hydra(
+    from_task: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
@@ -320,10 +314,13 @@ def _hydra(layers: list[str], from_file: dict[str, Any], overrides: list[str], c
     from omegaconf.errors import OmegaConfBaseException
 
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    if from_file:
-        store.store(group="user_file", name="given", node=from_file, package="_global_")
-        layers = [*layers, "+user_file=given"]
+    if "schema.yaml" not in store.repo:  # a quarter of the time that composing takes
+        store.store(name="schema", node=Config)
+    layers = []
+    for group, tree in (("task_values", from_task), ("user_file", from_file)):
+        if tree:
+            store.store(group=group, name="given", node=tree, package="_global_")
+            layers.append(f"+{group}=given")
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("turnwise.conf", version_base="1.3"):
@@ -344,28 +341,16 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
-    knobs = dict(_knobs(Config))
+    where = "the task's defaults: " if any(line.startswith("In 'task_values/given'") for line in lines) else where
+    knobs = knobs_of(Config)
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)
         null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
         said = "null" if null else value
         inside = typing.get_args(knob.hint)[-1] if "[" in key or key not in knobs else knob.hint
         return f"{where}{key} must be {kind_of(inside)}" + ("" if said is None else f", not {said}")
-    telling = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
-    return where + (f"{key}: {telling}" if key and key not in telling else telling)
-
-
-# --- the schema ---------------------------------------------------------------------------------------------------
-
-
-def _knobs(section: type, prefix: str = "") -> Iterator[tuple[str, _Knob]]:
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _knobs(hint, f"{prefix}{field.name}.")
-            continue
-        yield prefix + field.name, _Knob(without_null(hint), field.metadata.get("only"))
+    sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
+    return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

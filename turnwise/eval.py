@@ -11,16 +11,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from turnwise.assemble import Prepared, open_context, prepare
-from turnwise.chat.selfcheck import render_fault_summary
-from turnwise.checks.start import refuse_faults
+from turnwise.chat.selfcheck import render_problem
+from turnwise.checks.start import check_before_run
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
-from turnwise.report import EpisodeResult, EvalReport, SourceReport, grade_all, summarise
+from turnwise.metrics import share
+from turnwise.report import EpisodeResult, EvalReport, SourceReport, accuracies, grade_all, measured, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
+from turnwise.rollout.interaction_sessions import Interaction
 from turnwise.rollout.tools.tool import Tool
 from turnwise.run import Run, new_run, printer
 from turnwise.scoring.failures import check_scoring
@@ -41,23 +43,28 @@ def evaluate(
     samples: Iterable[Sample] | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
     console: Console | None = None,
 ) -> EvalReport:
     """Roll out and score the evaluation samples; record everything in a new run directory.
 
-    `samples`, `tools` and `scorer` replace the configured ones. Progress goes to `console` (standard error by default).
+    `samples`, `tools`, `scorer` and `interaction` replace the configured ones; `interaction` is a class derived from
+    BaseInteraction, or an object of one. Progress goes to `console` (standard error by default).
     """
     check_config(config)
     check_free(Path(config.runs_dir), config.run)
     if config.eval.dump_jsonl is not None:
         check_place(Path(config.eval.dump_jsonl), "eval.dump_jsonl")
-    prepared = prepare(config, "test", samples=samples, limit=config.eval.samples, tools=tools, scorer=scorer)
+    limit = config.eval.samples if samples is None else None
+    prepared = prepare(
+        config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer, interaction=interaction
+    )
     return run_stoppable(evaluate_prepared(prepared, console or Console(stderr=True)))
 
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:
     """The evaluation itself, for callers that have an event loop."""
-    await refuse_faults(prepared, say=printer(console))
+    await check_before_run(prepared, say=printer(console))
     with new_run(prepared.config, "eval", console) as run:
         run.show_plan(prepared)
         report = await _evaluate_into(run, prepared)
@@ -76,14 +83,14 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
             with _progress(run.console, len(prepared.samples) * config.eval.group_size) as seen:
                 await play_all(prepared, context, trajectories, seen)
             seconds = time.perf_counter() - start
-            if (problem := render_fault_summary(trajectories)) is not None:
+            if (problem := render_problem(trajectories)) is not None:
                 run.note(f"warning: {problem}")
-            judged = await grade_all(trajectories, prepared.scoring.scorers)
-            _keep_first_answers(judged)
+            results = await grade_all(trajectories, prepared.scoring.scorers)
+            _keep_first_answers(results)
     finally:  # what was played is kept, also when the run is stopped half-way
         if trajectories:
             await run.recorder.record("eval/step_000000.parquet", trajectories)
-    sources = _sources(judged, declared_by(config.task))
+    sources = _sources(results, declared_by(config.task))
     tokens = sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
     return EvalReport(run.dir.path, seconds, tokens / seconds, sources, trajectories)
 
@@ -105,24 +112,22 @@ async def measure(
         trajectories: list[Trajectory] = []
         # Negative rounds: evaluation must not draw the noise of a training round.
         await play_all(prepared, make_context(prepared, chosen), trajectories, lambda trajectory: None, step=-1 - step)
-        judged = await grade_all(trajectories, prepared.scoring.scorers)
-        _keep_first_answers(judged)
+        results = await grade_all(trajectories, prepared.scoring.scorers)
+        _keep_first_answers(results)
         await recorder.record(f"eval/{name}step_{step:06d}.parquet", trajectories)
-        if (problem := render_fault_summary(trajectories)) is not None:  # training does not go on with a faulty record
+        if (problem := render_problem(trajectories)) is not None:  # training does not go on with a faulty record
             raise TurnwiseError(problem)
-        for source in _sources(judged, declared_by(prepared.config.task)):
-            tasks |= {f"{name}task/{source.data_source}/{metric}": value for metric, value in source.task.items()}
-            named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy}
-            found |= {f"{name}{kind}/{source.data_source}": v for kind, v in named.items() if v is not None}
-        right = [float(entry.right) for entry in judged if entry.right is not None]
-        if right:  # the accuracy of nothing is no number
-            found[f"{name}accuracy"] = sum(right) / len(right)
+        for source, report in _sources(results, declared_by(prepared.config.task)).items():
+            tasks |= {f"{name}task/{source}/{metric}": value for metric, value in report.task.items()}
+            final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
+            found |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
+        found |= measured(f"{name}accuracy", accuracies(results)[0])
     await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found | tasks)
     return found
 
 
-def _keep_first_answers(judged: Iterable[EpisodeResult]) -> None:
-    for entry in judged:
+def _keep_first_answers(results: Iterable[EpisodeResult]) -> None:
+    for entry in results:
         entry.trajectory.first_right = entry.first_right
 
 
@@ -176,26 +181,26 @@ class Failures:
             )
 
 
-def _sources(judged: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> list[SourceReport]:
+def _sources(results: list[EpisodeResult], declared: dict[str, TaskMetrics]) -> dict[str, SourceReport]:
     by_source: dict[str, list[EpisodeResult]] = defaultdict(list)
-    for entry in judged:
+    for entry in results:
         by_source[entry.trajectory.sample.data_source].append(entry)
-    return [summarise(source, entries, declared) for source, entries in sorted(by_source.items())]
+    return {source: summarise(source, entries, declared) for source, entries in sorted(by_source.items())}
 
 
 @contextlib.contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], None]]:
     """A progress bar with the accuracy so far; yields what to call with each finished trajectory."""
-    right = scored = 0
+    outcomes: list[tuple[str, bool]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("evaluating", total=total)
 
         def seen(trajectory: Trajectory) -> None:
-            nonlocal right, scored
-            scored += trajectory.right is not None
-            right += bool(trajectory.right)
-            share = f", {100 * right / scored:.0f}% right" if scored else ""
-            progress.update(bar, advance=1, description=f"evaluating{share}")
+            if trajectory.right is not None:
+                outcomes.append((trajectory.sample.id, trajectory.right))
+            progress.advance(bar)
+            if len(outcomes) % max(1, total // 200) == 0 and (found := share(outcomes)) is not None:
+                progress.update(bar, description=f"evaluating, {found} right")
 
         yield seen

@@ -34,8 +34,64 @@ class Range:
     def __str__(self) -> str:
         over = "more than" if self.above else "at least"
         bounds = [] if self.least is None else [f"{over} {_plain(self.least)}"]
-        bounds += [] if self.most is None else [f"at most {_plain(self.most)}"]
+        bounds += [] if self.most in (None, MOST_WHOLE, MOST_SECONDS) else [f"at most {_plain(self.most)}"]
         return " and ".join(bounds) or "a finite number"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What the schema knows of one key."""
+
+    hint: Any
+    """Its type without null."""
+    takes_null: bool
+    default: Any
+    limits: Range | None
+    only: tuple[str, tuple[str, ...]] | None
+    """(another key, its values with which this one is read)."""
+    offered: type[enum.Enum] | None = None
+    """The names that a knob offers which takes a plug-in too."""
+
+    @property
+    def is_dict(self) -> bool:
+        return typing.get_origin(self.hint) is dict
+
+    @property
+    def is_list(self) -> bool:
+        return typing.get_origin(self.hint) is list
+
+    @property
+    def choices(self) -> list[str]:
+        """The names to choose from, where there are any."""
+        kind = self.choice_type
+        return [] if kind is None else [choice.value for choice in kind]
+
+    @property
+    def choice_type(self) -> type[enum.Enum] | None:
+        """The enum that has them."""
+        return self.hint if isinstance(self.hint, type) and issubclass(self.hint, enum.Enum) else self.offered
+
+
+def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
+    """Every knob of a config class by its key, sections and their knobs in order."""
+    hints = typing.get_type_hints(section)
+    found: dict[str, Knob] = {}
+    for field in dataclasses.fields(section):
+        key, hint = prefix + field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= knobs_of(hint, f"{key}.")
+            continue
+        bare = without_null(hint)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        found[key] = Knob(
+            bare,
+            bare is not hint,
+            default,
+            range_of(field, bare),
+            field.metadata.get("only"),
+            field.metadata.get("choices"),
+        )
+    return found
 
 
 def knob(default: Any, *marks: dict[str, Any]) -> Any:
@@ -71,6 +127,16 @@ def share() -> dict[str, Any]:
 def duration() -> dict[str, Any]:
     """The knob takes a time to wait."""
     return more_than(0, MOST_SECONDS)
+
+
+def choice_or_plugin(choices: type[enum.Enum]) -> dict[str, Any]:
+    """The knob takes one of these names, or `module:function` of the user's."""
+    return {"choices": choices}
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name means something of the user's: module:name, file.py:name or package.module.Class."""
+    return ":" in name or "." in name
 
 
 def url() -> dict[str, Any]:
@@ -114,6 +180,9 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if value is None and bare is not hint:
             continue
         wanted = _wanted(value, bare, range_of(field, bare))
+        offered = [choice.value for choice in field.metadata.get("choices", ())]
+        if wanted is None and offered and value not in offered and not is_plugin(value):
+            wanted = f"one of {', '.join(offered)}, or module:function of your own"
         if wanted is None and "url" in field.metadata and not _is_url(value):
             wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:
@@ -143,7 +212,10 @@ def _wanted_number(value: Any, hint: type, limits: Range | None) -> str | None:
     kinds = (int,) if hint is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         return kind_of(hint)
-    return None if limits is None or limits.holds(value) else str(limits)
+    if limits is None or limits.holds(value):
+        return None
+    technical = limits.most in (MOST_WHOLE, MOST_SECONDS) and value > (limits.most or 0)
+    return f"{limits} and at most {limits.most:.3g}" if technical else str(limits)
 
 
 def _wanted_text(value: Any) -> str | None:

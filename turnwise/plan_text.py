@@ -5,7 +5,7 @@ from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLog
 from turnwise.config import Config
 
 
-def doubtful_choices(config: Config) -> list[str]:
+def config_warnings(config: Config) -> list[str]:
     """Choices that can be made together but seldom should be: what each does, and what to set instead."""
     algorithm = config.algorithm
     corrected = algorithm.old_logprobs is OldLogprobs.learner and algorithm.correction is not Correction.none
@@ -16,7 +16,7 @@ def doubtful_choices(config: Config) -> list[str]:
             f"episodes may be {config.training.max_lag} step(s) old and old log-probs are the learner's: nothing "
             "bounds how far a stale episode pushes, and such a run can collapse; set algorithm.correction=token"
         )
-    if algorithm.loss is PolicyLoss.gspo and algorithm.aggregation is not Aggregation.sequence_mean_token_mean:
+    if algorithm.loss == PolicyLoss.gspo and algorithm.aggregation is not Aggregation.sequence_mean_token_mean:
         found.append(
             f"gspo gives every token of a trajectory one ratio and algorithm.aggregation={algorithm.aggregation.value} "
             "weighs trajectories by their length; gspo is defined with sequence_mean_token_mean"
@@ -29,8 +29,8 @@ def doubtful_choices(config: Config) -> list[str]:
     return found
 
 
-def plan_text(prepared: Prepared) -> str:
-    """Who plays, with what, judged by whom, within which budgets."""
+def plan_text(prepared: Prepared, *, training: bool = False) -> str:
+    """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
     lines = [f"engine       {_engine(config)}"]
     if prepared.renderer is not None:
@@ -59,7 +59,13 @@ def plan_text(prepared: Prepared) -> str:
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
         f"{config.data.max_prompt_tokens} tokens"
     )
-    lines += [f"warning      {choice}" for choice in doubtful_choices(config)]
+    if training:
+        algorithm = config.algorithm
+        lines.append(
+            f"algorithm    advantage {algorithm.advantage}, loss {algorithm.loss}, {algorithm.aggregation.value}, "
+            f"{config.training.groups} groups of {config.training.group_size} a step"
+        )
+    lines += [f"warning      {choice}" for choice in config_warnings(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
         lines.append(f"  loop         {route.agent} ({route.why})")

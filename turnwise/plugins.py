@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.errors import PluginError, TurnwiseError, nearest, one_line, unknown
+from turnwise.verl_imports import advice, instead, needs_verl
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -40,7 +41,7 @@ def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
         return function(*args)
     except TurnwiseError:
         raise
-    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
+    except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"{kind} {spec!r} failed: {one_line(error)}") from error
 
 
@@ -82,6 +83,8 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
+        if isinstance(error, ModuleNotFoundError) and needs_verl(error):
+            raise PluginError(f"{kind} {spec!r}: {advice(error)}") from error
         raise PluginError(f"{kind} {spec!r}: running {path} failed: {one_line(error)}") from error
     return module
 
@@ -94,6 +97,10 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
+        if needs_verl(error):
+            own = place.split(".")[0] == "verl"
+            said = f"verl is not installed; {instead(place)}" if own else advice(error)
+            raise PluginError(f"{kind} {spec!r}: {said}") from error
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
             raise PluginError(

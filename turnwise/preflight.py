@@ -9,7 +9,7 @@ from turnwise.assemble import Prepared, model_folder, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
-from turnwise.checks.start import examine
+from turnwise.checks.start import run_checks
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import EngineName
 from turnwise.compose import Composed, unread
@@ -19,6 +19,7 @@ from turnwise.data.lint import Severity, lint
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.storage.trackers.choose import check_trackers
+from turnwise.task import load_task
 
 SAMPLES_LOOKED_AT = 256
 
@@ -31,11 +32,11 @@ def preflight(composed: Composed) -> Report:
     if not report.findings:
         report.add("unread keys", Outcome.OK, "every key that was set is read")
     _lint(config, report)
-    with report.noting("trackers"):
+    with report.recording("trackers"):
         check_trackers(config.tracking.to)
         report.add("trackers", Outcome.OK, ", ".join(config.tracking.to) or "none but metrics.jsonl")
     every = []
-    with report.noting("names and plug-ins"):
+    with report.recording("names and plug-ins"):
         every.append(prepare(config, "test", limit=_limit(config.data.eval_files, config.eval.samples)))
     if every and _trains(config):
         every += _training(composed, every[0], report)
@@ -48,16 +49,16 @@ def preflight(composed: Composed) -> Report:
     renderer = every[0].renderer
     if renderer is None:
         report.add("chat template", Outcome.WARNING, "the endpoint renders messages itself; tokens cannot be checked")
-    asyncio.run(examine(every, report))
+    asyncio.run(run_checks(every, report))
     if renderer is not None:
-        with report.noting("forecast"):
+        with report.recording("forecast"):
             _forecast(every[0], renderer, report)
     return report
 
 
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
-    files, generated = config.data, config.task not in (None, "gsm8k")
+    files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
     return config.engine.name is EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
 
 

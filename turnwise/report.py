@@ -1,32 +1,62 @@
-"""What an evaluation found, by data source: accuracy before and after feedback, tool use, stop reasons, tokens."""
+"""What an evaluation found, as numbers and as a table: accuracy with its error, tool use, stop reasons, tokens."""
 
+import html
+import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
-from turnwise.metrics import Metric, Reduction, reduce
+from turnwise.metrics import Metric, Reduction, Share, reduce, share
+from turnwise.rollout.tool_report import ToolReport, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.storage.transcript import visible
 from turnwise.task_metrics import TaskMetrics, observe
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 AT_ONCE = 256
 """First answers being scored; runners have limits of their own."""
+CAPTION = "± is one standard error; episodes of one sample count as one cluster"
+NARROWEST = 100
+"""Columns of a report printed as text, where the terminal has fewer or there is none."""
+LONGEST_ERROR_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """One trajectory with its first and its final answer judged; None for a failed episode."""
+    """One trajectory with its first and its final answer graded; None for a failed episode."""
 
     trajectory: Trajectory
     first_right: bool | None
     right: bool | None
     had_feedback: bool
+
+
+class Printable:
+    """A report that prints as its table: with `print`, with rich and in a notebook."""
+
+    __slots__ = ()
+
+    def __rich__(self) -> RenderableType:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=max(NARROWEST, Console().width), color_system=None).print(self, soft_wrap=True)
+        return out.getvalue().rstrip("\n")
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +66,21 @@ class SourceReport:
     data_source: str
     episodes: int
     failed: int
+    n: int
+    """Episodes that were scored: those that accuracy is of."""
+    samples: int
+    """Different samples among them."""
     accuracy: float | None
+    accuracy_stderr: float | None
     first_accuracy: float | None
+    first_accuracy_stderr: float | None
     wrong_to_right: int
     right_to_wrong: int
     reward: float | None
     num_turns: float | None
     tool_calls: int
     calls_by_status: dict[str, int]
+    tools: dict[str, ToolReport]
     episodes_with_valid_call: float | None
     user_turns: float | None
     stop_reasons: dict[str, int]
@@ -54,52 +91,79 @@ class SourceReport:
     """What the task itself measures, by its own names."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """One evaluation."""
+@dataclass(frozen=True, slots=True, repr=False)
+class EvalReport(Printable):
+    """One evaluation; it prints as its table, and `report.sources["arithmetic"].accuracy` is one number of it."""
 
     run: Path
     seconds: float
     tokens_per_second: float
-    sources: list[SourceReport]
+    sources: dict[str, SourceReport]
     trajectories: list[Trajectory]
+
+    @property
+    def overall(self) -> Share | None:
+        """The accuracy over all data sources with its error; None when no episode was scored."""
+        return share((one.sample.id, one.right) for one in self.trajectories if one.right is not None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Over all data sources."""
+        return None if (found := self.overall) is None else found.value
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should look at before believing the numbers."""
+        return list(warnings(tool_reports(self.trajectories)).values())
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the trajectories, as plain values."""
+        found = self.overall
         return {
             "run": str(self.run),
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(self.tokens_per_second, 1),
-            "sources": {source.data_source: asdict(source) for source in self.sources},
+            "accuracy": None if found is None else found.value,
+            "accuracy_stderr": None if found is None else found.stderr,
+            "n": 0 if found is None else found.n,
+            "warnings": self.warnings,
+            "sources": {name: asdict(source) for name, source in self.sources.items()},
         }
 
     def as_metrics(self) -> dict[str, int | float]:
         """A line of metrics.jsonl, in the names of an evaluation during training."""
-        tokens = sum(source.policy_tokens for source in self.sources)
+        tokens = sum(source.policy_tokens for source in self.sources.values())
         line: dict[str, int | float] = {"step": 0, "seconds": round(self.seconds, 3), "tokens": tokens}
-        right = [trajectory.right for trajectory in self.trajectories if trajectory.right is not None]
-        if right:
-            line["val/accuracy"] = sum(right) / len(right)
-        for source in self.sources:
-            named = {"accuracy": source.accuracy, "first_accuracy": source.first_accuracy, "reward": source.reward}
-            found = {f"val/{name}/{source.data_source}": value for name, value in named.items() if value is not None}
-            line |= found
+        line |= {f"val/{name}": value for name, value in measured("accuracy", self.overall).items()}
+        for name, source in self.sources.items():
+            named = {
+                "accuracy": source.accuracy,
+                "accuracy_stderr": source.accuracy_stderr,
+                "first_accuracy": source.first_accuracy,
+                "reward": source.reward,
+            }
+            line |= {f"val/{kind}/{name}": value for kind, value in named.items() if value is not None}
         return line
 
     def table(self) -> Table:
         """The result table: one column per data source."""
-        table = Table(title=f"evaluation, {self.seconds:.1f} s, {self.tokens_per_second:,.0f} policy tokens/s")
+        title = f"evaluation, {self.seconds:.1f} s, {self.tokens_per_second:,.0f} policy tokens/s"
+        table = Table(title=title, caption=CAPTION)
         table.add_column("")
-        for source in self.sources:
-            table.add_column(source.data_source, justify="right")
-        cells = [_cells(source) for source in self.sources]
+        for name in self.sources:
+            table.add_column(name, justify="right")
+        cells = [_cells(source) for source in self.sources.values()]
         for label in dict.fromkeys(label for column in cells for label in column):
-            table.add_row(label, *(column.get(label, "-") for column in cells))
+            table.add_row(Text(label), *(Text(column.get(label, "-")) for column in cells))
         return table
 
+    def __rich__(self) -> RenderableType:
+        lines = [*(f"warning: {text}" for text in self.warnings), f"run directory: {self.run}"]
+        return Group(self.table(), *(Text(visible(line)) for line in lines))
 
-async def judge(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
-    """Judge the answer before the user's first word and the final one."""
+
+async def grade(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
+    """Grade the answer before the user's first word and the final one."""
     before = turns_before_feedback(trajectory)
     spoke = any(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies)
     if is_failed(trajectory) or trajectory.reward is None:
@@ -115,33 +179,70 @@ async def judge(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
 
 
 async def grade_all(trajectories: Sequence[Trajectory], scorers: Mapping[str, Scorer]) -> list[EpisodeResult]:
-    """`judge` for all of them, many at once: a first answer costs as much scoring as a final one."""
-    return await each(lambda one: judge(one, scorers[one.sample.data_source]), trajectories, AT_ONCE)
+    """`grade` for all of them, many at once: a first answer costs as much scoring as a final one."""
+    return await each(lambda one: grade(one, scorers[one.sample.data_source]), trajectories, AT_ONCE)
+
+
+def accuracies(results: Iterable[EpisodeResult]) -> tuple[Share | None, Share | None]:
+    """(of the final answers, of the first ones)."""
+    known = [(entry.trajectory.sample.id, entry) for entry in results if entry.right is not None]
+    first = share((sample, entry.first_right) for sample, entry in known if entry.first_right is not None)
+    return share((sample, bool(entry.right)) for sample, entry in known), first
+
+
+def measured(kind: str, found: Share | None, source: str | None = None) -> dict[str, float]:
+    """A share as numbers by name: accuracy, accuracy_stderr and accuracy_n, with the data source after a slash."""
+    if found is None:  # the accuracy of nothing is no number
+        return {}
+    end = "" if source is None else f"/{source}"
+    return {f"{kind}{end}": found.value, f"{kind}_stderr{end}": found.stderr, f"{kind}_n{end}": float(found.n)}
+
+
+def is_detail(name: str) -> bool:
+    """Whether a number of `measured` only says how sure another one is."""
+    return name.partition("/")[0].endswith(("_stderr", "_n"))
+
+
+def shown(found: Mapping[str, float], name: str) -> str:
+    """One measurement of `measured` for a person; a run of an older version has no error."""
+    if name not in found:
+        return "-"
+    kind, slash, source = name.partition("/")
+    stderr, n = (found.get(f"{kind}_{detail}{slash}{source}") for detail in ("stderr", "n"))
+    if stderr is None or n is None:
+        return f"{found[name]:.1%}"
+    return str(Share(found[name], stderr, int(n), int(n)))
 
 
 def summarise(
-    data_source: str, judged: Sequence[EpisodeResult], declared: Mapping[str, TaskMetrics] | None = None
+    data_source: str, results: Sequence[EpisodeResult], declared: Mapping[str, TaskMetrics] | None = None
 ) -> SourceReport:
     """The numbers of one data source; `declared` are the metrics of a run's own task."""
-    good = [entry for entry in judged if entry.right is not None]
+    good = [entry for entry in results if entry.right is not None]
     trajectories = [entry.trajectory for entry in good]
     calls = [call for trajectory in trajectories for call in trajectory.calls]
     means = reduce(metric for entry in good for metric in _metrics(entry))
+    final, first = accuracies(results)
     return SourceReport(
         data_source=data_source,
-        episodes=len(judged),
-        failed=len(judged) - len(good),
-        accuracy=means.get("accuracy"),
-        first_accuracy=means.get("first_accuracy"),
+        episodes=len(results),
+        failed=len(results) - len(good),
+        n=len(good),
+        samples=len({trajectory.sample.id for trajectory in trajectories}),
+        accuracy=None if final is None else final.value,
+        accuracy_stderr=None if final is None else final.stderr,
+        first_accuracy=None if first is None else first.value,
+        first_accuracy_stderr=None if first is None else first.stderr,
         wrong_to_right=sum(entry.first_right is False and bool(entry.right) for entry in good),
         right_to_wrong=sum(bool(entry.first_right) and not entry.right for entry in good),
         reward=means.get("reward"),
         num_turns=means.get("num_turns"),
         tool_calls=len(calls),
         calls_by_status=dict(sorted(Counter(call.status.value for call in calls).items())),
+        tools=tool_reports(trajectories),
         episodes_with_valid_call=means.get("valid_call"),
         user_turns=means.get("user_turns"),
-        stop_reasons=dict(Counter(entry.trajectory.stop_reason.value for entry in judged).most_common()),
+        stop_reasons=dict(Counter(entry.trajectory.stop_reason.value for entry in results).most_common()),
         policy_tokens=int(means.get("policy_tokens", 0)),
         prompt_tokens=means.get("prompt_tokens"),
         render_exact=means.get("render_exact"),
@@ -154,15 +255,12 @@ def _metrics(entry: EpisodeResult) -> list[Metric]:
     said = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
     valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
     metrics = [
-        Metric("accuracy", float(bool(entry.right))),
         Metric("reward", trajectory.reward or 0.0),
         Metric("num_turns", len(trajectory.turns)),
         Metric("valid_call", float(valid)),
         Metric("user_turns", len(said)),
         Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
     ]
-    if entry.first_right is not None:
-        metrics.append(Metric("first_accuracy", float(entry.first_right)))
     if trajectory.turns:
         metrics.append(Metric("prompt_tokens", trajectory.turns[0].prompt_tokens))
     if trajectory.render_check is not None:
@@ -171,59 +269,37 @@ def _metrics(entry: EpisodeResult) -> list[Metric]:
 
 
 def _cells(source: SourceReport) -> dict[str, str]:
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f}%"
+    def accuracy(value: float | None, stderr: float | None) -> str:
+        return "-" if value is None or stderr is None else str(Share(value, stderr, source.n, source.samples))
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
-    failures = sum(count for status, count in source.calls_by_status.items() if status != CallStatus.OK.value)
-    statuses = [
-        f"{count} {status}" for status, count in source.calls_by_status.items() if status != CallStatus.OK.value
-    ]
+    def of_all(part: float | None) -> str:
+        return "-" if part is None else f"{round(part * source.n)} of {source.n}"
+
     return {
         "episodes": str(source.episodes),
         "failed episodes": str(source.failed),
-        "accuracy, first answer": share(source.first_accuracy),
-        "accuracy, final answer": share(source.accuracy),
+        "accuracy, first answer": accuracy(source.first_accuracy, source.first_accuracy_stderr),
+        "accuracy, final answer": accuracy(source.accuracy, source.accuracy_stderr),
         "flipped wrong -> right": str(source.wrong_to_right),
         "flipped right -> wrong": str(source.right_to_wrong),
         "reward": number(source.reward),
         "assistant turns": number(source.num_turns),
         "user turns": number(source.user_turns),
         "tool calls": str(source.tool_calls),
-        "failed tool calls": str(failures) + (f" ({', '.join(statuses)})" if statuses else ""),
-        "episodes with a valid call": share(source.episodes_with_valid_call),
+        **{visible(f"  {name}"): _tool_cell(report) for name, report in source.tools.items()},
+        "episodes with a valid call": of_all(source.episodes_with_valid_call),
         "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
         "policy tokens": f"{source.policy_tokens:,}",
-        "ledger equals full render": share(source.render_exact),
+        "ledger equals full render": of_all(source.render_exact),
     } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainReport:
-    """A training run: what ended it, and accuracy on held-out samples before and after."""
-
-    run: Path
-    reason: str
-    steps: int
-    seconds: float
-    before: dict[str, float]
-    after: dict[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"run": str(self.run), "seconds": round(self.seconds, 3)}
-
-    def table(self) -> Table:
-        """Before and after, one row per measurement."""
-        table = Table(title=f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}")
-        for column in ("held-out samples", "before", "after"):
-            table.add_column(column, justify="left" if column[0] == "h" else "right")
-        for name in dict.fromkeys((*self.before, *self.after)):
-            cells = [f"{side[name]:.1%}" if name in side else "-" for side in (self.before, self.after)]
-            table.add_row(name, *cells)
-        return table
+def _tool_cell(report: ToolReport) -> str:
+    error = report.commonest_error
+    return str(report) if error is None else f"{report}\n{visible(error)[:LONGEST_ERROR_SHOWN]}"
 
 
 SPREAD = (Reduction.MEAN, Reduction.MAX, Reduction.MIN)

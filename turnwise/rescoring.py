@@ -21,6 +21,7 @@ from turnwise.scoring.service import Scoring
 from turnwise.storage.images import recalled, with_copies
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
+from turnwise.task import known_scorers
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
 from turnwise.types import Trajectory, is_right
@@ -86,9 +87,9 @@ class Comparison:
     """Groups that lost or gained variance."""
 
     @classmethod
-    def of_nothing(cls, scorer: str, advantage: Advantage) -> "Comparison":
+    def of_nothing(cls, scorer: str, advantage: str) -> "Comparison":
         """Before the first file."""
-        chosen = advantage if advantage in GROUP_BASELINES else Advantage.dr_grpo
+        chosen = Advantage(advantage) if advantage in GROUP_BASELINES else Advantage.dr_grpo
         return cls(scorer, chosen.value, [], 0, [])
 
     def with_file(self, file: str, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> "Comparison":
@@ -208,7 +209,7 @@ def _as_recorded(old: Trajectory, new: Trajectory) -> Trajectory:
 
 
 def compare(
-    files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: Advantage
+    files: Mapping[str, tuple[Sequence[Trajectory], Sequence[Trajectory]]], scorer: str, advantage: str
 ) -> Comparison:
     """What changes: `files` has (before, after) by name, in the same order.
 
@@ -258,7 +259,8 @@ async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     if folder.exists():
         raise StorageError(f"{folder} exists; nothing recorded is overwritten: choose another name")
     files = recorded_files(run)
-    scoring = Scoring.of(config.scoring, sorted({source for path in files for source in read_sources(path)}))
+    sources = sorted({source for path in files for source in read_sources(path)})
+    scoring = Scoring.of(config.scoring, sources, known=known_scorers())
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
     found = Comparison.of_nothing(", ".join(scorers), config.algorithm.advantage)
     unfinished = f"{FOLDER}/.{name}.{secrets.token_hex(4)}.tmp"

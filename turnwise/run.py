@@ -21,7 +21,7 @@ from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir
 from turnwise.storage.status import StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
-from turnwise.web.beside import start_board
+from turnwise.web.board_process import start_board
 
 
 class Run:
@@ -67,9 +67,9 @@ class Run:
         self.dir.log(text)
         printer(self.console)(text)
 
-    def show_plan(self, prepared: Prepared) -> None:
+    def show_plan(self, prepared: Prepared, *, training: bool = False) -> None:
         """Tell the person what is about to happen, and the run's readers how to read its tokens."""
-        plan = plan_text(prepared)
+        plan = plan_text(prepared, training=training)
         self.dir.write_text(PLAN, plan)
         if prepared.renderer is not None:
             self.dir.write_text(TOKENIZER, prepared.renderer.tokenizer.as_json())

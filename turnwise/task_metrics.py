@@ -1,9 +1,7 @@
-"""Metrics that a task declares for itself, each with its reduction and under the name of its data source.
+"""Metrics that tasks declare for themselves, each with its reduction and under the name of its data source.
 
-A task module has `METRICS = {"retries": Reduction.MEAN}` and `def metrics(trajectory) -> dict[str, float]`; a
-trajectory may leave out names that say nothing about it. `DATA_SOURCE` says whose trajectories they are. The metrics
-of a built-in task belong to its data source wherever that turns up; those of a run's own task (`task=module:rows`)
-to all others of the run, or to its DATA_SOURCE when it names one.
+The metrics of a built-in task belong to its data source wherever that turns up; those of a run's own task to all other
+data sources of the run, or to the one it names.
 """
 
 import functools
@@ -11,17 +9,14 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from turnwise.errors import PluginError, unknown
 from turnwise.metrics import Metric, Reduction
-from turnwise.plugins import load, names_in
 from turnwise.scoring.scorer import is_failed
+from turnwise.task import Task, builtin_tasks, is_own, load_task
 from turnwise.types import Trajectory
 
-TASKS_PACKAGE = "turnwise.tasks"
 ANY = "default"
 """The key of metrics for data sources that have none of their own."""
 COUNT = "episodes"
@@ -42,7 +37,7 @@ class TaskMetrics:
         yield Metric(f"task/{source}/{COUNT}", 1, Reduction.SUM)
         for name, value in self.observe(trajectory).items():
             if name not in self.reductions:
-                raise PluginError(f"task {self.task}: {unknown('metric', str(name), self.reductions)} (METRICS)")
+                raise PluginError(f"task {self.task}: {unknown('metric', str(name), self.reductions)} (reductions)")
             if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise PluginError(f"task {self.task}: metric {name!r} is {value!r:.80}; it must be a finite number")
             yield Metric(f"task/{source}/{name}", float(value), self.reductions[name])
@@ -50,12 +45,11 @@ class TaskMetrics:
 
 def declared_by(task: str | None) -> dict[str, TaskMetrics]:
     """The metrics of a run's own task by data source, checked; nothing for a built-in one, which is always known."""
-    if task is None or ":" not in task:
+    if task is None or not is_own(task):
         return {}
-    rows = load(task, "task")
-    module = import_module(rows.__module__)
-    found = _read(module, task)
-    return {} if found is None else {getattr(module, "DATA_SOURCE", ANY): found}
+    loaded = load_task(task)
+    found = _read(loaded, task)
+    return {} if found is None else {loaded.data_source or ANY: found}
 
 
 def observe(trajectories: Iterable[Trajectory], declared: Mapping[str, TaskMetrics] | None = None) -> Iterator[Metric]:
@@ -69,27 +63,24 @@ def observe(trajectories: Iterable[Trajectory], declared: Mapping[str, TaskMetri
 
 @functools.cache
 def _builtin() -> dict[str, TaskMetrics]:
-    modules = [import_module(f"{TASKS_PACKAGE}.{name}") for name in names_in(TASKS_PACKAGE)]
-    read = {getattr(module, "DATA_SOURCE", None): _read(module, module.__name__) for module in modules}
-    return {source: found for source, found in read.items() if source is not None and found is not None}
+    tasks = {name: load_task(name) for name in builtin_tasks()}
+    read = {task.source: _read(task, name) for name, task in tasks.items()}
+    return {source: found for source, found in read.items() if found is not None}
 
 
-def _read(module: ModuleType, task: str) -> TaskMetrics | None:
-    reductions, function = getattr(module, "METRICS", None), getattr(module, "metrics", None)
-    if reductions is None:
+def _read(task: Task, name: str) -> TaskMetrics | None:
+    if task.metrics is None and not task.reductions:
         return None
-    if not callable(function):
-        raise PluginError(f"task {task} declares METRICS but has no function metrics(trajectory)")
-    _check(reductions, task)
-    return TaskMetrics(task, reductions, function)
+    if task.metrics is None or not task.reductions:
+        raise PluginError(f"task {name}: a metric needs both its entry in reductions and the function metrics")
+    _check(task.reductions, name)
+    return TaskMetrics(name, task.reductions, task.metrics)
 
 
-def _check(reductions: Any, task: str) -> None:
-    if not isinstance(reductions, Mapping):
-        raise PluginError(f"task {task}: METRICS is a dict of names to reductions, not {type(reductions).__name__}")
+def _check(reductions: Mapping[str, Any], task: str) -> None:
     for name, reduction in reductions.items():
         # Data sources may hold slashes; names without keep task/SOURCE/NAME apart for any two tasks.
         if not isinstance(name, str) or not name or "/" in name or name == COUNT:
             raise PluginError(f"task {task}: the metric name {name!r} is empty, has a slash or is {COUNT!r}")
         if not isinstance(reduction, Reduction):
-            raise PluginError(f"task {task}: METRICS[{name!r}] must be a Reduction, not {reduction!r:.80}")
+            raise PluginError(f"task {task}: reductions[{name!r}] must be a Reduction, not {reduction!r:.80}")

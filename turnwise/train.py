@@ -2,26 +2,32 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Console
 
 from turnwise.assemble import Prepared, prepare
-from turnwise.chat.selfcheck import render_fault_summary
-from turnwise.checks.start import refuse_faults
+from turnwise.chat.selfcheck import render_problem
+from turnwise.checks.start import check_before_run
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
-from turnwise.report import TrainReport, step_metrics
+from turnwise.report import step_metrics
+from turnwise.rollout.interaction_sessions import Interaction
+from turnwise.rollout.tools.tool import Tool
 from turnwise.run import printer
 from turnwise.scoring.failures import check_scoring
+from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
+from turnwise.train_report import TrainReport
 from turnwise.trainer.collecting import Collected, Groups, SampleStream
 from turnwise.trainer.engines import Engines, open_engines
+from turnwise.trainer.given import check_given, describe, write_given
 from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.resuming import existing_run
 from turnwise.trainer.train_run import TrainRun, open_train_run
@@ -29,27 +35,64 @@ from turnwise.training.advantages import by_trajectory
 from turnwise.training.optimise import check_logprob_gap
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
+from turnwise.types import Sample
 
 
-def train(config: Config, console: Console | None = None) -> TrainReport:
-    """Train the configured model; everything is in the run directory at the end, also when the run is stopped."""
+def train(
+    config: Config,
+    *,
+    samples: Iterable[Sample] | None = None,
+    eval_samples: Iterable[Sample] | None = None,
+    tools: Sequence[Tool | Callable[..., object]] | None = None,
+    scorer: Scorer | None = None,
+    interaction: Interaction | type | None = None,
+    console: Console | None = None,
+) -> TrainReport:
+    """Train the configured model; everything is in the run directory at the end, also when the run is stopped.
+
+    `samples` (to train on), `eval_samples` (held out), `tools`, `scorer` and `interaction` replace the configured ones,
+    as in `evaluate`. A run that was given any goes on only when it is given them again.
+    """
     check_training(config)
     check_trackers(config.tracking.to)
-    existing_run(config)
-    prepared = prepare(config, "train", limit=config.training.samples)
+    samples, eval_samples = (None if given is None else list(given) for given in (samples, eval_samples))
+    given = describe(samples=samples, eval_samples=eval_samples, tools=tools, scorer=scorer, interaction=interaction)
+    check_given(existing_run(config), given, eval_files=config.data.eval_files)
+    limit, eval_limit = config.training.samples, config.eval.samples
+    prepared = prepare(
+        config,
+        "train",
+        samples=samples,
+        limit=limit if samples is None else None,
+        tools=tools,
+        scorer=scorer,
+        interaction=interaction,
+    )
     check_enough_samples(prepared)
-    heldout = prepare(config, "test", limit=config.eval.samples, tools=prepared.toolbox.shared())
-    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True)))
+    heldout = prepare(
+        config,
+        "test",
+        samples=eval_samples,
+        limit=eval_limit if eval_samples is None else None,
+        tools=prepared.toolbox.shared(),
+        scorer=scorer,
+        interaction=interaction,
+    )
+    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True), given))
 
 
-async def train_prepared(prepared: Prepared, heldout: Prepared, console: Console) -> TrainReport:
+async def train_prepared(
+    prepared: Prepared, heldout: Prepared, console: Console, given: Mapping[str, str] | None = None
+) -> TrainReport:
     """The run from its first evaluation to its last."""
-    await refuse_faults(prepared, heldout, say=printer(console))
+    await check_before_run(prepared, heldout, say=printer(console))
     with open_train_run(prepared.config, console, prepared.samples) as run:
+        if not run.resuming:
+            write_given(run.dir, given or {})
         if run.is_over():
             return replace(run.report(), reason=f"already finished: {run.status.reason}")
         with run.active():
-            run.show_plan(prepared)
+            run.show_plan(prepared, training=True)
             await run_steps(run, prepared, heldout)
         return run.report()
 
@@ -79,7 +122,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
     )
     groups = Groups(engines, prepared, stream)
     async with groups.collector:
-        while config.train and run.should_continue():
+        while run.should_continue():
             run.start_step()
             collected = await run.until_stopped(groups.next_step(run.progress.prompt_batches))
             if collected is None:
@@ -102,7 +145,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     stats = count(groups)
     stats.stop_if_failing(config.rollout.max_failures)
     file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
-    if (problem := render_fault_summary(trajectories)) is not None:
+    if (problem := render_problem(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
         raise TurnwiseError(f"{problem}; the episodes of the step are in {run.dir.path / file}")
     sequences = to_sequences(groups)
@@ -128,6 +171,8 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
     if not gap <= config.training.warn_logprob_gap:
         run.note(f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)")
+    for text in run.alerts.after_step(metrics, trajectories):
+        run.note(text)
     await run.recorder.do(run.log, metrics | lag.take())
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
-from turnwise.config import Config, DataConfig, EngineConfig, SandboxConfig, ScoringConfig
+from turnwise.config import Config, DataConfig, SandboxConfig, ScoringConfig
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.errors import ConfigError, DataError
+from turnwise.knobs import is_plugin
+from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.scorer import BUILTIN
-from turnwise.scoring.wire import wire_options
 from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.web.configs import read_config
 
@@ -64,17 +65,20 @@ def reaches(config: Config, place: Path) -> list[str]:
 
 def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     rollout = config.rollout
-    if config.task is not None and ":" in config.task:
+    if config.task is not None and is_plugin(config.task):
         yield "task", config.task
     for name in rollout.tools:
-        if _is_plugin(name):
+        if is_plugin(name):
             yield "rollout.tools", name
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
-        if named is not None and _is_plugin(named):
+        if named is not None and is_plugin(named):
+            yield key, named
+    for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):
+        if is_plugin(named):
             yield key, named
     if rollout.interactions_file is not None:
         yield "rollout.interactions_file", rollout.interactions_file
-    if rollout.interaction_kwargs and (rollout.interactions_file or _is_plugin(rollout.interaction or "")):
+    if rollout.interaction_kwargs and (rollout.interactions_file or is_plugin(rollout.interaction or "")):
         yield "rollout.interaction_kwargs", rollout.interaction_kwargs
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         yield from ((key, name) for name in files if _lies_in(name, place))
@@ -89,7 +93,7 @@ def _plugins_of_rows(found: DataConfig, told: DataConfig) -> Iterator[str]:
             for row in read_rows(name):
                 sample = to_sample(row, prompt_key=found.prompt_key)
                 names = (sample.agent, sample.interaction and sample.interaction.name)
-                if plugin := next((one for one in names if one and _is_plugin(one)), None):
+                if plugin := next((one for one in names if one and is_plugin(one)), None):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break
 
@@ -101,10 +105,8 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
     yield from (("tracking.to", name) for name in config.tracking.to if name not in _TRACKERS_HERE)
     if engine.name is EngineName.openai:
         yield "engine.base_url", engine.base_url
-        yield from _unusual("engine.api_key_env", engine.api_key_env, EngineConfig.api_key_env)
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
-        yield from _unusual("sandbox.token_env", sandbox.token_env, SandboxConfig.token_env)
     for key, level in (("sandbox.level", sandbox.level), ("sandbox.min_level", sandbox.min_level)):
         if level is SandboxLevel.L0:
             yield key, level.value
@@ -117,23 +119,13 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
             yield f"scoring.scorers.{source}", name
     if scoring.run is ScoringRun.http:
         yield "scoring.url", scoring.url
-        yield from _unusual("scoring.token_env", scoring.token_env, ScoringConfig.token_env)
     ours = all(name in BUILTIN for name in scoring.scorers.values())  # a key may mean a plug-in of the same name
     for scorer, options in scoring.options.items():
         if not isinstance(options, Mapping):
             yield f"scoring.options.{scorer}", options
             continue
-        harmless = wire_options(scorer) if ours and scorer in BUILTIN else frozenset()
+        harmless = declared_options(scorer) if ours and scorer in BUILTIN else frozenset()
         yield from ((f"scoring.options.{scorer}.{key}", value) for key, value in options.items() if key not in harmless)
-
-
-def _unusual(key: str, value: str, usual: Any) -> Iterator[tuple[str, str]]:
-    if value != usual:
-        yield key, value
-
-
-def _is_plugin(name: str) -> bool:
-    return ":" in name or "." in name
 
 
 def _is_on_the_hub(path: str) -> bool:

@@ -1,9 +1,9 @@
-"""A whole task in one file: rows, a tool and a reward."""
+"""A whole task in one file: rows, two tools, an interaction, a reward and a metric."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from turnwise import ToolError, Trajectory, tool
+from turnwise import BaseInteraction, Reduction, Task, ToolError, Trajectory, tool
 
 PRICES = {"pen": 3, "hat": 12, "map": 7, "cup": 5}
 
@@ -16,12 +16,27 @@ async def price(item: str) -> str:
     return str(PRICES[item])
 
 
+@tool
+async def total(amount: int, count: int) -> str:
+    """Multiply the price of one item by how many are bought."""
+    return str(amount * count)
+
+
+class Customer(BaseInteraction):
+    """The simulated user: asks once whether the price was looked up, then thanks."""
+
+    async def generate_response(
+        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
+    ) -> tuple[bool, str, float | None, dict[str, Any]]:
+        asked = sum(message["role"] == "user" for message in messages) > 1
+        return asked, "Thank you." if asked else "Did you look the price up? Please check.", None, {}
+
+
 def rows(split: str, seed: int) -> Iterator[dict[str, Any]]:
     """Every item in two numbers for training, in a third for testing."""
     for count in (2, 5) if split == "train" else (3,):
         for item, cost in PRICES.items():
             yield {
-                "data_source": "shop",
                 "prompt": [{"role": "user", "content": f"What do {count} {item}s cost? End with #### and the number."}],
                 "reward_model": {"ground_truth": str(count * cost)},
             }
@@ -31,3 +46,20 @@ async def correct(trajectory: Trajectory) -> float:
     """1 for the right number after ####, in what the assistant itself said last."""
     said = trajectory.answers[-1].visible if trajectory.answers else ""
     return float(said.rpartition("####")[2].strip() == trajectory.sample.ground_truth)
+
+
+def metrics(trajectory: Trajectory) -> dict[str, float]:
+    """Whether the price was looked up at all."""
+    return {"looked_up": float(any(record.call.name == "price" for record in trajectory.calls))}
+
+
+TASK = Task(
+    name="shop",
+    rows=rows,
+    tools=[price, total],
+    interaction=Customer,
+    scorer=correct,
+    metrics=metrics,
+    reductions={"looked_up": Reduction.MEAN},
+    defaults={"eval.samples": None, "training.groups": 4, "rollout.max_user_turns": 2},
+)

@@ -5,7 +5,7 @@ from chat_families import SCHEMA, Family, Talk, call_text
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import CallForm, History, Renderer
-from turnwise.chat.selfcheck import render_fault_summary
+from turnwise.chat.selfcheck import render_problem
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Message, Origin, RenderCheck, Role, Sample, StopReason, Trajectory
@@ -293,11 +293,11 @@ def trajectory(number: int, problem: str | None, reason: StopReason = StopReason
 
 
 def test_faulty_records_are_told_with_their_number_and_the_first_of_them():
-    assert render_fault_summary([trajectory(0, None)]) is None
-    assert render_fault_summary([trajectory(0, "at token 7", StopReason.FAILED)]) is None, (
+    assert render_problem([trajectory(0, None)]) is None
+    assert render_problem([trajectory(0, "at token 7", StopReason.FAILED)]) is None, (
         "failed episodes are told of as such"
     )
-    told = render_fault_summary(
+    told = render_problem(
         [trajectory(0, None), trajectory(1, "at token 7 (turn 0): recorded is 'a'"), trajectory(2, "at token 9")]
     )
     assert told is not None and told.startswith("2 of 3 episodes") and "'s1'" in told and "at token 7" in told

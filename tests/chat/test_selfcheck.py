@@ -82,19 +82,19 @@ def test_training_stops_and_keeps_the_episodes(rewriting: tuple[str, ...], tmp_p
 
 def test_white_space_beside_the_policys_words_may_differ_and_none_elsewhere() -> None:
     walk = Walk("ask:\n It is  so. <end>\nnext:")
-    assert walk.told("ask:\n") is None
-    assert walk.said("It is so.\n\n", "") is None
+    assert walk.pass_given("ask:\n") is None
+    assert walk.pass_written("It is so.\n\n", "") is None
     walk.ended("<other>")
-    assert walk.told("<end>\nnext:") is None and walk.place == len(walk.rendered)
+    assert walk.pass_given("<end>\nnext:") is None and walk.place == len(walk.rendered)
     strict = Walk("ask: <end>\n\nnext:")
-    found = strict.told("ask: <end>\nnext:")
+    found = strict.pass_given("ask: <end>\nnext:")
     assert found is not None and "'ask: <end>\\nnext:'" in found and "'ask: <end>\\n\\nnext:'" in found
 
 
 def test_words_that_a_render_lacks_are_shown_with_what_stands_there() -> None:
-    found = Walk("It is not.").said("It is so.", "")
+    found = Walk("It is not.").pass_written("It is so.", "")
     assert found is not None and "'so.'" in found and "'not.'" in found
-    assert Walk("It is").said("It is so.", "") is not None
+    assert Walk("It is").pass_written("It is so.", "") is not None
 
 
 def test_a_jump_never_goes_back() -> None:

@@ -33,14 +33,14 @@ def runs(folder: Path) -> list[Path]:
 def three_ways(folder: Path, *overrides: str) -> tuple[str, str, str]:
     """(what check says, what eval says, what train says)."""
     chosen = (*SMALL, f"runs_dir={folder}/runs", *overrides)
-    told = errors(preflight(compose(chosen)))
+    checked = errors(preflight(compose(chosen)))
     raised = []
     for command in (evaluate, train):
         with pytest.raises(TurnwiseError) as error:
             command(configure(*chosen), console=QUIET)
         raised.append(str(error.value))
     assert runs(folder) == [], "nothing is written for a run that cannot be"
-    return told, raised[0], raised[1]
+    return checked, raised[0], raised[1]
 
 
 def test_tools_that_the_template_hides_are_refused_everywhere(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_samples_and_scorers_of_python_callers_are_looked_at_too(tmp_path: Path)
     with pytest.raises(DataError, match="sample blank: prompt: no message has text"):
         evaluate(config, samples=[sample, blank], scorer=fine, console=QUIET)
     assert runs(tmp_path) == []
-    assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources[0].accuracy == 1.0
+    assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources["mine"].accuracy == 1.0
 
 
 def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_who_set_nothing_of_training_is_only_warned(tmp_path: Path) -> None:
     )
     report = preflight(compose([f"task={tmp_path}/few.py:rows"]))
     assert report.passed, errors(report)
-    told = [found for found in report.findings if found.check == "training"]
-    assert [found.outcome for found in told] == [Outcome.WARNING] and "cannot be made from 3" in told[0].text
+    checked = [found for found in report.findings if found.check == "training"]
+    assert [found.outcome for found in checked] == [Outcome.WARNING] and "cannot be made from 3" in checked[0].text
     assert not preflight(compose([f"task={tmp_path}/few.py:rows", "training.steps=3"])).passed
 
 
@@ -215,9 +215,9 @@ def test_a_template_error_keeps_its_kind(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_both_splits_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def nothing(trajectory):\n    return None\n")
-    told, evaluated, trained = three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:nothing")
-    assert told == evaluated == trained
-    assert told.count("returned None") == 1
+    checked, evaluated, trained = three_ways(tmp_path, f"scoring.scorers.arithmetic={tmp_path}/mine.py:nothing")
+    assert checked == evaluated == trained
+    assert checked.count("returned None") == 1
 
 
 def test_a_scorer_that_changes_the_record_is_refused_everywhere(tmp_path: Path) -> None:

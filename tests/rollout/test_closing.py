@@ -155,7 +155,7 @@ def test_tool_error(show, what):
     SCENE.tool = what
     trajectory = play(show)
     assert trajectory.stop_reason is StopReason.USER_ENDED and trajectory.failure is None
-    assert [record.status for record in trajectory.calls] == [CallStatus.ERROR]
+    assert [record.status for record in trajectory.calls] == [CallStatus.CRASHED]
     check_closed(show)
 
 
@@ -179,7 +179,7 @@ def test_a_session_that_does_not_open_is_told_and_tried_again(theatre, call, wha
 
     show = theatre.show(script, tools=[StatefulTool()], interaction=f"{ME}:Visitor")
     trajectory = play(show)
-    assert [record.status for record in trajectory.calls] == [CallStatus.ERROR, CallStatus.OK]
+    assert [record.status for record in trajectory.calls] == [CallStatus.CRASHED, CallStatus.OK]
     assert ("broken" if what == "raise" else "SystemExit: 3") in trajectory.turns[0].replies[0].text
     check_closed(show)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.choices import SandboxLevel
+from turnwise.code_blocks import program
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.toolbox import Toolbox, load_tool
@@ -18,7 +19,6 @@ from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.sandbox.results import Picture
-from turnwise.storage.conduct import program
 from turnwise.types import Image, Sample
 
 
@@ -33,7 +33,7 @@ def no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object
 
 def play(body: Callable[[PythonTool], Awaitable[object]], **knobs: object) -> object:
     async def run() -> object:
-        tool = PythonTool(sandbox=SandboxConfig(preload=[], warm=1, **knobs))
+        tool = PythonTool(sandbox=SandboxConfig(preload=[], **knobs))
         try:
             await tool.start()
             return await body(tool)
@@ -102,10 +102,11 @@ def test_episodes_do_not_see_each_other_and_have_seeds_of_their_own() -> None:
     ("text", "code"),
     [
         ("print(1)", "print(1)"),
-        ("```python\nprint(1)\n```", "print(1)\n"),
-        ("Sure:\n```py\na = 1\n```\nand\n```\nprint(a)\n```", "a = 1\n\nprint(a)\n"),
-        ("<code>\nprint(1)\n</code>", "\nprint(1)\n"),
-        ("<code>```python\nprint(1)\n```</code>", "print(1)\n"),
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("Sure:\n```py\na = 1\n```\nand\n```\nprint(a)\n```", "a = 1\nprint(a)"),
+        ("<code>\nprint(1)\n</code>", "print(1)"),
+        ("<code>```python\nprint(1)\n```</code>", "print(1)"),
+        ("```python\nprint(1)```", "print(1)"),
         ("x = '```'", "x = '```'"),
     ],
 )
@@ -195,7 +196,7 @@ def test_a_toolbox_starts_and_stops_it_and_two_can_share_it() -> None:
     said: list[str] = []
 
     async def body() -> PythonTool:
-        tool = load_tool("python", SandboxConfig(preload=[], warm=0))
+        tool = load_tool("python", SandboxConfig(preload=[]))
         box = Toolbox([tool], RolloutConfig())
         other = Toolbox(box.shared(), RolloutConfig())
         async with box.running(said.append):

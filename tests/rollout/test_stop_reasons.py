@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from turnwise import time_budget
-from turnwise.choices import ExcessCalls
 from turnwise.errors import EpisodeError
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
 from turnwise.rollout.tools.calculate import calculate
@@ -215,13 +214,6 @@ def test_tool_replies_do_not_count_as_user_turns(theatre, call):
     show = watched(theatre, said, max_user_turns=1)
     trajectory, _ = check(show, StopReason.USER_TURN_BUDGET, last="b", turns=4)
     assert sum(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies) == 1
-
-
-def test_parallel_call_budget(theatre, call):
-    text = call("calculate", expression="1") + call("calculate", expression="2") + call("calculate", expression="3")
-    show = watched(theatre, [text], max_parallel_calls=2, excess_calls=ExcessCalls.stop)
-    trajectory, _ = check(show, StopReason.PARALLEL_CALL_BUDGET, last=text, turns=1)
-    assert trajectory.calls == [], "nothing was run"
 
 
 def test_excess_calls_are_answered_not_dropped(theatre, call):

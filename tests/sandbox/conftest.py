@@ -28,6 +28,7 @@ MARK = "XDG_CACHE_HOME"
 """Goes to a zygote and its sessions as part of MPLCONFIGDIR, so that their processes can be told from all others."""
 PRELUDE = """
 import ctypes, errno, fcntl, json, mmap, os, resource, select, signal, socket, struct, subprocess, sys, threading, time
+HERE = os.getcwd()
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 def syscall(name, *arguments):
@@ -111,13 +112,26 @@ class Arena:
         known = {"NUMBERS": syscall_numbers.table(platform.machine()), "SCRATCH": self.limits.scratch, **names}
         return PRELUDE + "\n".join(f"{name} = {value!r}" for name, value in known.items())
 
-    def attack(self, body: str, seconds: float | None = None, **names: Any) -> Attempt:
+    def attack(self, body: str, **names: Any) -> Attempt:
         """Run the body of a function, which returns something if the attack worked."""
-        lines = textwrap.indent(textwrap.dedent(body).strip(), "    ")
-        cell = f"def attack():\n{lines}\nfound = attack()\n{CAME_THROUGH!r} + str(found) if found is not None else None"
-        result = self.run(cell, seconds=seconds, names=names)
-        value = (result.value or "").strip("'\"")
-        return Attempt(value.removeprefix(CAME_THROUGH) if value.startswith(CAME_THROUGH) else None, result)
+        return self.attacks({"": body}, **names)[""]
+
+    def attacks(self, bodies: dict[str, str], **names: Any) -> dict[str, Attempt]:
+        """Each of them in one session after the other, from its first folder; another session where one ended it."""
+
+        async def work() -> dict[str, Attempt]:
+            found: dict[str, Attempt] = {}
+            async with self.pool.session() as session:
+                ready = False
+                for name, body in bodies.items():
+                    if not ready:
+                        assert (await session.run(self.prelude(names))).status is Status.OK
+                    result = await session.run(as_cell(body))
+                    ready = result.kept
+                    found[name] = attempt_of(result)
+            return found
+
+        return self.do(work(), limit=120)
 
     def processes(self) -> set[int]:
         """Every process of this pool, wherever it went."""
@@ -145,6 +159,17 @@ class Arena:
         self.do(self.pool.close())
         assert eventually(lambda: not self.processes())
         self.loop.close()
+
+
+def as_cell(body: str) -> str:
+    lines = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+    found = f"{CAME_THROUGH!r} + str(found) if found is not None else None"
+    return f"os.chdir(HERE)\ndef attack():\n{lines}\nfound = attack()\n{found}"
+
+
+def attempt_of(result: Result) -> Attempt:
+    value = (result.value or "").strip("'\"")
+    return Attempt(value.removeprefix(CAME_THROUGH) if value.startswith(CAME_THROUGH) else None, result)
 
 
 def eventually(condition: Callable[[], bool], limit: float = 5) -> bool:
@@ -180,6 +205,15 @@ def opened(level: SandboxLevel, mark: Path, limits: Limits = LIMITS) -> Iterator
             yield arena
         finally:
             arena.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What no level changes is tried at L2, where nothing but that defence stands; at L3 it belongs to the long tail."""
+    for item in items:
+        level = getattr(getattr(item, "callspec", None), "params", {}).get("pool_under_attack")
+        if level is SandboxLevel.L3 and item.get_closest_marker("any_level") is not None:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module", params=[SandboxLevel.L2, SandboxLevel.L3], ids=lambda level: level.name)

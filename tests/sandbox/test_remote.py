@@ -1,7 +1,6 @@
-"""Sessions over HTTP, against our own server; other servers are in test_remote_strangers.py."""
+"""Sessions over HTTP, against our own server; other servers are in test_remote_servers.py."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import io
 import os
@@ -9,12 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from PIL import Image
 
 from turnwise.choices import SandboxLevel
@@ -30,40 +27,6 @@ TOKEN = "a-token-for-tests"
 POOL = PoolSettings(preload=("numpy", "PIL.Image"), warm=2)
 
 
-@contextlib.contextmanager
-def serving(open_app):
-    """The URL of an app, which lives in a thread."""
-    started = concurrent.futures.Future()
-
-    async def main():
-        async with open_app() as app:
-            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-            running = asyncio.ensure_future(server.serve())
-            while not server.started:
-                assert not running.done()
-                await asyncio.sleep(0.01)
-            started.set_result((server, server.servers[0].sockets[0].getsockname()[1]))
-            await running
-
-    def work():
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    server, port = started.result(60)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
-
-
 @contextlib.asynccontextmanager
 async def ours(settings=None):
     settings = settings or ServerSettings(pool=POOL)
@@ -72,8 +35,8 @@ async def ours(settings=None):
 
 
 @pytest.fixture(scope="module")
-def url():
-    with serving(ours) as url:
+def url(serving_in_a_thread):
+    with serving_in_a_thread(ours) as url:
         yield url
 
 
@@ -204,8 +167,8 @@ def test_code_that_cannot_be_sent_is_the_code_s_fault(url):
     assert in_session(url, lambda session: session.run("#" * (1 << 21))).status is Status.ERROR
 
 
-def test_an_expired_session_is_lost_and_stays_lost():
-    with serving(lambda: ours(ServerSettings(pool=POOL, idle_seconds=0.2))) as url:
+def test_an_expired_session_is_lost_and_stays_lost(serving_in_a_thread):
+    with serving_in_a_thread(lambda: ours(ServerSettings(pool=POOL, idle_seconds=0.2))) as url:
 
         async def work(session):
             await session.run("x = 1")
@@ -227,14 +190,14 @@ def test_a_session_that_held_nothing_yet_may_start_again(url):
     assert in_session(url, work).value == "2"
 
 
-def test_closing_frees_the_server_s_place():
-    with serving(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
+def test_closing_frees_the_server_s_place(serving_in_a_thread):
+    with serving_in_a_thread(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
         for number in range(3):
             assert in_session(url, lambda session, n=number: session.run(str(n)), retries=0).value == str(number)
 
 
-def test_a_full_server_is_tried_again():
-    with serving(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
+def test_a_full_server_is_tried_again(serving_in_a_thread):
+    with serving_in_a_thread(lambda: ours(ServerSettings(pool=POOL, sessions=1))) as url:
 
         async def main():
             async with RemotePool(url, TOKEN, retries=8) as pool:

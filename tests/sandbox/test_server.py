@@ -5,12 +5,10 @@ import base64
 import concurrent.futures
 import contextlib
 import socket
-import threading
 import time
 
 import httpx
 import pytest
-import uvicorn
 
 from turnwise.errors import ConfigError
 from turnwise.sandbox.limits import MIB, Limits
@@ -22,46 +20,27 @@ JSON = {"Content-Type": "application/json"}
 POOL = PoolSettings(preload=("numpy",), warm=2, limits=Limits(output=20_000))
 
 
-@contextlib.contextmanager
-def serving(settings, token=TOKEN):
-    """A server in a thread, and a client with its token."""
-    started = concurrent.futures.Future()
+@pytest.fixture(scope="module")
+def start_server(serving_in_a_thread):
+    """Starts a server with a pool of its own; a client with its token."""
 
-    async def main():
-        async with SandboxPool(settings.pool) as pool:
-            config = uvicorn.Config(make_app(pool, token, settings), port=0, log_level="critical")
-            server = uvicorn.Server(config)
-            running = asyncio.ensure_future(server.serve())
-            while not server.started:
-                assert not running.done()
-                await asyncio.sleep(0.01)
-            started.set_result((server, server.servers[0].sockets[0].getsockname()[1]))
-            await running
+    @contextlib.contextmanager
+    def start(settings, token=TOKEN):
+        @contextlib.asynccontextmanager
+        async def open_app():
+            async with SandboxPool(settings.pool) as pool:
+                yield make_app(pool, token, settings)
 
-    def work():
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    server, port = started.result(60)
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with serving_in_a_thread(open_app) as url, httpx.Client(base_url=url, headers=headers, timeout=60) as client:
             yield client
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+
+    return start
 
 
 @pytest.fixture(scope="module")
-def client():
-    with serving(ServerSettings(pool=POOL, body=2 * MIB, seconds=20)) as client:
+def client(start_server):
+    with start_server(ServerSettings(pool=POOL, body=2 * MIB, seconds=20)) as client:
         yield client
 
 
@@ -345,9 +324,9 @@ def test_a_bad_image_is_refused_in_words(client):
     assert "plain file name" in response.json()["detail"]
 
 
-def test_sessions_expire_and_are_counted_but_not_while_they_run():
+def test_sessions_expire_and_are_counted_but_not_while_they_run(start_server):
     settings = ServerSettings(pool=POOL, sessions=2, idle_seconds=0.4)
-    with serving(settings, token=None) as client:
+    with start_server(settings, token=None) as client:
         number, other = (client.post("/sessions", json={}).json()["id"] for _ in range(2))
         assert number != other
         assert len(number) >= 32
@@ -362,8 +341,8 @@ def test_sessions_expire_and_are_counted_but_not_while_they_run():
         assert client.post(f"/sessions/{other}/run", json={"code": "1"}).status_code == 404
 
 
-def test_images_of_open_sessions_do_not_fill_the_memory():
-    with serving(ServerSettings(pool=POOL, body=1000), token=None) as client:
+def test_images_of_open_sessions_do_not_fill_the_memory(start_server):
+    with start_server(ServerSettings(pool=POOL, body=1000), token=None) as client:
         image = {"name": "a", "data": base64.b64encode(bytes(600)).decode()}
         answers = [client.post("/sessions", json={"images": [image]}) for _ in range(30)]
         opened = [answer.json()["id"] for answer in answers if answer.status_code == 200]
@@ -373,8 +352,8 @@ def test_images_of_open_sessions_do_not_fill_the_memory():
         assert client.post("/sessions", json={"images": [image]}).status_code == 200
 
 
-def test_too_many_calls_are_turned_away_and_then_served_again():
-    with serving(ServerSettings(pool=POOL, calls=2), token=None) as client:
+def test_too_many_calls_are_turned_away_and_then_served_again(start_server):
+    with start_server(ServerSettings(pool=POOL, calls=2), token=None) as client:
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
             request = {"code": "import time; time.sleep(1)", "language": "python"}
             answers = list(threads.map(lambda _: client.post("/run_code", json=request), range(8)))
@@ -405,19 +384,19 @@ def half_a_body(port, path="/run_code"):
     return open_one
 
 
-def test_half_sent_bodies_keep_nobody_out_and_do_not_wait_for_ever():
+def test_half_sent_bodies_keep_nobody_out_and_do_not_wait_for_ever(start_server):
     settings = ServerSettings(pool=POOL, calls=2, body_seconds=2.0)
-    with serving(settings, token=None) as client, contextlib.ExitStack() as stack:
+    with start_server(settings, token=None) as client, contextlib.ExitStack() as stack:
         held = [stack.enter_context(half_a_body(client.base_url.port)) for _ in range(8)]
         assert run_code(client, "print(6 * 7)")["run_result"]["stdout"] == "42\n"
         answers = [one.makefile("rb").read() for one in held]  # read to the end: the server hangs up by itself
         assert {answer.split()[1] for answer in answers} == {b"408"}
 
 
-def test_a_call_ends_with_its_client():
+def test_a_call_ends_with_its_client(start_server):
     """Every slot of the sandbox is taken by clients that hang up; the next one need not wait for their code."""
     settings = ServerSettings(pool=POOL, calls=2, seconds=600)
-    with serving(settings, token=None) as client:
+    with start_server(settings, token=None) as client:
         code = "import time\nwhile True: time.sleep(0.05)"
         for path, body in [
             ("/run_code", {"code": code, "language": "python", "run_timeout": 600}),
@@ -430,9 +409,9 @@ def test_a_call_ends_with_its_client():
             assert answer.json()["run_result"]["stdout"] == "1\n"
 
 
-def test_a_call_ends_with_its_client_also_when_that_one_had_sent_on():
+def test_a_call_ends_with_its_client_also_when_that_one_had_sent_on(start_server):
     """uvicorn reads no more while a pipelined request waits, so that it does not see the end of the connection."""
-    with serving(ServerSettings(pool=POOL, calls=1, seconds=600), token=None) as client:
+    with start_server(ServerSettings(pool=POOL, calls=1, seconds=600), token=None) as client:
         body = b'{"code": "import time\\ntime.sleep(600)", "language": "python", "run_timeout": 600}'
         head = "POST /run_code HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -446,8 +425,8 @@ def test_a_call_ends_with_its_client_also_when_that_one_had_sent_on():
         assert settled(lambda: client.post("/run_code", json=busy)).json()["run_result"]["stdout"] == "1\n"
 
 
-def test_a_session_whose_call_was_abandoned_is_gone_and_not_quietly_a_new_one():
-    with serving(ServerSettings(pool=POOL, calls=4, seconds=600), token=None) as client:
+def test_a_session_whose_call_was_abandoned_is_gone_and_not_quietly_a_new_one(start_server):
+    with start_server(ServerSettings(pool=POOL, calls=4, seconds=600), token=None) as client:
         number = client.post("/sessions", json={}).json()["id"]
         assert client.post(f"/sessions/{number}/run", json={"code": "x = 1"}).json()["status"] == "ok"
         with pytest.raises(httpx.ReadTimeout):
@@ -470,11 +449,11 @@ def settled(ask):
     return answer
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_a_web_page_cannot_have_code_run(kind):
-    with serving(ServerSettings(pool=POOL), token=None) as client:
+def test_a_web_page_cannot_have_code_run(start_server):
+    with start_server(ServerSettings(pool=POOL), token=None) as client:
         body = b'{"code": "print(1)", "language": "python"}'
-        assert client.post("/run_code", content=body, headers={"Content-Type": kind}).status_code == 415
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            assert client.post("/run_code", content=body, headers={"Content-Type": kind}).status_code == 415, kind
         rebound = {"Host": "evil.example", **JSON}
         assert client.post("/run_code", content=body, headers=rebound).status_code == 400
         assert client.post("/run_code", content=body, headers=JSON).status_code == 200

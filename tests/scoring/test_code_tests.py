@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from turnwise.code_blocks import programs
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.scoring import code_sandbox
 from turnwise.scoring.code_cases import cases_of, literal, same_output, same_value
-from turnwise.scoring.code_sandbox import CodeSandbox
-from turnwise.scoring.code_tests import code_tests, fenced, programs
+from turnwise.scoring.code_sandbox import sandbox_config
+from turnwise.scoring.code_tests import code_tests
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import Score
 from turnwise.types import (
@@ -53,7 +54,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-SANDBOX = CodeSandbox(seconds=5.0)
+SANDBOX = sandbox_config(seconds=5.0)
 
 
 class Ask:
@@ -237,4 +238,4 @@ def test_only_plain_values_cross() -> None:
 def test_hostile_text_takes_no_time() -> None:
     for text in ("```x\n" * 100_000, "<code>" * 100_000, "```\n" * 100_001, "</code>" * 100_000, "`" * 1_000_000):
         assert set(programs(text)) <= {""}
-    assert fenced("```python title=x\na\n```") == ["a"] and fenced("```a``` b\n```\nc\n```") == ["c"]
+    assert programs("```python title=x\na\n```") == ["a"] and programs("```a``` b\n```\nc\n```") == ["c"]

@@ -18,10 +18,10 @@ from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import load
 from turnwise.scoring import worker
+from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, ScorerSpec, evaluate
 from turnwise.scoring.service import make_runner
-from turnwise.scoring.wire import wire_options
 from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
 
@@ -101,19 +101,21 @@ def test_only_what_is_served_can_be_asked_for(changes, text):
     assert answer.json()["error"]["name"] == "ConfigError"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"{", b"\xff", json.dumps(body(id=3)).encode(), json.dumps(body(trajectory={})).encode(),
-     json.dumps(body(trajectory=to_row(episode()) | {"turns": 3})).encode(), b"[" * 100_000],
+NONSENSE = (
+    b"", b"[]", b"{", b"\xff", json.dumps(body(id=3)).encode(), json.dumps(body(trajectory={})).encode(),
+    json.dumps(body(trajectory=to_row(episode()) | {"turns": 3})).encode(), b"[" * 100_000,
 )  # fmt: skip
-def test_nonsense_is_refused(content):
+
+
+def test_nonsense_is_refused():
     async def main():
         async with serving() as client:
-            return await client.post("/compute_reward", content=content, headers=JSON), await client.get("/health")
+            for content in NONSENSE:
+                answer = await client.post("/compute_reward", content=content, headers=JSON)
+                assert answer.status_code == 422, content[:80]
+            return await client.get("/health")
 
-    answer, health = asyncio.run(main())
-    assert answer.status_code == 422
-    assert health.json() == {"status": "ok"}
+    assert asyncio.run(main()).json() == {"status": "ok"}
 
 
 def test_the_token_is_needed_where_there_is_one():
@@ -151,8 +153,8 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
     async def main():
         pool = make_runner(ScoringConfig(run=ScoringRun.pool, workers=1))
         name = f"{path}:score"
-        async with serving(TOKEN, pool, scorers=(name,), wire={name: ["scale"]}) as client:
-            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url), token_env="T"))
+        async with serving(TOKEN, pool, scorers=(name,), client_options={name: ["scale"]}) as client:
+            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url)))
             try:
                 await runner.start()
                 scorer = runner.scorer(ScorerSpec(name, {"scale": 2}))
@@ -161,12 +163,12 @@ def test_its_scorers_may_run_in_a_pool_and_its_client_sees_no_difference(tmp_pat
                 await runner.stop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("T", TOKEN)
+        patch.setenv("TURNWISE_REWARD_TOKEN", TOKEN)
         score = asyncio.run(main())
     assert (score.reward, score.parts) == (6.0, {"half": 0.5})
 
 
-def test_strangers_cannot_use_it():
+def test_only_loopback_without_a_token():
     with pytest.raises(ConfigError, match="a reward server on '0.0.0.0' scores .*give it a token"):
         asyncio.run(reward_server.serve("0.0.0.0", 0, None))
 
@@ -184,29 +186,31 @@ NEVER = {
     "tapo": ("accuracy", "accuracy_options", "judge", "judge_options"),
     "judge": ("rule", "rule_options", "base_urls", "model", "api_key_env", "cache", "extra_body", "votes", "retries",
               "timeout", "concurrency", "max_tokens", "max_pixels"),
-    "code_tests": ("level", "min_level", "url", "token_env", "preload", "seconds", "memory_mb", "file"),
+    "code_tests": ("level", "min_level", "url", "preload", "seconds", "memory_mb", "file"),
     "math": ("seconds",),
 }  # fmt: skip
 """Plug-ins, addresses, environment variables, files, sandbox levels, and what costs the server's time."""
 
 
-@pytest.mark.parametrize(("scorer", "option"), [(name, one) for name, options in NEVER.items() for one in options])
-def test_what_names_code_addresses_files_or_levels_is_refused_by_name(scorer, option, tmp_path):
+def test_what_names_code_addresses_files_or_levels_is_refused_by_name(tmp_path):
     """Whatever the value: a plug-in that would leave a mark leaves none."""
     mark = tmp_path / "mark"
     (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nPopen = print\n")
     values = [f"{tmp_path}/evil.py:Popen", "subprocess:Popen", {"judge": f"{tmp_path}/evil.py:Popen"}, None, ["x"]]
-    for answer in ask(*(body(scorer=scorer, options={option: value}) for value in values)):
-        told = answer.json()["error"]
-        assert told["name"] == "ConfigError" and repr(option) in told["text"] and "does not come from" in told["text"]
+    asked = [(scorer, {option: value}) for scorer, options in NEVER.items() for option in options for value in values]
+    answers = ask(*(body(scorer=scorer, options=options) for scorer, options in asked))
+    for (scorer, options), answer in zip(asked, answers, strict=True):
+        told, (option,) = answer.json()["error"], options
+        assert told["name"] == "ConfigError" and "does not come from" in told["text"], (scorer, options, told)
+        assert repr(option) in told["text"], (scorer, options, told)
     assert not mark.exists()
 
 
 def test_every_option_of_every_scorer_is_either_declared_or_refused():
     for name, source in BUILTIN.items():
         parameters = set(list(inspect.signature(load(source, "scorer")).parameters)[1:])
-        assert wire_options(name) <= parameters
-        assert parameters - wire_options(name) == parameters & set(NEVER.get(name, ())) | {
+        assert declared_options(name) <= parameters
+        assert parameters - declared_options(name) == parameters & set(NEVER.get(name, ())) | {
             one.name for one in dataclasses.fields(JudgeSettings) if name == "judge"
         }
 
@@ -220,7 +224,7 @@ def test_what_is_declared_still_comes_from_clients():
 def test_the_operators_options_hold_and_clients_add_to_them(tmp_path: Path):
     path = tmp_path / "own.py"
     path.write_text(
-        "from turnwise.scoring.wire import wire\n@wire('scale')\n"
+        "from turnwise.scoring.client_options import client_options\n@client_options('scale')\n"
         "def score(trajectory, *, scale=1, where='nowhere'):\n    return {'score': scale, 'there': where == 'here'}\n"
         "def undeclared(trajectory, *, scale=1):\n    return scale\n"
     )
@@ -233,15 +237,15 @@ def test_the_operators_options_hold_and_clients_add_to_them(tmp_path: Path):
     assert "'where' does not come from a client" in refused["error"]["text"]
     (none,) = ask(body(scorer=other, options={"scale": 5}), **settings)
     assert "it takes none" in none.json()["error"]["text"]
-    (allowed,) = ask(body(scorer=other, options={"scale": 5}), **settings, wire={other: ["scale"]})
+    (allowed,) = ask(body(scorer=other, options={"scale": 5}), **settings, client_options={other: ["scale"]})
     assert allowed.json()["reward"] == 5.0
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"wire": {"judge": ["base_urls"]}}, "'base_urls' of judge never comes from a client"),
-        ({"wire": {"gsm": ["wrong"]}}, "did you mean 'gsm8k'"),
+        ({"client_options": {"judge": ["base_urls"]}}, "'base_urls' of judge never comes from a client"),
+        ({"client_options": {"gsm": ["wrong"]}}, "did you mean 'gsm8k'"),
         ({"options": {"gsm8k": {"rwong": 1}}}, "did you mean 'wrong'"),
         ({"options": {"mine:f": {}}}, "does not serve it"),
     ],
@@ -254,7 +258,7 @@ def test_an_operators_mistake_is_found_when_the_server_is_made(settings, text):
 def test_a_client_learns_at_its_start_what_the_server_does_not_take():
     async def starting(options, scorer="judge", **more):
         async with serving(**more) as client:
-            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url), token_env="T"))
+            runner = make_runner(ScoringConfig(run=ScoringRun.http, url=str(client.base_url)))
             runner.scorer(ScorerSpec(scorer, options))
             try:
                 await runner.start()

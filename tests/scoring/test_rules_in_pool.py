@@ -8,8 +8,9 @@ import pytest
 
 from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
+from turnwise.sandbox.opening import open_pool
 from turnwise.sandbox.process import SandboxUnavailable
-from turnwise.scoring.code_sandbox import CodeSandbox
+from turnwise.scoring.code_sandbox import sandbox_config
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
 from turnwise.scoring.service import make_runner
 from turnwise.types import FinishReason, Message, Role, Sample, StopReason, Trajectory, Turn
@@ -23,7 +24,7 @@ def trajectory(text: str, truth: Any) -> Trajectory:
 
 def test_math_and_code_in_worker_processes() -> None:
     async def main() -> list[Score]:
-        async with CodeSandbox().pool():
+        async with open_pool(sandbox_config()):
             pass
         runner = make_runner(ScoringConfig(run=ScoringRun.pool, workers=1, timeout=60.0))
         math, code = runner.scorer(ScorerSpec("math")), runner.scorer(ScorerSpec("code_tests", {"seconds": 5.0}))

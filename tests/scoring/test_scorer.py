@@ -24,6 +24,7 @@ from turnwise.scoring.scorer import (
     turns_before_feedback,
 )
 from turnwise.scoring.text_match import exact_match
+from turnwise.task import known_scorers
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -197,13 +198,14 @@ def test_scorers_are_found_by_source_then_default_then_known() -> None:
     assert spec_for("arithmetic", table) == "exact_match"
     assert spec_for("other", table) == "gsm8k_strict"
     assert spec_for("openai/gsm8k", table) == "gsm8k_strict"
-    assert spec_for("openai/gsm8k", {"other": "exact_match"}) == "gsm8k"
-    assert spec_for("arithmetic", {}) == "gsm8k"
+    assert spec_for("openai/gsm8k", {"other": "exact_match"}, known_scorers()) == "gsm8k"
+    assert spec_for("arithmetic", {}, known_scorers()) == "gsm8k"
+    assert spec_for("HuggingFaceH4/MATH-500", {}) == "math"
 
 
 def test_unknown_names_offer_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'openai/gsm8k'"):
-        spec_for("openai/gsm8", {})
+        spec_for("openai/gsm8", {}, known_scorers())
     with pytest.raises(ConfigError, match="did you mean 'gsm8k_strict'"):
         ScorerSpec("gsm8k_strikt").make()
 

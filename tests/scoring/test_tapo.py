@@ -148,7 +148,7 @@ def test_full_trace_shows_everything_once_and_every_turn_gets_the_verdict() -> N
     assert found.turns == {0: {"tool": 0.75}, 1: {"tool": 0.75}} and found.parts["tool"] == 0.75
 
 
-def test_a_turn_on_red_gets_its_penalty_and_is_not_judged() -> None:
+def test_a_turn_with_misuse_gets_its_penalty_and_is_not_judged() -> None:
     found = score(episode(step(0, "grade 1"), step(1, "grade 1", code="print('7')")))
     assert found.turns == {0: {"tool": 1.0}, 1: {"tool": -0.5}} and len(asked()) == 1
     assert found.parts["tool"] == 0.25
@@ -172,7 +172,7 @@ def test_the_task_says_whether_tools_are_worth_anything(need: str, tool: float) 
     assert score(episode(), need=need).reward == 1.3, "a right answer without tools loses nothing"
 
 
-def test_red_lines_hold_where_tools_are_optional() -> None:
+def test_misuse_counts_where_tools_are_optional() -> None:
     twice = episode(step(0, "one", code="f(img0)"), step(1, "two", code="f(img0)"))
     assert score(twice, need="optional").turns == {0: {"tool": 0.0}, 1: {"tool": -0.5}}
 
@@ -258,7 +258,7 @@ def test_a_grade_outside_the_scale_is_a_failure_and_no_score() -> None:
         ({"need": {"other": "search"}}, ConfigError, "unknown data source 'look'"),
         ({"view": "all"}, ConfigError, "unknown view 'all'"),
         ({"needless": 0.5}, ConfigError, "needless must lie between -1 and 0"),
-        ({"tool_misuse": {"x": -0.5}}, ConfigError, "unknown red line 'x'"),
+        ({"tool_misuse": {"x": -0.5}}, ConfigError, "unknown misuse 'x'"),
         ({"max_crops": 1}, ConfigError, "did you mean 'max_crop'"),
     ],
 )
@@ -488,13 +488,13 @@ class Wordy:
 wordy = Wordy()
 
 
-def test_verdicts_reasons_and_red_lines_come_with_the_score() -> None:
+def test_verdicts_reasons_and_misuse_come_with_the_score() -> None:
     trajectory = episode(step(0, "first"), step(1, "x", code="print('7')"))
     with chat_server("The digit is legible.\n**0.75**") as (url, bodies):
         found = score(trajectory, judge="llm", judge_options={"base_urls": [url], "explain": True})
     assert found.turns == {0: {"tool": 0.75}, 1: {"tool": -0.5}}
     assert found.remarks == (
         Remark("llm", "The digit is legible.\n**0.75**", 0.75, 0),
-        Remark("red lines", "print_only", -0.5, 1),
+        Remark("misuse", "print_only", -0.5, 1),
     )
     assert "Say in one or two sentences why" in bodies[0] and json.loads(bodies[0])["max_tokens"] > 100

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image as Pillow
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.scoring.tool_misuse import Penalties, ToolMisuse, crossed
-from turnwise.storage.conduct import conduct_of
+from turnwise.scoring.tool_misuse import Penalties, ToolMisuse, misuse_by_turn
+from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -76,7 +76,7 @@ CLEAN = episode(
 
 
 def test_a_clean_trace_crosses_none() -> None:
-    assert crossed(CLEAN, search=True) == {}
+    assert misuse_by_turn(CLEAN, search=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,41 +110,44 @@ def test_a_clean_trace_crosses_none() -> None:
     ],
 )  # fmt: skip
 def test_each_line_fires_on_its_own_trace(calls: list[Any], expected: dict[int, set[ToolMisuse]]) -> None:
-    assert crossed(episode(*calls), search=True) == expected
+    assert misuse_by_turn(episode(*calls), search=True) == expected
 
 
 def test_printing_is_no_fault_where_nothing_has_to_be_looked_for() -> None:
-    assert crossed(episode(call("print(6 * 7)", reply="42")), search=False) == {}
+    assert misuse_by_turn(episode(call("print(6 * 7)", reply="42")), search=False) == {}
 
 
 def test_a_call_that_could_not_be_read_is_repaired_by_any_tool_that_worked() -> None:
     broken = call("?", status=CallStatus.MALFORMED, tool="")
-    assert crossed(episode(broken, call("print(img0)")), search=True) == {}
-    assert crossed(episode(call("print(img0)"), broken), search=True) == {1: {ToolMisuse.UNREPAIRED_ERROR}}
+    assert misuse_by_turn(episode(broken, call("print(img0)")), search=True) == {}
+    assert misuse_by_turn(episode(call("print(img0)"), broken), search=True) == {1: {ToolMisuse.UNREPAIRED_ERROR}}
 
 
 def test_images_of_unknown_origin_and_short_texts_are_not_taken_for_equal() -> None:
     drawn = shown(None, source=None)
-    assert crossed(episode(call("plot(img0)", images=(drawn,)), call("plot(img1)", images=(drawn,))), search=True) == {}
-    assert crossed(episode(call("print(a)", reply="5"), call("print(b)", reply="5")), search=True) == {}
+    assert (
+        misuse_by_turn(episode(call("plot(img0)", images=(drawn,)), call("plot(img1)", images=(drawn,))), search=True)
+        == {}
+    )
+    assert misuse_by_turn(episode(call("print(a)", reply="5"), call("print(b)", reply="5")), search=True) == {}
 
 
 def test_a_whole_image_turned_or_brightened_is_no_crop() -> None:
     turned = shown([0, 0, 100, 80], ("rotate", {"angle": 180}))
-    assert crossed(episode(call("show(img0.rotate(180))", images=(turned,))), search=True) == {}
+    assert misuse_by_turn(episode(call("show(img0.rotate(180))", images=(turned,))), search=True) == {}
 
 
 def test_crops_of_crops_are_checked_for_what_needs_no_size() -> None:
     twice = shown([20, 20, 30, 30], ("resize", {"size": [400, 320]}), ("crop", {"box": [80, 80, 120, 120]}))
-    assert crossed(episode(call(LOOK, images=(twice,))), search=True) == {}
+    assert misuse_by_turn(episode(call(LOOK, images=(twice,))), search=True) == {}
     below = shown([0, 0, 5, 5], ("resize", {"size": [400, 320]}), ("crop", {"box": [-1, 0, 20, 20]}))
-    assert crossed(episode(call(LOOK, images=(below,))), search=True) == {0: {ToolMisuse.INVALID_CROP}}
+    assert misuse_by_turn(episode(call(LOOK, images=(below,))), search=True) == {0: {ToolMisuse.INVALID_CROP}}
 
 
 @pytest.mark.parametrize("box", ["abc", [1, 2], [1, 2, "x", 4], [0, 0, float("nan"), 4], {"a": 1}, None])
 def test_a_box_that_is_none_is_passed_over(box: Any) -> None:
     odd = shown([0, 0, 5, 5], ("crop", {"box": box}))
-    assert crossed(episode(call(LOOK, images=(odd,))), search=True) == {}
+    assert misuse_by_turn(episode(call(LOOK, images=(odd,))), search=True) == {}
 
 
 def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path: Path) -> None:
@@ -152,10 +155,10 @@ def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path
     Pillow.new("L", (50, 50)).save(path)
     facts = shown([0, 0, 50, 50], ("crop", {"box": [0, 0, 60, 50]}), source="scene.png")
     trace = episode(call(LOOK, images=(facts,)), images=(Image(str(path)),))
-    assert crossed(trace, search=True) == {0: {ToolMisuse.INVALID_CROP}}
+    assert misuse_by_turn(trace, search=True) == {0: {ToolMisuse.INVALID_CROP}}
     path.unlink()
     with pytest.raises(ScoringFailed, match="the size of image"):
-        crossed(trace, search=True)
+        misuse_by_turn(trace, search=True)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +173,8 @@ def test_the_size_may_come_from_a_file_and_a_missing_file_is_no_verdict(tmp_path
 @pytest.mark.parametrize("status", list(CallStatus))
 def test_the_board_and_the_reward_give_one_answer(codes: list[str], status: CallStatus) -> None:
     trace = episode(*(call(code, status=status) for code in codes))
-    lines = crossed(trace, search=True)
-    board = conduct_of(trace)
+    lines = misuse_by_turn(trace, search=True)
+    board = tool_behaviour(trace)
     for line, count in ((ToolMisuse.PRINT_ONLY, board.print_only), (ToolMisuse.DUPLICATE_CALL, board.duplicate_calls)):
         assert sum(line in found for found in lines.values()) == count
 
@@ -183,7 +186,7 @@ def test_arguments_nested_too_deeply_to_compare_are_survived() -> None:
     made = episode(call("x"), call("x"))
     for turn in made.turns[:2]:
         turn.calls[0].call.arguments["code"] = deep
-    assert crossed(made, search=True) == {}
+    assert misuse_by_turn(made, search=True) == {}
 
 
 def test_penalties_are_bounded_and_named() -> None:

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from PIL import Image as Picture
 
-from turnwise.storage.images import IMAGES, Album, image_kind, recalled, with_copies
+from turnwise.storage.images import (
+    IMAGES,
+    STORED_NAME,
+    Album,
+    image_kind,
+    media_type,
+    recalled,
+    session_name,
+    stored_name,
+    with_copies,
+)
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import (
@@ -99,6 +109,14 @@ def test_kinds_go_by_content():
         None,
     ]
     assert image_kind(b"RIFF\x00\x00\x00\x00WEBP") == "webp" and image_kind(b"RIFF\x00\x00\x00\x00WAVE") is None
+    assert [media_type(start) for start in (b"\xff\xd8\xff\xe0", png("red"), b"")] == ["image/jpeg", "image/png", None]
+
+
+def test_one_rule_names_the_images_of_a_run_and_of_a_session():
+    assert STORED_NAME.fullmatch(stored_name(png("red"))) and stored_name(png("red")) != stored_name(png("blue"))
+    assert stored_name(b"<svg") is None and not STORED_NAME.fullmatch("images/../config.yaml")
+    names = ("a/cat.jpg", "data:image/gif;base64,AA==", "data:,x")
+    assert [session_name(Image(name), n) for n, name in enumerate(names)] == ["cat.jpg", "image_1.gif", "image_2.png"]
 
 
 def test_the_index_is_read_once_however_many_steps_are_written(run, tmp_path, monkeypatch):

@@ -14,9 +14,8 @@ from turnwise.errors import DataError
 from turnwise.rollout.group import run_group
 from turnwise.rollout.tools.calculate import evaluate
 from turnwise.scoring.gsm8k import gsm8k
-from turnwise.tasks.arithmetic import FAMILIES, problem_at, rows, split_of, value, write_out
+from turnwise.tasks.arithmetic import FAMILIES, problem_at, rows, script, split_of, value, write_out
 from turnwise.tasks.arithmetic import prepare as prepare_files
-from turnwise.tasks.arithmetic_traces import script
 from turnwise.types import CallStatus, Trajectory
 
 

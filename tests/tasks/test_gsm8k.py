@@ -1,10 +1,14 @@
 """GSM8K rows: verl's shape with its gaps closed, from self-written rows and, where present, the real data."""
 
-import importlib.util
+import hashlib
 import json
 import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -65,11 +69,11 @@ def test_ground_truths_follow_the_mark(source: Path) -> None:
 
 @pytest.mark.parametrize("flavour", list(Flavour))
 def test_prepared_files_load_as_the_flavour_says(source: Path, tmp_path: Path, flavour: Flavour) -> None:
-    report = prepare(str(source), tmp_path / "out", flavour=flavour, interaction=None)
-    assert report.rows == {"train": 4, "test": 2}
-    assert report.interaction == ("gsm8k" if flavour.has_interaction else None)
-    assert lint(report.files.values(), prompt_key="prompt").findings == []
-    for split, path in report.files.items():
+    written = prepare(tmp_path / "out", source=str(source), flavour=flavour)
+    files = {split: tmp_path / "out" / f"{split}.parquet" for split in ("train", "test")}
+    assert written == {files["train"]: 4, files["test"]: 2}
+    assert lint(files.values(), prompt_key="prompt").findings == []
+    for split, path in files.items():
         for index, sample in enumerate(load_samples([path], prompt_key="prompt")):
             question, _ = OWN[index + (4 if split == "test" else 0)]
             truth = TRUTHS[index + (4 if split == "test" else 0)]
@@ -120,7 +124,7 @@ def test_bad_source_rows_are_named_and_nothing_is_written(
     lines = [{"question": "q", "answer": "#### 1"}, values]
     (source / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(DataError) as caught:
-        prepare(str(source), tmp_path / "out", flavour=Flavour.PLAIN, interaction=None)
+        prepare(tmp_path / "out", source=str(source))
     assert text in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -137,34 +141,90 @@ def test_sources_that_are_not_there(source: Path, tmp_path: Path, monkeypatch: p
         (str(tmp_path), "holds neither train.jsonl nor train.parquet"),
     ]:
         with pytest.raises(DataError, match=text):
-            prepare(wrong, tmp_path / "out", flavour=Flavour.PLAIN, interaction=None)
+            prepare(tmp_path / "out", source=wrong)
     with pytest.raises(DataError, match="unknown split of gsm8k 'tset': did you mean 'test'"):
         made("tset", source, Flavour.PLAIN)
 
 
 def test_a_source_is_never_overwritten_nor_guessed(source: Path) -> None:
     with pytest.raises(DataError, match="is the source itself"):
-        prepare(str(source), source / ".." / "source", flavour=Flavour.PLAIN, interaction=None)
+        prepare(source / ".." / "source", source=str(source))
     (source / "train.parquet").touch()
     with pytest.raises(DataError, match=r"holds train.jsonl and train.parquet"):
         made("train", source, Flavour.PLAIN)
 
 
-def test_the_hub_out_of_reach_points_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the `datasets` package, or with it and no network: the same way out is named."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    installed = importlib.util.find_spec("datasets") is not None
-    wanted = "the hub does not give it" if installed else "needs `pip install datasets`"
-    with pytest.raises(DataError, match=f"'no-such-owner/gsm8k' is not a folder here, and .*{wanted}.* train.jsonl"):
-        prepare("no-such-owner/gsm8k", tmp_path, flavour=Flavour.PLAIN, interaction=None)
+class Hub(BaseHTTPRequestHandler):
+    """As much of a hub as the client asks for: one data set with one commit."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        place, _, name = self.path.partition(f"/resolve/{self.commit}/")
+        if self.path.startswith("/api/datasets/openai/gsm8k/revision/"):
+            listed: list[dict[str, Any]] = [{"rfilename": file} for file in self.files]
+            found: bytes | None = json.dumps({"id": "openai/gsm8k", "sha": self.commit, "siblings": listed}).encode()
+        elif self.path.startswith(f"/api/datasets/openai/gsm8k/tree/{self.commit}"):
+            listed = [{"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                      for file, content in self.files.items()]  # fmt: skip
+            found = json.dumps(listed).encode()
+        else:
+            found = self.files.get(name) if place == "/datasets/openai/gsm8k" else None
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(found or b"")))
+        if found is not None:
+            self.send_header("X-Repo-Commit", self.commit)
+            self.send_header("ETag", hashlib.sha256(found).hexdigest())
+        self.end_headers()
+        if with_body:
+            self.wfile.write(found or b"")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def prepare_from(endpoint: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The command as a user runs it, with the real client; it reads its environment when it is imported."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "turnwise.cli", "prepare", "gsm8k", "--out", "out"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_hub_gives_the_parquet_files_and_out_of_reach_points_to_a_folder(source: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        raw = [json.loads(line) for line in (source / f"{split}.jsonl").read_text().splitlines()]
+        part = tmp_path / "hub" / f"{split}-00000-of-00001.parquet"
+        write_rows(raw, part)
+        Hub.files[f"main/{part.name}"] = part.read_bytes()
+        Hub.files[f"socratic/{part.name}"] = b"not asked for"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = prepare_from(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "train.parquet (4 rows)" in done.stdout and "test.parquet (2 rows)" in done.stdout
+    read = [sample.ground_truth for sample in load_samples([tmp_path / "out" / "test.parquet"], prompt_key="prompt")]
+    assert read == TRUTHS[4:]
+    (tmp_path / "elsewhere").mkdir()
+    gone = prepare_from(f"http://127.0.0.1:{server.server_port}", tmp_path / "elsewhere")
+    assert gone.returncode == 2 and len(gone.stderr.strip().splitlines()) == 1, gone.stderr
+    assert "'openai/gsm8k' is not a folder here, and the hub does not give it" in gone.stderr
+    assert "--source the folder" in gone.stderr and not (tmp_path / "elsewhere" / "out").exists()
 
 
 @pytest.mark.skipif(not (REAL / "train.jsonl").is_file(), reason="the real GSM8K files are not here")
 def test_the_real_data(tmp_path: Path) -> None:
-    report = prepare(str(REAL), tmp_path, flavour=Flavour.TOOL_INTERACTION, interaction="code_verify")
-    assert report.rows == {"train": 7473, "test": 1319}
-    samples = load_samples([report.files["test"]], prompt_key="prompt")
+    written = prepare(tmp_path, source=str(REAL), flavour=Flavour.TOOL_INTERACTION, interaction="code_verify")
+    assert list(written.values()) == [7473, 1319]
+    samples = load_samples([tmp_path / "test.parquet"], prompt_key="prompt")
     assert samples[0].ground_truth == "18"
     assert samples[0].interaction is not None
     assert all(float(sample.ground_truth) is not None for sample in samples)
-    assert lint([report.files["test"]], prompt_key="prompt").errors == 0
+    assert lint([tmp_path / "test.parquet"], prompt_key="prompt").errors == 0

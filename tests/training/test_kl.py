@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from turnwise.choices import KLControl, KLEstimator
+from turnwise.choices import KLEstimator
 from turnwise.errors import ConfigError
 from turnwise.training.kl import AdaptiveKL, FixedKL, controller, estimate, penalise
 
@@ -109,14 +109,14 @@ def test_the_adaptive_controller_follows_its_formula():
 
 
 def test_controllers_go_on_from_a_checkpoint():
-    first = controller(KLControl.adaptive, 0.1, target=1.0, horizon=100)
+    first = controller(0.1, target=1.0)
     first.update(2.0, 10)
-    second = controller(KLControl.adaptive, 0.5, target=1.0, horizon=100)
+    second = controller(0.5, target=1.0)
     second.load(json.loads(json.dumps(first.state())))
     first.update(0.3, 7)
     second.update(0.3, 7)
     assert first.value == second.value != 0.1
-    fixed = controller(KLControl.fixed, 0.2, target=1.0, horizon=1.0)
+    fixed = controller(0.2, target=None)
     fixed.update(99.0, 99)
     assert fixed.value == 0.2
     restored = FixedKL(0.9)

@@ -32,7 +32,7 @@ from turnwise.types import (
 )
 from turnwise.web import shell
 from turnwise.web.app import answer, make_app
-from turnwise.web.gate import Door
+from turnwise.web.gate import BoardAddress
 from turnwise.web.runs import Runs
 
 PNG = base64.b64decode(
@@ -48,7 +48,7 @@ def serving(places, token=None, kind=Runs):
 
     async def main():
         closing = asyncio.Event()
-        app = make_app(kind(places), Door("127.0.0.1", 7007, token), closing)
+        app = make_app(kind(places), BoardAddress("127.0.0.1", 7007, token), closing)
         config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         running = asyncio.ensure_future(server.serve())
@@ -144,6 +144,14 @@ def found(board, path, status=200, **params):
     assert response.headers["cache-control"] == "no-store"
     assert response.headers["x-content-type-options"] == "nosniff"
     return response.json()
+
+
+def test_what_is_not_there_is_named_with_the_nearest(board):
+    missing = found(board, "/api/runs/frist", 404)
+    assert missing == {"error": "there is no run 'frist' here; did you mean 'first'?", "title": "No such run"}
+    assert found(board, "/api/pairs", 404, runs="first,third")["title"] == "No such run"
+    assert "two runs" in found(board, "/api/pairs", 400, runs="first")["error"]
+    assert found(board, "/api/pairs", runs="first,second") == {"sources": [], "flips": [], "alone": [2, 0]}
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -259,6 +267,12 @@ def test_the_list_of_trajectories(board):
     assert (page["total"], page["matched"], page["offset"], len(page["rows"])) == (4, 2, 0, 1)
     assert page["rows"][0]["shard"] == TRAIN and page["rows"][0]["reward"] == 1.0
     assert found(board, "/api/runs/first/trajectories", search="2 times")["matched"] == 1
+    wrong = found(board, "/api/runs/first/trajectories", 400, filter="right and rewrd > 1")["filter"]
+    assert (wrong["column"], wrong["end"]) == (11, 16) and "did you mean 'reward'" in wrong["message"]
+    table = board.get("/api/runs/first/trajectories.csv", params={"split": "train", "filter": "reward > 0.5"})
+    assert table.headers["content-type"].startswith("text/csv") and "first-traj" in table.headers["content-disposition"]
+    assert len(table.text.splitlines()) == 3 and table.text.startswith("shard,row,split,sample_id,")
+    assert found(board, "/api/runs/first/trajectories.csv", 400, filter="rewrd")["filter"]["column"] == 1
     fields = found(board, "/api/runs/first/fields")
     assert {"reward", "stop_reason"} <= {field["name"] for field in fields["fields"]} and fields["presets"]
 
@@ -268,6 +282,8 @@ def test_one_trajectory_its_group_its_tokens_and_the_search(board):
     assert one["row"] == 1 and one["reward"] == 1.0 and len(one["turns"]) == 2
     group = found(board, "/api/runs/first/group", shard=TRAIN, sample="sample:0")
     assert len(group["siblings"]) == 2
+    assert found(board, "/api/runs/first/sample", sample="sample:0")["groups"][-1]["shard"] == TRAIN
+    assert found(board, "/api/runs/first/group", 404, shard=TRAIN, sample="x")["title"] == "No such group"
     tokens = found(board, "/api/runs/first/tokens", shard=TRAIN, row=1)
     assert tokens["segments"][0]["ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
     hits = found(board, "/api/runs/first/search", text="It is 21")["hits"]
@@ -278,7 +294,8 @@ def test_one_trajectory_its_group_its_tokens_and_the_search(board):
                                    {"shard": "../first/trajectories/step_000001", "row": 0}, {"shard": "config", "row": 0}])  # fmt: skip
 @pytest.mark.parametrize("view", ["trajectory", "tokens"])
 def test_a_trajectory_that_is_not_there(board, view, query):
-    assert found(board, f"/api/runs/first/{view}", 404, **query)["error"]
+    said = found(board, f"/api/runs/first/{view}", 404, **query)
+    assert said["error"] and said["title"] == "No such trajectory"
 
 
 def test_findings_are_answered_for_runs_with_and_without_trajectories(board):

@@ -5,7 +5,7 @@ import contextlib
 import json
 
 from turnwise.storage.run_dir import RunDir
-from turnwise.web.events import GONE, changed, look, stream
+from turnwise.web.events import GONE, changed, poll_runs, stream
 from turnwise.web.runs import Runs
 
 
@@ -37,7 +37,7 @@ async def told(runs, names, count, then=None, more=0, **options):
 def test_a_run_that_grows_is_told_with_its_new_version(tmp_path):
     first, _ = a_run(tmp_path, "first"), a_run(tmp_path, "second")
     runs = Runs([tmp_path])
-    before = look(runs, [])
+    before = poll_runs(runs, [])
 
     def grow():
         first.append_jsonl("metrics.jsonl", {"step": 1, "seconds": 1.0})
@@ -45,7 +45,7 @@ def test_a_run_that_grows_is_told_with_its_new_version(tmp_path):
     found = asyncio.run(told(runs, ["first", "second"], 2, grow, 1, reconnected=True, ping_seconds=60))
     kind, news = found[-1]
     assert kind == "change" and news["run"] == "first" and news["state"] == "unknown"
-    assert news["version"] == look(runs, [])["first"]["version"] != before["first"]["version"]
+    assert news["version"] == poll_runs(runs, [])["first"]["version"] != before["first"]["version"]
 
 
 def test_nothing_new_is_a_ping_now_and_then(tmp_path):
@@ -62,12 +62,12 @@ def test_somebody_who_comes_back_is_told_everything(tmp_path):
 def test_new_and_removed_runs_are_told_to_those_who_follow_all(tmp_path):
     run = a_run(tmp_path / "runs", "first")
     runs = Runs([tmp_path / "runs"])
-    before = look(runs, [])
+    before = poll_runs(runs, [])
     a_run(tmp_path / "runs", "second")
     run.path.rename(tmp_path / "away")
-    news = {one["run"]: one["state"] for one in changed(before, look(runs, []))}
+    news = {one["run"]: one["state"] for one in changed(before, poll_runs(runs, []))}
     assert news == {"first": GONE, "second": "unknown"}
-    assert look(runs, ["first"])["first"]["state"] == GONE
+    assert poll_runs(runs, ["first"])["first"]["state"] == GONE
 
 
 def test_the_stream_ends_when_the_server_does(tmp_path):

@@ -127,7 +127,9 @@ def test_null_compares_false(table, expression, chosen):
         ("reward = 1", 8, "use =="),
         ("reward > 1 && right", 13, "in words"),
         ("reward >", 9, "ends too early"),
-        ("(reward > 1", 1, "cannot be read"),
+        ("(reward > 1", 1, "never closed"),
+        ("answer == 'x", 11, "never closed"),
+        ("reward > 1)", 11, "never opened"),
         ("reward 1", 8, "cannot be read"),
         ("answer > 1", 10, "text cannot be compared with a number"),
         ("1 in answer", 1, "cannot be in a text"),
@@ -150,6 +152,18 @@ def test_mistakes_are_shown_with_their_place_before_any_row_is_read(expression, 
     with pytest.raises(BadFilter, match=said) as caught:
         compile(expression)
     assert caught.value.column == column and str(caught.value).startswith(f"column {column}: ")
+    assert caught.value.end > column
+
+
+def test_the_place_of_a_mistake_is_the_whole_word():
+    for expression, wrong in (
+        ("'äöü' in answr", "answr"),
+        ("  not rewrd > 1", "rewrd"),
+        ("1 < min(step)", "min(step)"),
+    ):
+        with pytest.raises(BadFilter) as caught:
+            compile(expression)
+        assert expression[caught.value.column - 1 : caught.value.end - 1] == wrong
 
 
 def test_a_reward_part_nobody_has_is_a_mistake(table):
@@ -258,14 +272,17 @@ def test_every_preset_runs_and_finds_what_it_is_named_for(run_dir, make, call):
     table = Table(run_dir)
     table.refresh(None)
     known = {preset["name"]: preset for preset in fields()["presets"]}
-    assert len(known) == len(PRESETS) == 15
+    assert len(known) == len(PRESETS) > 20
     for name, preset in known.items():
-        page = listing(table, filter=preset["filter"], sort=preset["sort"] or "")
+        page = listing(table, filter=preset["filter"], sort=preset["sort"] or "", order=preset["order"])
+        values = [row[preset["sort"]] for row in page["rows"]] if preset["sort"] else []
+        assert values == sorted(values, reverse=preset["order"] == "desc"), name
         if name in found:
             places = {row["row"] for row in page["rows"]}
             assert list(found).index(name) in places and page["matched"] < len(found), name
     assert listing(table, filter=known["zero-variance group"]["filter"])["matched"] == 2
     assert listing(table, filter=known["longest"]["filter"])["matched"] == len(found)
+    assert (known["worst"]["sort"], known["worst"]["order"]) == ("reward", "asc")
     assert listing(table, filter=known["ledger is not the full render"]["filter"])["matched"] == 0
 
 

@@ -15,7 +15,7 @@ from turnwise.types import Image, Message, Role, Text
 from turnwise.web import shell
 from turnwise.web.app import make_app
 from turnwise.web.freeze import FLIPPED_TO_RIGHT, FLIPPED_TO_WRONG, address, freeze, quoted, safe_json
-from turnwise.web.gate import Door
+from turnwise.web.gate import BoardAddress
 from turnwise.web.runs import Runs
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>"
@@ -80,7 +80,7 @@ def test_every_module_that_is_imported_is_in_the_file(full_run):
 def test_the_answers_are_the_servers(full_run):
     report = freeze(full_run.path, most=5)
     answers = frozen(report)["answers"]
-    app = make_app(Runs([full_run.path]), Door("127.0.0.1", 7007))
+    app = make_app(Runs([full_run.path]), BoardAddress("127.0.0.1", 7007))
 
     async def ask(addresses):
         transport = httpx.ASGITransport(app)

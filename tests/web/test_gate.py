@@ -6,20 +6,20 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from turnwise.web.gate import Door, Gate, content_policy
+from turnwise.web.gate import BoardAddress, Gate, content_policy
 
 TOKEN = "s3cret-token"
-LOCAL = Door("127.0.0.1", 7007)
-REMOTE = Door("10.1.2.3", 7007, TOKEN)
+LOCAL = BoardAddress("127.0.0.1", 7007)
+REMOTE = BoardAddress("10.1.2.3", 7007, TOKEN)
 
 
 async def inner(scope, receive, send):
     await PlainTextResponse("shown", headers={"Seen-As": scope["method"]})(scope, receive, send)
 
 
-def ask(door, path="/api/runs", method="GET", host="127.0.0.1:7007", **headers):
+def ask(address, path="/api/runs", method="GET", host="127.0.0.1:7007", **headers):
     async def main():
-        gate = Gate(inner, door, content_policy(["abc="]))
+        gate = Gate(inner, address, content_policy(["abc="]))
         transport = httpx.ASGITransport(gate)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", trust_env=False) as client:
             sent = {"Host": host} | {name.replace("_", "-"): value for name, value in headers.items()}
@@ -57,8 +57,8 @@ def test_a_board_elsewhere_is_served_under_its_address_and_localhost():
     assert ask(REMOTE, host="10.1.2.3:7007", **bearer).status_code == 200
     assert ask(REMOTE, host="localhost:7007", **bearer).status_code == 200
     assert ask(REMOTE, host="evil.example", **bearer).status_code == 400
-    assert ask(Door("0.0.0.0", 7007, TOKEN), host="node17.example:7007", **bearer).status_code == 200
-    assert ask(Door("0.0.0.0", 7007), host="node17.example:7007").status_code == 400
+    assert ask(BoardAddress("0.0.0.0", 7007, TOKEN), host="node17.example:7007", **bearer).status_code == 200
+    assert ask(BoardAddress("0.0.0.0", 7007), host="node17.example:7007").status_code == 400
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
@@ -102,8 +102,8 @@ def test_the_token_in_the_address_becomes_a_cookie_and_leaves_the_address():
     pair = cookie.split(";")[0]
     assert ask(REMOTE, Cookie=pair).status_code == 200
     assert ask(REMOTE, Cookie=pair + "x").status_code == 401
-    assert ask(Door("10.1.2.3", 7007, "another"), Cookie=pair).status_code == 401
-    assert ask(Door("10.1.2.3", 7008, TOKEN), Cookie=pair).status_code == 401
+    assert ask(BoardAddress("10.1.2.3", 7007, "another"), Cookie=pair).status_code == 401
+    assert ask(BoardAddress("10.1.2.3", 7008, TOKEN), Cookie=pair).status_code == 401
     # a link with the token is cleaned for those who have the cookie already, too
     assert ask(REMOTE, f"/?token={TOKEN}", Cookie=pair).status_code == 303
 
@@ -114,14 +114,14 @@ def test_a_wrong_token_in_the_address_gets_no_cookie():
 
 
 def test_a_token_is_asked_for_on_this_machine_too_when_there_is_one():
-    door = Door("127.0.0.1", 7007, TOKEN)
-    assert ask(door).status_code == 401
-    assert ask(door, Authorization=f"bearer {TOKEN}").status_code == 200
+    address = BoardAddress("127.0.0.1", 7007, TOKEN)
+    assert ask(address).status_code == 401
+    assert ask(address, Authorization=f"bearer {TOKEN}").status_code == 200
 
 
 def test_the_address_for_a_browser():
-    assert Door("127.0.0.1", 7007).url == "http://127.0.0.1:7007/"
-    assert Door("::1", 80).url == "http://[::1]:80/"
-    assert Door("::", 7007, TOKEN).url == "http://[::1]:7007/"
-    assert Door("0.0.0.0", 7007, TOKEN).url == "http://127.0.0.1:7007/"
-    assert TOKEN not in Door("0.0.0.0", 7007, TOKEN).url
+    assert BoardAddress("127.0.0.1", 7007).url == "http://127.0.0.1:7007/"
+    assert BoardAddress("::1", 80).url == "http://[::1]:80/"
+    assert BoardAddress("::", 7007, TOKEN).url == "http://[::1]:7007/"
+    assert BoardAddress("0.0.0.0", 7007, TOKEN).url == "http://127.0.0.1:7007/"
+    assert TOKEN not in BoardAddress("0.0.0.0", 7007, TOKEN).url

@@ -146,8 +146,19 @@ def flipped(worse: float, better: float) -> Callable[[Place], dict[str, Any]]:
     return episode
 
 
+def passing(then: dict[str, Any], else_: dict[str, Any] | None = None) -> Scene:
+    """These changes for most episodes of two steps in the middle: neither end of the run shows them."""
+    return Scene(lambda place: then if place.step in (5, 6) and place.share(0.8) else else_ or {})
+
+
+def steady(then: dict[str, Any]) -> Scene:
+    """The same changes at every step: a habit, no burst."""
+    return Scene(some(lambda place: 0.5, then))
+
+
 BAD = {"failure": "the sandbox could not be reached", "stop": StopReason.FAILED, "reward": None}
 CUT = {"stop": StopReason.TURN_TRUNCATED}
+MALFORMED, ERROR = (calls("", status=status) for status in (CallStatus.MALFORMED, CallStatus.ERROR))
 SCENES: dict[str, tuple[Scene, Scene]] = {
     "reward_without_accuracy": (
         Scene(paid_for(lambda place: place.share(place.p), lambda place: place.share(0.4))),
@@ -211,6 +222,19 @@ SCENES: dict[str, tuple[Scene, Scene]] = {
         Scene(lambda place: {"reward": 0.0 if place.number < 2 * SIBLINGS else float(place.number % 2)}),
     ),
     "identical_siblings": (Scene(alike(GROUPS, 0.0)), Scene(alike(GROUPS // 2, 1.0))),
+    "malformed_burst": (passing(MALFORMED), steady(MALFORMED)),
+    "tool_error_burst": (passing(ERROR), steady(ERROR)),
+    "truncation_burst": (passing(CUT), steady(CUT)),
+    "failure_burst": (passing(BAD), steady(BAD)),
+    "print_only_burst": (passing(calls("print(42)")), steady(calls("print(42)"))),
+    "duplicate_burst": (passing(calls("x = 1", "x = 1")), steady(calls("x = 1", "x = 1"))),
+    "tools_unused_burst": (passing({"calls": []}), steady({"calls": []})),
+    "flat_burst": (
+        Scene(lambda place: {"reward": 0.0} if place.step in (5, 6) else {}),
+        Scene(lambda place: {"reward": 0.0} if place.number < 2 * SIBLINGS else {}),
+    ),
+    "reward_dip": (passing({"reward": -1.0}), steady({"reward": -1.0})),
+    "length_burst": (passing({"tokens": 200}, {"tokens": 40}), steady({"tokens": 200})),
     "feedback_hurts": (Scene(evaluation=flipped(0.4, 0.1)), Scene(evaluation=flipped(0.25, 0.25))),
 }
 BY_NAME = {detector.__name__: detector for detector in DETECTORS}
@@ -252,6 +276,30 @@ def test_the_number_of_the_first_step_does_not_matter(build, name):
     here = told(build(SCENES[name][0]), 0)
     assert any(severity is not Severity.OK for _, severity, _, _ in here)
     assert told(build(SCENES[name][0], first=5000), 5000) == here
+
+
+@pytest.mark.parametrize("name", [name for name in SCENES if name.endswith(("_burst", "_dip"))])
+def test_what_came_and_went_is_found_where_it_was(build, name):
+    finding = BY_NAME[name](*build(SCENES[name][0]))
+    assert finding is not None and finding.steps == (6, 7), finding
+    early = Scene(lambda place: SCENES[name][0].episode(replace(place, step=(place.step + 6) % STEPS)))
+    begun = BY_NAME[name](*build(early))
+    assert begun is not None and begun.severity is Severity.OK, "what a run begins with is no burst"
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "usual", "middle"),
+    [
+        ("entropy_collapse", "actor/entropy", 0.5, 0.01),
+        ("entropy_explosion", "actor/entropy", 0.2, 3.0),
+        ("sampler_gap", "rollout_corr/abs_diff_mean", 0.005, 0.2),
+        ("kl_blow_up", "actor/ppo_kl", 0.001, 2.0),
+    ],
+)
+def test_a_metric_that_was_bad_in_the_middle_is_to_be_watched(build, name, metric, usual, middle):
+    run = build(Scene(metrics=lambda p: {metric: middle if 0.85 < p < 1.25 else usual}), steps=2 * STEPS)
+    finding = BY_NAME[name](*run)
+    assert finding is not None and finding.severity is Severity.WATCH and finding.steps == (9, 12), finding
 
 
 # --- what the lists hold ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from turnwise.types import Image
-from turnwise.web.pictures import LARGEST_INLINE, Pictures, image_bytes, media_type
+from turnwise.web.pictures import LARGEST_INLINE, Pictures, image_bytes
 from turnwise.web.table import NotThere
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -113,10 +113,3 @@ def test_an_images_folder_that_leads_out_of_the_run_is_not_followed(run_dir, tmp
     (run_dir.path / "images").symlink_to(elsewhere)
     with pytest.raises(NotThere):
         image_bytes(run_dir, "images/aaaaaaaa.png")
-
-
-def test_kinds_by_content():
-    assert media_type(b"\xff\xd8\xff\xe0") == "image/jpeg"
-    assert media_type(b"RIFF\0\0\0\0WEBPVP8 ") == "image/webp"
-    assert media_type(b"RIFF\0\0\0\0WAVEfmt ") is None
-    assert media_type(b"") is None

@@ -13,8 +13,8 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
 from turnwise.web.configs import diff, read_config
-from turnwise.web.glance import Course, glance
-from turnwise.web.life import GONE, Shown
+from turnwise.web.liveness import GONE, Shown
+from turnwise.web.run_summary import MetricsReader, summarise_run
 from turnwise.web.runs import NotFound, Runs
 
 
@@ -162,7 +162,11 @@ def test_a_process_that_was_killed_is_noticed(tmp_path):
         pass
     assert (status_of(run, now).state, status_of(run, now).reason) == (Shown.FAILED, GONE)  # a zombie by now
     child.wait()
+    run.log("step 3: collecting")
+    run.log("the sampler needs 9 GB more than there are\n")
     assert status_of(run, now).state is Shown.FAILED
+    assert status_of(run, now).reason.startswith(GONE)
+    assert status_of(run, now).reason.endswith("the sampler needs 9 GB more than there are")
 
 
 def test_another_process_with_its_number_is_not_taken_for_it(tmp_path):
@@ -214,7 +218,17 @@ def test_a_summary_has_the_newest_numbers(tmp_path):
     assert opened.summary(now)["reward"] == 0.5 and opened.summary(now)["accuracy"] == 0.75
 
 
-def test_a_long_runs_course_is_picked_out_evenly(tmp_path):
+def test_a_run_through_an_endpoint_shows_the_model_that_answered(tmp_path):
+    run = a_run(tmp_path / "runs")
+    opened = Runs([tmp_path / "runs"]).open("a")
+    head = "model: {path: tiny}\nengine: {name: openai, base_url: 'http://there/v1', model: "
+    run.write_text("config.yaml", head + "Qwen3-8B}\n")
+    assert opened.summary(0.0)["model"] == "Qwen3-8B"
+    run.write_text("config.yaml", head + "null, retries: 3}\n")
+    assert opened.summary(0.0)["model"] == "the model of http://there/v1"
+
+
+def test_a_long_runs_reward_is_picked_out_evenly(tmp_path):
     run = a_run(tmp_path, steps=0)
     lines = []
     for step in range(2000):
@@ -222,7 +236,7 @@ def test_a_long_runs_course_is_picked_out_evenly(tmp_path):
             lines.append(json.dumps({"step": step, "seconds": 1.0, "val/accuracy": 0.5}) + "\n")
         lines.append(json.dumps({"step": step, "seconds": 3.0 * step, "critic/score/mean": step / 2000}) + "\n")
     run.write_text("metrics.jsonl", "".join(lines) + '{"step": 2001, "critic/sc')
-    found = glance(run)
+    found = summarise_run(run)
     assert 50 <= len(found.spark) <= 60
     assert list(found.spark) == sorted(found.spark) and found.spark[0] < 0.02 and found.spark[-1] > 0.96
     assert max(later - earlier for earlier, later in zip(found.spark, found.spark[1:], strict=False)) < 0.04
@@ -230,42 +244,43 @@ def test_a_long_runs_course_is_picked_out_evenly(tmp_path):
 
 
 def test_what_was_read_of_the_metrics_is_not_read_again(tmp_path):
-    """Lines of the same length in place of the first ones: a look that read them again would find them."""
+    """Lines of the same length in place of some in the middle: a look that read them again would find them."""
     run = a_run(tmp_path, steps=0)
-    course, path = Course(run), run.path / "metrics.jsonl"
+    reader, path = MetricsReader(run), run.path / "metrics.jsonl"
     line = '{{"step": {step}, "seconds": 1.0, "critic/score/mean": {reward}}}\n'
     path.write_text("".join(line.format(step=1000 + n, reward=0.25) for n in range(1000)))
-    assert set(glance(run, course).spark) == {0.25}
+    assert set(summarise_run(run, reader).spark) == {0.25}
     with path.open("r+") as file:
-        file.write("".join(line.format(step=1000 + n, reward=0.75) for n in range(900)))
+        file.seek(100 * len(line.format(step=1000, reward=0.25)))
+        file.write("".join(line.format(step=1000 + n, reward=0.75) for n in range(100, 900)))
         file.seek(0, 2)
         file.write(line.format(step=2000, reward=0.5))
         file.write('{"step": 2001, "critic/score/mean": 0.')
-    found = glance(run, course)
+    found = summarise_run(run, reader)
     assert set(found.spark) == {0.25, 0.5} and (found.reward, found.step) == (0.5, 2000)
     with path.open("a") as file:
         file.write("125}\n")
-    assert (glance(run, course).reward, glance(run, course).step) == (0.125, 2001)
+    assert (summarise_run(run, reader).reward, summarise_run(run, reader).step) == (0.125, 2001)
     path.unlink()
     run.append_jsonl("metrics.jsonl", {"step": 1, "critic/score/mean": 1e-05})
-    assert glance(run, course).spark == (1e-05,), "a file written anew is another"
+    assert summarise_run(run, reader).spark == (1e-05,), "a file written anew is another"
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", "true", '"0.5"', "1e999", "[1]", "-"])
 def test_what_is_no_number_is_no_reward(tmp_path, value):
     run = a_run(tmp_path, steps=0)
     (run.path / "metrics.jsonl").write_text(f'{{"step": 1, "critic/score/mean": {value}, "loss": 2}}\n')
-    assert glance(run).reward is None
+    assert summarise_run(run).reward is None
 
 
 def test_an_evaluations_accuracy_is_in_its_report(tmp_path):
     run = a_run(tmp_path)
-    assert glance(run).accuracy is None
+    assert summarise_run(run).accuracy is None
     sources = {"a": {"accuracy": 1.0, "episodes": 10}, "b": {"accuracy": 0.0, "episodes": 30}}
     run.write_json("eval/step_000000.json", {"sources": sources})
-    assert glance(run).accuracy == 0.25
+    assert summarise_run(run).accuracy == 0.25
     run.write_json("eval/step_000010.json", {"accuracy": 0.5})
-    assert glance(run).accuracy == 0.5
+    assert summarise_run(run).accuracy == 0.5
 
 
 def test_one_damaged_run_does_not_hide_the_others(tmp_path):

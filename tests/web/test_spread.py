@@ -46,6 +46,16 @@ def test_every_number_is_of_the_scored_trajectories_of_its_step(table):
     assert found["part/acc"]["mean"][0] == pytest.approx(np.abs(REWARDS[3]).mean(), rel=1e-5)
 
 
+def test_a_deviation_never_leaves_what_was_seen(table):
+    reward = spread(table)["series"]["reward"]
+    for at, rewards in enumerate(REWARDS.values()):
+        low, high = np.mean(rewards) - np.std(rewards), np.mean(rewards) + np.std(rewards)
+        assert reward["std_low"][at] == pytest.approx(max(low, min(rewards)), rel=1e-4)
+        assert reward["std_high"][at] == pytest.approx(min(high, max(rewards)), rel=1e-4)
+    parts = spread(table)["series"]["part/late"]
+    assert parts["std_low"] == parts["std_high"] == [1.0, 1.0]
+
+
 def test_a_part_is_shown_from_the_step_that_has_it(table):
     late = spread(table)["series"]["part/late"]
     assert late["step"] == [4, 9] and late["mean"] == [1.0, 1.0] and late["std"] == [0.0, 0.0]

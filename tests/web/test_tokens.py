@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from turnwise.storage.index import record
 from turnwise.types import Ledger, Origin, TokenTrainingData
 from turnwise.web.table import NotThere, Table
-from turnwise.web.tokens import spell, tokens
+from turnwise.web.tokens import decode_tokens, tokens
 
 FILE, SHARD = "trajectories/step_000001.parquet", "trajectories/step_000001"
 
@@ -62,23 +62,27 @@ def test_any_ids_join_to_their_decoding(byte_level):
     draw = random.Random(7)
     for _ in range(200):
         ids = [draw.randrange(byte_level.get_vocab_size()) for _ in range(draw.randrange(1, 25))]
-        pieces = spell(byte_level, ids)
+        pieces = decode_tokens(byte_level, ids)
         assert len(pieces) == len(ids)
         assert "".join(pieces) == byte_level.decode(ids, skip_special_tokens=False)
 
 
 def test_ids_without_a_token_show_as_numbers(byte_level):
     hello = byte_level.encode("hello").ids
-    assert spell(byte_level, [99_999, *hello, 88_888]) == ["#99999", *spell(byte_level, hello), "#88888"]
-    assert spell(byte_level, []) == []
+    assert decode_tokens(byte_level, [99_999, *hello, 88_888]) == [
+        "#99999",
+        *decode_tokens(byte_level, hello),
+        "#88888",
+    ]
+    assert decode_tokens(byte_level, []) == []
 
 
-def test_bytes_that_rewrite_what_came_before_are_spelt_one_by_one():
+def test_bytes_that_rewrite_what_came_before_are_decoded_one_by_one():
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    assert spell(tokenizer, [256, 0xC3, 0xA4, 256]) == [" a", "", "ä", " a"]
-    assert spell(tokenizer, [256, 50, 0xC0, 256]) == [" a", "2", "\ufffd", " a"]
+    assert decode_tokens(tokenizer, [256, 0xC3, 0xA4, 256]) == [" a", "", "ä", " a"]
+    assert decode_tokens(tokenizer, [256, 50, 0xC0, 256]) == [" a", "2", "\ufffd", " a"]
 
 
 def test_numbers_stand_at_the_policys_tokens_only(run_dir, make):

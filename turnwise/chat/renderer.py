@@ -4,14 +4,14 @@ import enum
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from turnwise.chat.replies import ControlTokenEscaper, fresh_mark, place, shared
 from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
-from turnwise.chat.template import THINK, UNTHINK, ChatTemplate
 from turnwise.chat.template import CallForm as CallForm
+from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role
 
@@ -47,7 +47,7 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        call_format: ModuleType,
+        call_format: ToolFormat,
         *,
         history: History = History.REFUSE,
         template_kwargs: dict[str, Any] | None = None,
@@ -65,7 +65,7 @@ class Renderer:
         """The end token of the template's own; None when a message ends by nothing."""
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
-        markers = {text for text in tokenizer.added_ids if text in glue} - {THINK, UNTHINK}
+        markers = {text for text in tokenizer.added_ids if text in glue} - {call_format.THINK, call_format.UNTHINK}
         self._control = tuple(sorted({*tokenizer.special_texts, *markers}))
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
 
@@ -127,7 +127,7 @@ class Renderer:
         if in_reasoning and before is not None:
             length = len(self.tokenizer.encode(thought).ids) + 2  # its tokens may begin within a longer one
             in_reasoning = self.tokenizer.decode(before[-length:]).endswith(thought)
-        message: Message = self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
+        message = self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
         return message
 
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
@@ -175,7 +175,7 @@ class Renderer:
                 found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
                 walk.ended(decode(stretch.ids[-1:]) if ended else "")
             else:
-                found = walk.told(decode(stretch.ids))
+                found = walk.pass_given(decode(stretch.ids))
             if found is not None and not stretch.start and self._has_a_clock(stretch, messages, spoken, ledger, tools):
                 return None
             if found is not None:
@@ -189,7 +189,7 @@ class Renderer:
         decode, encode = self.tokenizer.decode, self.tokenizer.encode
         if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
-            return walk.said(decode(encode(decode(words), after="").ids), self.template.thought.strip())
+            return walk.pass_written(decode(encode(decode(words), after="").ids), self.template.thought.strip())
         escaper = self._escaper(messages)
         text = self.render([escaper.escape(message) for message in messages], tools, reply=False)
         text, cuts = escaper.unescape(text[: self.template.closing_start(text, structured=True)])

@@ -21,18 +21,18 @@ class TokenSpan:
 
 def token_spans(ledger: Ledger) -> Iterator[TokenSpan]:
     """The ledger as policy, not policy, policy, ..."""
-    start, told = 0, TokenSpan(0, [], 0, policy=False)
+    start, given = 0, TokenSpan(0, [], 0, policy=False)
     for origin, turn, ids in ledger.spans():
         if origin is Origin.POLICY:
-            if told.ids:
-                yield told
+            if given.ids:
+                yield given
             yield TokenSpan(start, ids, turn, policy=True)
-            told = TokenSpan(start + len(ids), [], turn, policy=False)
+            given = TokenSpan(start + len(ids), [], turn, policy=False)
         else:
-            told.ids.extend(ids)
+            given.ids.extend(ids)
         start += len(ids)
-    if told.ids:
-        yield told
+    if given.ids:
+        yield given
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Walk:
     rendered: str
     place: int = 0
 
-    def told(self, text: str) -> str | None:
+    def pass_given(self, text: str) -> str | None:
         """Go past what the template, a tool or a user wrote; where it is not what was rendered, say so."""
         self._skip_space()
         words = text.strip()
@@ -54,7 +54,7 @@ class Walk:
         at = max(shared(words, here) - SHOWN // 3, 0)
         return f"recorded is {words[at : at + SHOWN]!r}, a full render has {here[at : at + SHOWN]!r}"
 
-    def said(self, words: str, opened: str) -> str | None:
+    def pass_written(self, words: str, opened: str) -> str | None:
         """Go past what the policy wrote. `opened` is a tag that it wrote though the header had written it."""
         wanted = "".join(words.split())
         here, place = 0, self.place
@@ -92,8 +92,8 @@ class Walk:
             self.place += 1
 
 
-def render_fault_summary(trajectories: Iterable[Trajectory]) -> str | None:
-    """One sentence on the episodes whose tokens differ from a full render; None when there are none."""
+def render_problem(trajectories: Iterable[Trajectory]) -> str | None:
+    """What is wrong with the episodes that hold other tokens than a full render of their messages; None for none."""
     played = [trajectory for trajectory in trajectories if trajectory.stop_reason is not StopReason.FAILED]
     found = [t for t in played if t.render_check is not None and t.render_check.problem is not None]
     if not found:

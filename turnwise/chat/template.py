@@ -4,15 +4,14 @@ import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import TemplateError
 from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
-THINK, UNTHINK = "<think>", "</think>"
 _MARK = fresh_mark(())
 _REFUSED = "\0refused"
 _HELLO = Message(Role.USER, "hello")
@@ -44,15 +43,15 @@ class ThoughtForm(enum.StrEnum):
 class ChatTemplate:
     """The tokenizer's template, fed with our messages."""
 
-    def __init__(self, tokenizer: Tokenizer, call_format: ModuleType, kwargs: dict[str, Any]) -> None:
+    def __init__(self, tokenizer: Tokenizer, call_format: ToolFormat, kwargs: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._call_format = call_format
         self._kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""
-        start = self.opening.rfind(THINK)
-        self.thought = self.opening[start:] if start > self.opening.rfind(UNTHINK) else ""
+        start = self.opening.rfind(self._call_format.THINK)
+        self.thought = self.opening[start:] if start > self.opening.rfind(self._call_format.UNTHINK) else ""
         """The end of the opening from an open <think> on; empty when there is none."""
         self.call_form = self._choose_call_form()
         self.closing = self._following([], reply=False)
@@ -178,9 +177,10 @@ class ChatTemplate:
                 entry["reasoning_content"] = message.reasoning
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
-                entry |= {"reasoning_content": message.reasoning, "content": text.rpartition(UNTHINK)[2]}
+                said = text.rpartition(self._call_format.UNTHINK)[2]
+                entry |= {"reasoning_content": message.reasoning, "content": said}
             elif self._thought_form is ThoughtForm.OPENED:
-                again = text.lstrip().startswith(THINK)  # the policy wrote the tag itself: once is enough
+                again = text.lstrip().startswith(self._call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
         named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
         return entry | {key: value for key, value in named.items() if value is not None}
@@ -228,8 +228,8 @@ class ChatTemplate:
 
     def _once(self, header: str, said: str) -> str:
         """Words without the <think> that the header had opened already."""
-        doubled = self.thought and header.endswith(self.thought) and said.lstrip().startswith(THINK)
-        return said.lstrip().removeprefix(THINK) if doubled else said
+        doubled = self.thought and header.endswith(self.thought) and said.lstrip().startswith(self._call_format.THINK)
+        return said.lstrip().removeprefix(self._call_format.THINK) if doubled else said
 
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows a tool's reply."""
@@ -294,13 +294,13 @@ class ChatTemplate:
 
     def _typical(self, assistant: Message) -> Message:
         """A message of the same kind that says nothing unusual."""
-        opened = "" if self.thought else f"{THINK}\n"
-        thought = "" if assistant.reasoning is None else f"{opened}hm\n{UNTHINK}\n\n"
+        is_open = bool(self.thought)
+        thought = "" if assistant.reasoning is None else self._call_format.render_thought("hm", is_open=is_open)
         return self._said(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
 
     def _said(self, text: str) -> Message:
-        message: Message = self._call_format.parse(text, turn=0, in_reasoning=bool(self.thought) and UNTHINK in text)
-        return message
+        is_open = bool(self.thought) and self._call_format.UNTHINK in text
+        return self._call_format.parse(text, turn=0, in_reasoning=is_open)
 
 
 def _squash(text: str) -> str:

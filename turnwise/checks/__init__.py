@@ -1,1 +1,1 @@
-"""What can be found wrong before a model is loaded: `check` tells it, `eval` and `train` refuse it."""
+"""What can be found wrong before a model is loaded: `check` shows it, `eval` and `train` refuse to start."""

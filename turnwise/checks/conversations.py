@@ -15,18 +15,18 @@ Exchange = tuple[str, str, list[Message]]
 """(its name, what the assistant says, what it is answered)."""
 
 
-def one_of_each(prepared: Prepared) -> dict[Route, Sample]:
+def sample_per_route(prepared: Prepared) -> dict[Route, Sample]:
     """The first sample of every route."""
     return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
 
 
 def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     """Does the template only append? Tried on every kind of reply this plan can bring, alone and one after another."""
-    _demand_header(renderer)
+    _check_generation_prompt(renderer)
     kwargs = prepared.config.chat.template_kwargs
     strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
     rewriting = []
-    for route, sample in one_of_each(prepared).items():
+    for route, sample in sample_per_route(prepared).items():
         schemas = prepared.toolbox.schemas(route.tools)
         exchanges = list(_exchanges(renderer, bool(route.tools), route.interaction is not None))
         longer = [("several of these", [exchange for _ in range(2) for exchange in exchanges])] if exchanges else []
@@ -44,7 +44,7 @@ def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> No
         report.add("chat template", Outcome.OK, "only appends; earlier tokens never change")
 
 
-def _demand_header(renderer: Renderer) -> None:
+def _check_generation_prompt(renderer: Renderer) -> None:
     """A template that ignores add_generation_prompt leaves the policy to write the header of its own message."""
     hello = Message(Role.USER, "hello")
     opened = renderer.render([hello], (), reply=True)
@@ -65,7 +65,7 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
     thought = renderer.template.thought
     for turn, (_, text, replies) in enumerate([*exchanges, ("", "It is 42.", [])]):
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
-        said = f"six sevens\n</think>\n\n{text}" if opened else text
+        said = renderer.call_format.render_thought("six sevens", is_open=True) + text if opened else text
         ended = () if renderer.end_id is None else (renderer.end_id,)
         ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
         completion = Completion(ids, (0.0,) * len(ids), FinishReason.STOP, 0)
@@ -93,13 +93,14 @@ def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[Exchange
         sure = [Message(Role.USER, "Are you sure?")]
         yield "plain answer, then the user", "It is 42.", sure
         if not renderer.in_reasoning:  # else every answer is given some
-            yield "answer with reasoning, then the user", "<think>\nsix sevens\n</think>\n\nIt is 42.", sure
+            thought = renderer.call_format.render_thought("six sevens", is_open=False)
+            yield "answer with reasoning, then the user", f"{thought}It is 42.", sure
 
 
 def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     """Does the model see every tool, and can a call be read back as it was written?"""
     parse = renderer.call_format.parse
-    for route, sample in one_of_each(prepared).items():
+    for route, sample in sample_per_route(prepared).items():
         schemas = prepared.toolbox.schemas(route.tools)
         if not schemas:
             continue

@@ -57,7 +57,7 @@ class Report:
             self.findings.append(finding)
 
     @contextlib.contextmanager
-    def noting(self, check: str) -> Iterator[None]:
+    def recording(self, check: str) -> Iterator[None]:
         """An error inside is a finding; what comes after is still tried."""
         try:
             yield

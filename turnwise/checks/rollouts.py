@@ -3,16 +3,15 @@
 import asyncio
 import copy
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from turnwise.assemble import Prepared, endpoint_context, token_context
-from turnwise.checks.conversations import one_of_each
+from turnwise.chat.tool_format import ToolFormat, load_format
+from turnwise.checks.conversations import sample_per_route
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.endpoint import EndpointReply
 from turnwise.engines.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
-from turnwise.plugins import builtin
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
@@ -20,7 +19,7 @@ from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajector
 SECONDS = 60.0
 """For all of it; a judge may be slow, but a person waits for the start."""
 ANSWER = "#### 0"
-LEFT_UNDONE = "scripted rollout"
+TIMED_OUT = "scripted rollout"
 """The check that ran out of time."""
 
 
@@ -31,20 +30,20 @@ async def check_rollouts(prepared: Prepared, report: Report) -> None:
             for trajectory in await _play(prepared, report):
                 await _score(prepared, trajectory, report)
     except TimeoutError:
-        report.add(LEFT_UNDONE, Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
+        report.add(TIMED_OUT, Outcome.WARNING, f"users and scorers took more than {SECONDS:g} s; left undone")
     prepared.scoring.metrics()  # what was spent on trying is not the run's
 
 
 async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
     context, played = _context(prepared), []
-    for sample in one_of_each(prepared).values():
+    for sample in sample_per_route(prepared).values():
         name = f"scripted rollout of {sample.data_source}"
         try:
             trajectory = await run_episode(sample, sibling=0, step=0, context=context)
         except TurnwiseError as error:
             report.refuse(name, error)
             continue
-        except Exception as error:  # an agent loop is a stranger's code
+        except Exception as error:  # an agent loop is a user's code
             report.add(name, Outcome.ERROR, f"{type(error).__name__}: {error}")
             continue
         if trajectory.stop_reason is StopReason.FAILED:
@@ -68,7 +67,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
         report.refuse(name, error)
     except ScoringFailed as error:
         report.add(name, Outcome.ERROR, f"{spec} cannot score: {error}")
-    except Exception as error:  # a scorer is a stranger's code
+    except Exception as error:  # a scorer is a user's code
         text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
         report.add(name, Outcome.ERROR, text)
     else:
@@ -95,32 +94,34 @@ def _problem(trajectory: Trajectory) -> str | None:
 
 def _context(prepared: Prepared) -> RolloutContext:
     config, renderer = prepared.config, prepared.renderer
-    call_format = builtin("turnwise.chat.formats", config.chat.tool_format, "tool format")
+    call_format = load_format(config.chat.tool_format)
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
         return endpoint_context(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-    sampler = ScriptedSampler(renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id)
+    sampler = ScriptedSampler(
+        renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id, call_format=call_format
+    )
     return token_context(prepared, renderer, sampler, config.sampling)
 
 
 def _script(prepared: Prepared, call: str) -> Script:
     thought = prepared.renderer.template.thought if prepared.renderer else ""
-    calling = {sample.id for route, sample in one_of_each(prepared).items() if route.tools}
+    calling = {sample.id for route, sample in sample_per_route(prepared).items() if route.tools}
 
     def say(request: ScriptRequest) -> str:
         opened = bool(thought) and request.tokenizer.decode(request.token_ids[-8:]).endswith(thought)
         said = call if request.turn == 0 and request.noise.sample in calling else ANSWER
-        return f"hm\n</think>\n\n{said}" if opened else said
+        return request.call_format.render_thought("hm", is_open=True) + said if opened else said
 
     return say
 
 
-def harmless_call(call_format: ModuleType, tools: Sequence[str]) -> str:
+def harmless_call(call_format: ToolFormat, tools: Sequence[str]) -> str:
     """A call that no tool will run, of a tool that is not there or cut short: a check must have no effects."""
     arguments = {"code": "pass"}
-    whole: str = call_format.render_call(ToolCall("t000c0000", "turnwise_check", arguments))
+    whole = call_format.render_call(ToolCall("t000c0000", "turnwise_check", arguments))
     for end in range(len(whole), 0, -1):
         calls = call_format.parse(whole[:end], turn=0, in_reasoning=False).tool_calls
         if calls and all(call.problem is not None or call.name not in tools for call in calls):

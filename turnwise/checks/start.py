@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from turnwise.assemble import Prepared, open_endpoint
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
-from turnwise.checks.rollouts import LEFT_UNDONE, check_rollouts
+from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
 from turnwise.data.lint import faults
 from turnwise.engines.scripted import lines
@@ -16,47 +16,47 @@ from turnwise.errors import DataError
 from turnwise.rollout.openai_messages import check_image
 
 ENDPOINT_SECONDS = 5.0
-PATIENCE_SECONDS = 3.0
+SLOW_SECONDS = 3.0
 
 
-async def refuse_faults(*prepared: Prepared, say: Callable[[str], None]) -> None:
+async def check_before_run(*prepared: Prepared, say: Callable[[str], None]) -> None:
     """Stop a run before anything is written, with the words `turnwise check` would have used.
 
-    `say` is told when it takes long, and what it took too long for.
+    `say` gets a line when it takes long, and one for what took too long.
     """
     report = Report()
     waiting = "one scripted episode per data source is being tried out: tools, users or scorers take their time"
-    patience = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, say, waiting)
+    slow_notice = asyncio.get_running_loop().call_later(SLOW_SECONDS, say, waiting)
     try:
-        await examine(prepared, report)
+        await run_checks(prepared, report)
     finally:
-        patience.cancel()
+        slow_notice.cancel()
     report.raise_errors()
     for finding in report.findings:
-        if finding.check == LEFT_UNDONE:
+        if finding.check == TIMED_OUT:
             say(f"{finding.check}: {finding.text}")
 
 
-async def examine(every: Sequence[Prepared], report: Report) -> None:
+async def run_checks(every: Sequence[Prepared], report: Report) -> None:
     """Try everything out; a check that needs the result of a failed one is left out."""
     known = len(report.errors)
     for prepared in every:
-        with report.noting("dataset"):
+        with report.recording("dataset"):
             _check_samples(prepared)
         if prepared.renderer is None:
-            with report.noting("endpoint"):
+            with report.recording("endpoint"):
                 await _check_endpoint(prepared, report)
             continue
         if prepared.config.engine.name is EngineName.scripted:
-            with report.noting("engine"):
+            with report.recording("engine"):
                 lines(prepared.config.engine.script)
-        with report.noting("chat template"):
+        with report.recording("chat template"):
             check_template(prepared, prepared.renderer, report)
-        with report.noting("tool schemas"):
+        with report.recording("tool schemas"):
             check_schemas(prepared, prepared.renderer, report)
     if len(report.errors) > known:
         return
-    with report.noting("started"):
+    with report.recording("started"):
         async with AsyncExitStack() as services:
             for prepared in every:
                 running = prepared.running(lambda text: report.add("started", Outcome.OK, text))
@@ -81,7 +81,9 @@ async def _check_endpoint(prepared: Prepared, report: Report) -> None:
     engine = dataclasses.replace(prepared.config.engine, timeout_seconds=ENDPOINT_SECONDS, retries=0)
     endpoint = open_endpoint(engine)
     try:
-        report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {await endpoint.check()}")
+        # the plan and config.yaml then name the model that answers, also when it was asked from the endpoint
+        prepared.config.engine.model = await endpoint.check()
+        report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {endpoint.model}")
     finally:
         await endpoint.close()
     for sample in prepared.samples:

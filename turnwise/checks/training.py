@@ -5,6 +5,7 @@ from turnwise.choices import Decay, EngineName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.advantages import check
+from turnwise.training.custom import check_choices
 
 
 def check_training(config: Config) -> None:
@@ -12,6 +13,7 @@ def check_training(config: Config) -> None:
     algorithm, training = config.algorithm, config.training
     if config.engine.name is not EngineName.torch:
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
+    check_choices(algorithm)
     check(
         algorithm.advantage,
         group_size=training.group_size,
@@ -59,5 +61,5 @@ def check_device(device: str) -> None:
 def check_enough_samples(prepared: Prepared) -> None:
     """A step's samples are all different."""
     groups = prepared.config.training.groups
-    if prepared.config.train and groups > len(prepared.samples):
+    if groups > len(prepared.samples):
         raise DataError(f"training.groups: a step of {groups} samples cannot be made from {len(prepared.samples)}")

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one needs a token")
     parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes any that is free")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # of a training: ends with its parent
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # of a training: ends with its parent
     parser.epilog = "The token is the value of the environment variable TURNWISE_BOARD_TOKEN."
 
 
@@ -32,20 +32,20 @@ def run(args: argparse.Namespace) -> int:
             hint = "name a folder of runs, or a run" if args.runs else "name one: turnwise board DIR"
             raise ConfigError(f"there is no folder {str(place)!r}; {hint}")
     try:
-        from turnwise.web.serve import serve, silence
+        from turnwise.web.serve import detach_terminal, serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ConfigError(f'the board needs {error.name}: pip install "turnwise[board]"') from error
-    from turnwise.web.beside import READY
+    from turnwise.web.board_process import READY
     from turnwise.web.gate import TOKEN_ENV
 
     token = os.environ.get(TOKEN_ENV)
 
     def ready(url: str) -> None:
         sys.stdout.write(f"{READY}{url}\n")
-        if args.beside:
-            silence()
+        if args.child:
+            detach_terminal()
             return
         if token is not None:
             sys.stdout.write(f"open it once with ?token= and the value of {TOKEN_ENV}\n")
@@ -57,5 +57,5 @@ def run(args: argparse.Namespace) -> int:
             # a browser of the terminal returns only when it is closed
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    serve(places, args.host, args.port, token, ready=ready, beside=args.beside)
+    serve(places, args.host, args.port, token, ready=ready, child=args.child)
     return 0

@@ -9,7 +9,7 @@ from turnwise.errors import ConfigError
 HELP = "write one run's board into a single HTML file that opens anywhere, offline"
 LARGE = 40_000_000
 """Bytes from which on a file is slow to open and rarely fits into a mail."""
-_TOLD = 8
+MOST_NAMED = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
     with replacing(out) as file:
         file.write(report.content)
     size = len(report.content)
-    for what in report.left_out[:_TOLD]:
+    for what in report.left_out[:MOST_NAMED]:
         sys.stderr.write(f"left out, since it cannot be read: {what}\n")
-    if len(report.left_out) > _TOLD:
-        sys.stderr.write(f"and {len(report.left_out) - _TOLD} more that cannot be read\n")
+    if len(report.left_out) > MOST_NAMED:
+        sys.stderr.write(f"and {len(report.left_out) - MOST_NAMED} more that cannot be read\n")
     if size > LARGE:
         sys.stderr.write(f"{out} has {size / 1e6:.0f} MB; a smaller --trajectories makes it smaller\n")
     sys.stdout.write(f"{out}: {size / 1e6:.1f} MB, {report.trajectories} trajectories\n")

@@ -54,14 +54,14 @@ def run(args: argparse.Namespace) -> int:
     directory = RunDir.open(args.run_dir)
     check_run(directory, trusted=args.trust_run)
     recorded_file = directory.path / "config.yaml"
-    recorded = compose([], recorded_file).config
-    asked = compose([*args.overrides, *map(weight, args.weights)], recorded_file).config
+    recorded = compose([], recorded=recorded_file).config
+    asked = compose([*args.overrides, *map(weight, args.weights)], recorded=recorded_file).config
     scoring = with_scorer(recorded.scoring, asked.scoring, args.scorer)
     if args.options:
         given = {**scoring.options.get(args.scorer, {}), **dict(map(option, args.options))}
         scoring = replace(scoring, options={args.scorer: given})
     config = replace(asked, scoring=scoring)
-    check_trust(directory, config, _told(args), trusted=args.trust_run, section="scoring.")
+    check_trust(directory, config, _without_run(args), trusted=args.trust_run, section="scoring.")
     out = Console()
     with holding(directory.path / FOLDER, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
         name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
@@ -75,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _told(args: argparse.Namespace) -> "Config":
-    """What was said now, without the run."""
+def _without_run(args: argparse.Namespace) -> "Config":
+    """The config of this command line alone, without the run."""
     from dataclasses import replace
 
     from turnwise.compose import compose
 
-    told = compose(args.overrides).config
+    given = compose(args.overrides).config
     if args.scorer is None:
-        return told
-    options = {**told.scoring.options, args.scorer: dict(map(option, args.options))}
-    scoring = replace(told.scoring, scorers={**told.scoring.scorers, "default": args.scorer}, options=options)
-    return replace(told, scoring=scoring)
+        return given
+    options = {**given.scoring.options, args.scorer: dict(map(option, args.options))}
+    scoring = replace(given.scoring, scorers={**given.scoring.scorers, "default": args.scorer}, options=options)
+    return replace(given, scoring=scoring)
 
 
 def weight(text: str) -> str:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from dataclasses import replace
 
 from turnwise.errors import ConfigError
 
@@ -34,13 +33,11 @@ def run(args: argparse.Namespace) -> int:
         from turnwise.sandbox.server import OUTPUT, ServerSettings, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
-    from turnwise.rollout.tools.python import pool_settings
+    from turnwise.sandbox.opening import TOKEN_ENV, pool_settings
     from turnwise.serving import check_binding
 
-    token = os.environ.get(config.token_env)
+    token = os.environ.get(TOKEN_ENV)
     check_binding(args.host, token, "a sandbox server", "runs code")
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
-    pool = pool_settings(config)
-    pool = replace(pool, limits=replace(pool.limits, output=OUTPUT))
-    asyncio.run(serve(args.host, args.port, token, ServerSettings(pool)))
+    asyncio.run(serve(args.host, args.port, token, ServerSettings(pool_settings(config, OUTPUT))))
     return 0

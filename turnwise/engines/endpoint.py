@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +9,9 @@ import httpx
 
 from turnwise import time_budget
 from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
-from turnwise.retrying import backoff, retry_after
+from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import FinishReason
 
-MAX_BACKOFF = 30.0
-MAX_RETRY_AFTER = 120.0
 SHOWN_BODY = 300
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -40,14 +36,6 @@ class EndpointReply:
     """What a server with a reasoning parser took out of the text."""
 
 
-class _Unreachable(Exception):
-    """No answer, or one that asks to be tried again; `wait` is what the server asked for."""
-
-    def __init__(self, problem: str, wait: float | None = None) -> None:
-        super().__init__(problem)
-        self.wait = wait
-
-
 class ChatEndpoint:
     """A client for one endpoint, for many conversations at once.
 
@@ -68,8 +56,7 @@ class ChatEndpoint:
         self.base_url = _check_url(base_url)
         self.model = model
         self._timeout = timeout
-        self._retries = retries
-        self._backoff = backoff
+        self._retry = RetryPolicy(retries, backoff)
         self._slots = asyncio.Semaphore(concurrency)
         self._client = httpx.AsyncClient(
             headers={"Content-Type": "application/json", **_authorization(api_key)},
@@ -82,7 +69,7 @@ class ChatEndpoint:
     async def check(self) -> str:
         """Ask for the models served and settle on one; ConfigError lists them when that is not clear."""
         try:
-            body = await self._retrying(lambda: self._attempt("GET", "/models"))
+            body = await self._ask("GET", "/models")
             served = [str(entry["id"]) for entry in body["data"]]
         except EpisodeError as error:
             raise EngineError(f"the endpoint cannot be used: {error}") from error
@@ -122,27 +109,25 @@ class ChatEndpoint:
         request |= {name: value for name, value in optional.items() if value is not None}
         # ASCII escapes, so that a lone surrogate in some tool's output is the server's to judge, not a crash here.
         content = json.dumps(request, allow_nan=False).encode("ascii")
-        body = await self._retrying(lambda: self._attempt("POST", "/chat/completions", content))
+        body = await self._ask("POST", "/chat/completions", content)
         return self._read(body)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        """Try again after what may pass: lost connections, timeouts, 429 and 5xx."""
-        for number in range(self._retries + 1):
-            try:
-                async with time_budget.slot(self._slots):
-                    return await attempt()
-            except _Unreachable as error:
-                if number == self._retries or (error.wait or 0.0) > MAX_RETRY_AFTER:
-                    tries = f" ({number + 1} tries)" if number else ""
-                    raise EpisodeError(f"{error}{tries}") from error
-                # Jitter, so that conversations cut off together do not come back together.
-                pause = backoff(number, self._backoff, MAX_BACKOFF)
-                await asyncio.sleep(pause if error.wait is None else error.wait + random.uniform(0.0, self._backoff))
-        raise ValueError(f"retries must not be negative: {self._retries}")
+    async def _ask(self, method: str, path: str, content: bytes | None = None) -> Any:
+        """The JSON of a response; tried again after what may pass: lost connections, timeouts, 429 and 5xx."""
+
+        async def attempt() -> Any:
+            async with time_budget.slot(self._slots):
+                return await self._attempt(method, path, content)
+
+        try:
+            return await retrying(attempt, self._retry)
+        except AttemptFailed as error:
+            tries = f" ({error.attempts} tries)" if error.attempts > 1 else ""
+            raise EpisodeError(f"{error}{tries}") from error
 
     async def _attempt(self, method: str, path: str, content: bytes | None = None) -> Any:
         url = self.base_url + path
@@ -150,12 +135,12 @@ class ChatEndpoint:
             async with asyncio.timeout(self._timeout):
                 response = await self._client.request(method, url, content=content)
         except TimeoutError as error:
-            raise _Unreachable(f"{url} did not answer in {self._timeout:g} s") from error
+            raise AttemptFailed(f"{url} did not answer in {self._timeout:g} s") from error
         except httpx.TransportError as error:
-            raise _Unreachable(f"{url}: {_reason(error)}") from error
+            raise AttemptFailed(f"{url}: {_reason(error)}") from error
         except httpx.HTTPError as error:  # such as a body that cannot be unpacked
             raise EpisodeError(f"{url}: {_reason(error)}") from error
-        return _judge(url, response)
+        return _read_json(url, response)
 
     def _read(self, body: Any) -> EndpointReply:
         """The reply in a response body; what is missing is named."""
@@ -183,7 +168,7 @@ class ChatEndpoint:
         )
 
 
-def _judge(url: str, response: httpx.Response) -> Any:
+def _read_json(url: str, response: httpx.Response) -> Any:
     """The JSON of a good response, or the error a bad one stands for."""
     status = response.status_code
     if status == 200:
@@ -193,7 +178,7 @@ def _judge(url: str, response: httpx.Response) -> Any:
             raise EpisodeError(f"{url} answered with something that is not JSON: {_excerpt(response)}") from error
     problem = f"{url} answered {status}: {_excerpt(response)}"
     if status == 429 or status >= 500:
-        raise _Unreachable(problem, retry_after(response.headers.get("Retry-After")))
+        raise AttemptFailed(problem, retry_after(response.headers.get("Retry-After")))
     if status in _WRONG_ENDPOINT:
         raise EngineError(problem)
     if 300 <= status < 400:

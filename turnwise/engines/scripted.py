@@ -5,7 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import ToolFormat
 from turnwise.engines.sampler import NoiseKey, SamplingParams
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
@@ -19,6 +21,8 @@ class ScriptRequest:
     turn: int
     token_ids: list[int]
     tokenizer: Tokenizer
+    call_format: ToolFormat
+    """How calls are written: `request.call_format.render_call(call)`."""
 
     @property
     def text(self) -> str:
@@ -40,11 +44,19 @@ class ScriptedSampler:
     """A Sampler whose words come from a script. Its logprobs are 0: it was certain."""
 
     def __init__(
-        self, tokenizer: Tokenizer, script: Script, *, end_id: int, context_length: int = 1 << 20, latency: float = 0.0
+        self,
+        tokenizer: Tokenizer,
+        script: Script,
+        *,
+        end_id: int,
+        call_format: ToolFormat = hermes,
+        context_length: int = 1 << 20,
+        latency: float = 0.0,
     ) -> None:
         self.context_length = context_length
         self._tokenizer = tokenizer
         self._script = script
+        self._call_format = call_format
         self._end_id = end_id
         self._latency = latency
         self._turns: dict[str, int] = defaultdict(int)
@@ -58,7 +70,7 @@ class ScriptedSampler:
         episode = _episode(conversation)
         turn = self._turns[episode]
         self._turns[episode] += 1
-        said = self._script(ScriptRequest(noise, turn, token_ids, self._tokenizer))
+        said = self._script(ScriptRequest(noise, turn, token_ids, self._tokenizer, self._call_format))
         cut = _first_stop(said, params.stop_strings)
         ids = self._tokenizer.encode(said[:cut]).ids
         if cut is None:

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.chat.renderer import HistoryRewritten, Renderer
+from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
 from turnwise.errors import DataError, EpisodeError
@@ -227,7 +227,7 @@ class EndpointBackend:
     sampling: SamplingConfig
     tools: Sequence[JsonSchema]
     noise: NoiseKey
-    call_format: ModuleType
+    call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
@@ -281,7 +281,7 @@ class EndpointBackend:
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:
         """The server's own tool calls and reasoning, or those it left in the text."""
-        message: Message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
+        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
         calls = tuple(_read_call(*call) for call in reply.tool_calls)
         reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
         return Message(

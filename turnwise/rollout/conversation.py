@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from turnwise.choices import ExcessCalls
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
@@ -83,9 +82,6 @@ class Conversation:
         turn = self._last_turn()
         if not message.tool_calls:
             return []
-        too_many = len(message.tool_calls) > self._rollout.max_parallel_calls
-        if too_many and self._rollout.excess_calls is ExcessCalls.stop:
-            self._end(StopReason.PARALLEL_CALL_BUDGET)
         start, before = time.perf_counter(), len(turn.calls)
         replies = await self._tools.call(message.tool_calls, turn.calls)
         turn.reply_seconds += time.perf_counter() - start

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,10 +34,16 @@ class Interaction(Protocol):
 class Interactions:
     """Interactions by name, each made once: from the YAML registry, the built-in folder, or module:Class."""
 
-    def __init__(self, config: RolloutConfig) -> None:
+    def __init__(self, config: RolloutConfig, own: Interaction | type | None = None) -> None:
+        """`own` is a program's, and replaces the configured one."""
         self._config = config
         self._made: dict[str, Interaction] = {}
         self._registered = {} if config.interactions_file is None else read_registry(Path(config.interactions_file))
+        if own is not None:
+            name = own.__name__ if isinstance(own, type) else str(getattr(own, "name", type(own).__name__))
+            options = {**config.interaction_kwargs, "name": name}
+            self._made[name] = _build(own, name, options) if isinstance(own, type) else _checked_instance(own, name)
+            self._config = replace(config, interaction=name)
 
     @property
     def names(self) -> list[str]:
@@ -124,12 +130,17 @@ def _checked_class(kind: Any, name: str) -> type:
     return kind
 
 
+def _checked_instance(own: Interaction, name: str) -> Interaction:
+    _checked_class(type(own), name)
+    return own
+
+
 def _build(kind: Any, name: str, config: dict[str, Any]) -> Interaction:
     try:
         made: Interaction = _checked_class(kind, name)(config)
     except TurnwiseError:
         raise
-    except Exception as error:  # a stranger's code, run before anything else: its author reads the message
+    except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"interaction {name!r}: {kind.__name__}(config) failed: {error!r}") from error
     return made
 
@@ -225,7 +236,7 @@ class InteractionSession:
             raise EpisodeError(f"interaction {self._name!r}: {method} took longer than {seconds:g} s") from error
         except plugin_calls.PluginCallError as error:
             raise EpisodeError(f"interaction {self._name!r}: {method}: {error}") from error
-        except Exception as error:  # a stranger's code: this episode fails, with its name
+        except Exception as error:  # a user's code: this episode fails, with its name
             raise EpisodeError(f"interaction {self._name!r}: {method}: {type(error).__name__}: {error}") from error
 
 

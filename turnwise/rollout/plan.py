@@ -1,13 +1,14 @@
 """The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
 
+import difflib
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, PluginError, nearest, unknown
+from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import builtin, load
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.toolbox import Toolbox, builtin_tools
@@ -66,10 +67,7 @@ class Plan:
         loop = self._loop(agent, sample)
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
-                raise ConfigError(
-                    f"sample {sample.id} has tools or an interaction of its own but its agent is single_turn ({why}); "
-                    "remove agent_name from the row or name tool_agent"
-                )
+                raise ConfigError(_instead_of_single_turn(sample, why))
             return Route(sample.data_source, agent, why, (), None, loop)
         if spec is not None:
             try:
@@ -88,6 +86,26 @@ class Plan:
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+
+def _instead_of_single_turn(sample: Sample, why: str) -> str:
+    """What to set for a sample that brings something for more than one turn and would get one."""
+    if why.startswith("inferred"):  # tools_kwargs alone: whatever else it brought would have made another loop
+        if sample.tools is not None:
+            return f"sample {sample.id} has tools_kwargs and its tool_selection is empty: name the tool there"
+        return _unoffered(sample, next(iter(sample.tools_kwargs)), builtin_tools())
+    brought = "an interaction" if sample.interaction is not None else "tools" if sample.tools else "tools_kwargs"
+    mend = "rollout.agent to null or tool_calling" if why == "rollout.agent" else "the row's agent_name to tool_agent"
+    return f"sample {sample.id} has {brought} of its own but its agent is single_turn ({why}); set {mend}"
+
+
+def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
+    """A row has arguments for a tool that was not configured."""
+    close = difflib.get_close_matches(name, list(tools), n=1)
+    hint = f"offer it with rollout.tools=[FILE.py:{name}]"
+    if close:
+        hint = f"offer it with rollout.tools=[{name}]" if close == [name] else f"did you mean {close[0]!r}?"
+    return f"sample {sample.id} has tools_kwargs for the tool {name!r}, which is not among rollout.tools: {hint}"
 
 
 def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
@@ -110,10 +128,11 @@ def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: To
     for sample, route in zip(samples, routes, strict=True):
         for name in sample.tools_kwargs:
             if name not in known:
-                raise PluginError(f"sample {sample.id}: tools_kwargs: {unknown('tool', name, known)}")
+                raise PluginError(_unoffered(sample, name, known))
         idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
     return [
-        f"{count} samples have tools_kwargs for {name!r}, which they cannot call: {nearest(name, tools)}"
+        f"{count} samples have tools_kwargs for {name!r}, which they cannot call; they have "
+        f"{', '.join(tools) or 'no tools'}"
         for (name, tools), count in idle.items()
     ]
 

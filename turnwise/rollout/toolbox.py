@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,13 +14,15 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import EpisodeError, PluginError, ToolError, TurnwiseError, nearest
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
 from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import FunctionTool, Service, Tool, ToolContext, ToolSession, as_result, tool
+from turnwise.strict_yaml import read_yaml
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, Sample, ToolCall, ToolResult
+from turnwise.verl_imports import DOCS
 
 CLOSE_SECONDS = 10.0
 
@@ -29,6 +32,8 @@ def load_tool(spec: str, sandbox: SandboxConfig | None = None) -> Tool:
 
     Those that run code get the sandbox.
     """
+    if spec.endswith((".yaml", ".yml")):
+        raise PluginError(_instead_of_yaml(spec))
     if ":" in spec or "." in spec:
         found = load(spec, "tool")
     else:
@@ -36,6 +41,23 @@ def load_tool(spec: str, sandbox: SandboxConfig | None = None) -> Tool:
     if sandbox is not None and isinstance(found, PythonTool):
         return PythonTool(found.name, sandbox)  # a run's own: it has a pool to start and to stop
     return as_tool(found)
+
+
+def _instead_of_yaml(spec: str) -> str:
+    """What to do with a file of tools, such as verl's, which names classes that are not run here yet."""
+    try:
+        content = read_yaml(Path(spec)) if Path(spec).is_file() else None
+    except TurnwiseError:  # it is refused anyhow
+        content = None
+    entries = content.get("tools") if isinstance(content, dict) else None
+    classes = [str(entry["class_name"]) for entry in entries or () if isinstance(entry, dict) and "class_name" in entry]
+    what = (
+        f"verl's tool config, whose classes ({', '.join(classes)}) are not run here yet" if classes else "a YAML file"
+    )
+    return (
+        f"rollout.tools: {spec} is {what}: name tools themselves, built-in ones ({', '.join(builtin_tools())}) or your "
+        f"own as file.py:function, a typed function with @turnwise.tool; see {DOCS}"
+    )
 
 
 def builtin_tools() -> list[str]:
@@ -47,6 +69,11 @@ def as_tool(found: object) -> Tool:
     """A tool object as it is, a function as a FunctionTool."""
     if isinstance(found, FunctionTool):
         return found
+    if isinstance(found, type) and hasattr(found, "execute"):
+        raise PluginError(
+            f"{found!r} looks like verl's tool class, which is not run here yet: write its `execute` as a typed "
+            f"function with @turnwise.tool; see {DOCS}"
+        )
     if isinstance(found, type):
         raise PluginError(f"{found!r} is not a tool but a class: name an instance, or decorate a function with @tool")
     if all(hasattr(found, name) for name in ("name", "schema", "timeout", "concurrency", "open")):
@@ -219,11 +246,11 @@ class EpisodeTools:
         except plugin_calls.TookTooLong:
             return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
         except plugin_calls.PluginCallError as error:
-            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+            return CallStatus.CRASHED, ToolResult(f"Error: {error}")
         except (EpisodeError, PluginError):
             raise
-        except Exception as error:  # a tool is a stranger's code: the model is told, the record keeps it
-            return CallStatus.ERROR, ToolResult(f"Error: {type(error).__name__}: {error}")
+        except Exception as error:  # a tool is a user's code: the model is told, the record keeps it
+            return CallStatus.CRASHED, ToolResult(f"Error: {type(error).__name__}: {error}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
         try:

@@ -3,56 +3,24 @@
 Both ends use them, and each believes only what passed here.
 """
 
-import base64
-import binascii
 import enum
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox.replies import MAX_NOTICES, MAX_STEPS, clean
-from turnwise.sandbox.results import CHANNELS, Failure, InputImage, Picture, Provenance, Result, Status, Step
+from turnwise.sandbox.results import Base64, Finite, InputImage, Name, Result, Text, encodable
 from turnwise.sandbox.session import MAX_IMAGES_IN
 
-MAX_TEXT = 2_000_000
-"""Characters of one text in an answer."""
 MAX_FILES = 256
 MAX_CELLS = 1024
 
 
-def _decode(value: object) -> object:
-    """Strict base64 as bytes; bytes stay what they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ValueError("not base64") from error
-
-
-def encodable(text: str) -> str:
-    """The text, if it has no lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("a text that cannot be encoded") from error
-    return text
-
-
-def encode(data: bytes) -> str:
-    """Base64, as it stands in JSON."""
-    return base64.b64encode(data).decode("ascii")
-
-
-Base64 = Annotated[bytes, BeforeValidator(_decode), PlainSerializer(encode, when_used="json")]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 NoSeconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Encodable = Annotated[str, AfterValidator(encodable)]
-Name = Annotated[Encodable, Field(max_length=1000)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RunStatus(enum.StrEnum):
@@ -123,7 +91,7 @@ class RunCodeAnswer(BaseModel):
 
 
 class CellResult(BaseModel):
-    """What one cell did. `display` holds bundles by MIME type, `error` what Jupyter tells of an exception."""
+    """What one cell did. `display` holds bundles by MIME type, `error` what Jupyter reports of an exception."""
 
     stdout: str = ""
     stderr: str = ""
@@ -142,18 +110,6 @@ class RunJupyterAnswer(BaseModel):
     files: dict[str, Base64] = {}
 
 
-class ImageGiven(BaseModel):
-    """An InputImage."""
-
-    name: Name
-    data: Base64
-    mode: str | None = None
-    size: tuple[int, int] | None = None
-
-    def image(self) -> InputImage:
-        return InputImage(self.name, self.data, self.mode, self.size)
-
-
 class OpenRequest(BaseModel):
     """POST /sessions."""
 
@@ -161,12 +117,11 @@ class OpenRequest(BaseModel):
 
     seed: int = 0
     stateless: bool = False
-    images: Annotated[list[ImageGiven], Field(max_length=MAX_IMAGES_IN)] = []
+    images: Annotated[list[InputImage], Field(max_length=MAX_IMAGES_IN)] = []
 
     @classmethod
     def of(cls, seed: int, images: Sequence[InputImage], stateless: bool) -> "OpenRequest":
-        given = [ImageGiven(name=one.name, data=one.data, mode=one.mode, size=one.size) for one in images]
-        return cls(seed=seed, stateless=stateless, images=given)
+        return cls(seed=seed, stateless=stateless, images=list(images))
 
 
 class OpenAnswer(BaseModel):
@@ -184,122 +139,19 @@ class CallRequest(BaseModel):
     seconds: Seconds | None = None
 
 
-class StepTold(BaseModel):
-    """A Step."""
+class ResultAnswer(RootModel[Result]):
+    """A Result, whole: of one that lacks something nobody knows what it means."""
 
-    name: Name
-    arguments: dict[str, Any] = {}
-
-
-class ProvenanceTold(BaseModel):
-    """A Provenance."""
-
-    source: Name | None = None
-    box: tuple[Finite, Finite, Finite, Finite] | None = None
-    frame: tuple[Finite, Finite, Finite, Finite] | None = None
-    steps: Annotated[list[StepTold], Field(max_length=MAX_STEPS)] = []
-
-
-class PictureTold(BaseModel):
-    """A Picture, whose pixels are as many as it says."""
-
-    name: Name
-    mode: Literal["L", "RGB", "RGBA"]
-    size: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]]
-    data: Base64
-    provenance: ProvenanceTold
-
-    @model_validator(mode="after")
-    def _fits(self) -> "PictureTold":
-        if len(self.data) != self.size[0] * self.size[1] * CHANNELS[self.mode]:
-            raise ValueError("an image whose size does not fit")
-        return self
-
-    def picture(self) -> Picture:
-        told = self.provenance
-        steps = tuple(Step(step.name, step.arguments) for step in told.steps)
-        return Picture(self.name, self.mode, self.size, self.data, Provenance(told.source, told.box, steps, told.frame))
-
-
-class FailureTold(BaseModel):
-    """A Failure."""
-
-    kind: Name
-    message: Text
-    line: int | None
-    source: Text | None
-    traceback: Text
-
-    def failure(self) -> Failure:
-        source = None if self.source is None else clean(self.source)
-        return Failure(clean(self.kind), clean(self.message), self.line, source, clean(self.traceback))
-
-
-class ResultTold(BaseModel):
-    """A Result, whole."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    status: Status
-    stdout: Text
-    stderr: Text
-    value: Text | None
-    images: Annotated[list[PictureTold], Field(max_length=MAX_IMAGES_IN)]
-    failure: FailureTold | None
-    notices: Annotated[list[Text], Field(max_length=2 * MAX_NOTICES)]
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    peak_memory: Annotated[int, Field(ge=0)]
-    kept: bool
-
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, result: Result) -> "ResultTold":
-        failure = result.failure
-        return cls(
-            status=result.status,
-            stdout=result.stdout,
-            stderr=result.stderr,
-            value=result.value,
-            images=[_told(picture) for picture in result.images],
-            failure=None
-            if failure is None
-            else FailureTold(
-                kind=failure.kind,
-                message=failure.message,
-                line=failure.line,
-                source=failure.source,
-                traceback=failure.traceback,
-            ),
-            notices=list(result.notices),
-            seconds=result.seconds,
-            peak_memory=result.peak_memory,
-            kept=result.kept,
-        )
-
-    def result(self) -> Result:
-        return Result(
-            status=self.status,
-            stdout=clean(self.stdout),
-            stderr=clean(self.stderr),
-            value=None if self.value is None else clean(self.value),
-            images=tuple(image.picture() for image in self.images),
-            failure=None if self.failure is None else self.failure.failure(),
-            notices=tuple(clean(notice) for notice in self.notices),
-            seconds=self.seconds,
-            peak_memory=self.peak_memory,
-            kept=self.kept,
-        )
+    def _whole(cls, value: Any) -> Any:
+        missing = [one.name for one in fields(Result) if isinstance(value, dict) and one.name not in value]
+        if missing:
+            raise ValueError(f"a result without {missing[0]}")
+        return value
 
 
-def _told(picture: Picture) -> PictureTold:
-    origin = picture.provenance
-    steps = [StepTold(name=step.name, arguments=step.arguments) for step in origin.steps]
-    provenance = ProvenanceTold(source=origin.source, box=origin.box, frame=origin.frame, steps=steps)
-    return PictureTold.model_construct(
-        name=picture.name, mode=picture.mode, size=picture.size, data=picture.pixels, provenance=provenance
-    )
-
-
-class ReportTold(BaseModel):
+class ReportAnswer(BaseModel):
     """GET /report: what the server proved when it started."""
 
     level: Literal["L0", "L2", "L3", "L4"]

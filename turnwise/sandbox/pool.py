@@ -31,7 +31,10 @@ QUICK_SECONDS = 0.002
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How a pool is made: `PoolSettings(min_level=SandboxLevel.L3)`."""
+    """How a pool is made: `PoolSettings(min_level=SandboxLevel.L3)`.
+
+    `opening.py` makes it from a config; it says more than a config does, in bytes, and serves who has no config.
+    """
 
     level: SandboxLevel = SandboxLevel.auto
     """The highest that can be proven, or exactly this one."""

@@ -13,24 +13,23 @@ from pydantic import BaseModel, ValidationError
 from turnwise import time_budget
 from turnwise.choices import SandboxLevel
 from turnwise.errors import ConfigError
-from turnwise.retrying import backoff, retry_after
+from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.sandbox.fusion import (
     CallRequest,
     CommandStatus,
     OpenAnswer,
     OpenRequest,
-    ReportTold,
-    ResultTold,
+    ReportAnswer,
+    ResultAnswer,
     RunCodeAnswer,
     RunCodeRequest,
     RunStatus,
-    encodable,
 )
 from turnwise.sandbox.inside.capture import cut
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import SandboxLost, SandboxUnavailable
-from turnwise.sandbox.replies import caps_of, clean
-from turnwise.sandbox.results import InputImage, Result, Status
+from turnwise.sandbox.replies import caps_of
+from turnwise.sandbox.results import InputImage, Result, Status, clean, encodable
 from turnwise.sandbox.session import MAX_CODE, MAX_IMAGES_IN, check_image
 
 _CAPS = caps_of(Limits(output=100_000))
@@ -142,7 +141,7 @@ class RemotePool:
     async def _start(self) -> None:
         """Ask what was proven, and refuse less than is wanted."""
         try:
-            told = await self.ask("GET", "/report", None, ReportTold, SHORT_SECONDS)
+            answer = await self.ask("GET", "/report", None, ReportAnswer, SHORT_SECONDS)
         except _NotThere:
             self.plain = True
             words = f"{self.url} is a plain SandboxFusion server: no level is proven"
@@ -150,7 +149,7 @@ class RemotePool:
         except SandboxLost as error:
             raise SandboxUnavailable(f"no sandbox server at {self.url}: {error}") from error
         else:
-            self.report = RemoteReport(told.proven(), clean(told.text))
+            self.report = RemoteReport(answer.proven(), clean(answer.text))
         if not self.report.level.reaches(self._min_level):
             raise SandboxUnavailable(
                 f"sandbox.min_level={self._min_level.name}, but {self.url} has proven only {self.report.level.name}, "
@@ -161,21 +160,21 @@ class RemotePool:
     async def ask(self, method: str, path: str, body: BaseModel | None, kind: type[Answer], seconds: float) -> Answer:
         """One answer, checked. Tried again only while the request surely did nothing; SandboxLost otherwise."""
         encoded = b"" if body is None else body.model_dump_json().encode()
-        for attempt in range(self._retries + 1):
-            async with time_budget.slot(self._slots):  # waiting for it is not the server's time
-                status, wait, content = await self._attempt(method, path, encoded, seconds)
-            if status not in _LATER and status != 0:
-                if len(content) <= SMALL_ANSWER:
-                    return self._read(status, content, kind)
-                return await asyncio.to_thread(self._read, status, content, kind)
-            if attempt < self._retries:
-                pause = backoff(attempt, FIRST_WAIT, LONGEST_WAIT)
-                await asyncio.sleep(max(pause, min(wait, LONGEST_WAIT)))
-        what = "does not accept connections" if status == 0 else f"answers {status}: {_short(content)}"
-        raise SandboxLost(f"the sandbox server {what} ({self._retries + 1} attempts)")
 
-    async def _attempt(self, method: str, path: str, body: bytes, seconds: float) -> tuple[int, float, bytes]:
-        """(HTTP status or 0 without a connection, seconds the server asks to wait, content)."""
+        async def attempt() -> tuple[int, bytes]:
+            async with time_budget.slot(self._slots):  # waiting for it is not the server's time
+                return await self._attempt(method, path, encoded, seconds)
+
+        try:
+            status, content = await retrying(attempt, RetryPolicy(self._retries, FIRST_WAIT, LONGEST_WAIT))
+        except AttemptFailed as error:
+            raise SandboxLost(f"the sandbox server {error} ({error.attempts} attempts)") from error
+        if len(content) <= SMALL_ANSWER:
+            return self._read(status, content, kind)
+        return await asyncio.to_thread(self._read, status, content, kind)
+
+    async def _attempt(self, method: str, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """(HTTP status, content); AttemptFailed while the request surely did nothing."""
         headers = {"Content-Type": "application/json"} if body else {}
         try:
             async with asyncio.timeout(seconds):
@@ -188,12 +187,16 @@ class RemotePool:
                         if len(content) > MAX_ANSWER:
                             raise SandboxLost(f"the sandbox server sent more than {MAX_ANSWER} bytes")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return 0, 0.0, str(error).encode()
+            raise AttemptFailed("does not accept connections") from error
         except TimeoutError as error:
             raise SandboxLost(f"the sandbox server did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             raise SandboxLost(f"the connection to the sandbox server broke: {type(error).__name__}") from error
-        return response.status_code, retry_after(response.headers.get("Retry-After")) or 0.0, bytes(content)
+        if response.status_code in _LATER:
+            asked = retry_after(response.headers.get("Retry-After"))
+            wait = None if asked is None else min(asked, LONGEST_WAIT)
+            raise AttemptFailed(f"answers {response.status_code}: {_short(bytes(content))}", wait)
+        return response.status_code, bytes(content)
 
     def _read(self, status: int, content: bytes, kind: type[Answer]) -> Answer:
         if status in _FORBIDDEN:
@@ -289,7 +292,7 @@ class RemoteSession:
             self._number = opened.id
         request = CallRequest(code=code, seconds=seconds)
         path = f"/sessions/{self._number}/run"
-        return (await pool.ask("POST", path, request, ResultTold, pool.waiting(seconds))).result()
+        return (await pool.ask("POST", path, request, ResultAnswer, pool.waiting(seconds))).root
 
     async def _script(self, code: str, seconds: float) -> Result:
         """Through /run_code, which knows neither a last value nor images."""

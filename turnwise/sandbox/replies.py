@@ -3,16 +3,26 @@
 from typing import Any
 
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.results import CHANNELS, Box, Failure, Picture, Provenance, Result, Status, Step
+from turnwise.sandbox.results import (
+    CHANNELS,
+    MAX_NOTICES,
+    MAX_STEPS,
+    Box,
+    Failure,
+    Picture,
+    Provenance,
+    Result,
+    Status,
+    Step,
+    clean,
+)
 from turnwise.sandbox.wire import Caps, Frame, ProtocolError, read_header
 
 _FROM_INSIDE = {Status.OK, Status.ERROR, Status.TIMEOUT, Status.MEMORY, Status.DENIED}
-MAX_STEPS = 64
 MAX_DEPTH = 16
 FAR = 1e9
 """Further away than any pixel of an image."""
 MAX_NAME = 200
-MAX_NOTICES = 32
 MAX_FAILURE = 8_000
 
 
@@ -61,15 +71,6 @@ def read_reply(frame: Frame, number: int, limits: Limits, seconds: float) -> Res
         seconds=seconds,
         peak_memory=peak,
     )
-
-
-def clean(text: str) -> str:
-    """Text that can be encoded, stored and tokenised: no lone surrogates, no NUL."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def _text(value: Any, limit: int) -> str:

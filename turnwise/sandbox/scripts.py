@@ -17,10 +17,9 @@ from turnwise.sandbox.fusion import (
     RunJupyterAnswer,
     RunJupyterRequest,
     RunStatus,
-    encode,
 )
 from turnwise.sandbox.limits import MIB, Limits
-from turnwise.sandbox.results import Failure, Result, Status
+from turnwise.sandbox.results import Failure, Result, Status, encode
 from turnwise.sandbox.session import Session
 
 FILE_SECONDS = 10.0
@@ -169,10 +168,10 @@ def _command(result: Result) -> CommandResult:
     parts = [result.stderr]
     code: int | None = 0 if result.status is Status.OK else 1
     if result.failure is not None and result.failure.kind == "SystemExit":
-        said = result.failure.message
-        number = said.lstrip("-").isdecimal() and len(said) < 10
-        code = int(said) & 0xFF if number else 1
-        parts += [] if number else [said]
+        message = result.failure.message
+        number = message.lstrip("-").isdecimal() and len(message) < 10
+        code = int(message) & 0xFF if number else 1
+        parts += [] if number else [message]
     elif result.failure is not None:
         parts.append(result.failure.traceback)
     if result.status is not Status.OK:

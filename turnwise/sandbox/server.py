@@ -17,8 +17,8 @@ from turnwise.sandbox.fusion import (
     CallRequest,
     OpenAnswer,
     OpenRequest,
-    ReportTold,
-    ResultTold,
+    ReportAnswer,
+    ResultAnswer,
     RunCodeAnswer,
     RunCodeRequest,
     RunJupyterAnswer,
@@ -45,7 +45,7 @@ def _pool_settings() -> PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How a server is made: `ServerSettings(sessions=64)`."""
+    """How a server is made: `ServerSettings(sessions=64)`. No config has these: they are the operator's."""
 
     pool: PoolSettings = field(default_factory=_pool_settings)
     body: int = 64 * MIB
@@ -87,7 +87,7 @@ def make_app(
 
 
 def _json(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
@@ -106,7 +106,7 @@ def _add_basics(app: FastAPI, pool: SandboxPool) -> None:
     async def report() -> Response:
         if pool.report is None:
             raise HTTPException(503, "nothing has been proven yet")
-        return _json(ReportTold(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
+        return _json(ReportAnswer(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
 
 
 def _words(report: probe.Report) -> str:
@@ -147,7 +147,7 @@ def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings)
         with sessions.using(number) as session:
             try:
                 limit = min(request.seconds or session.limits.seconds, settings.seconds)
-                return _json(ResultTold.of(await session.run(request.code, limit)))
+                return _json(ResultAnswer.model_construct(await session.run(request.code, limit)))
             except SandboxLost as error:
                 await sessions.close(number)  # its variables are gone: the client must not go on as if they were there
                 raise HTTPException(410, LOST) from error
@@ -183,7 +183,7 @@ class _Sessions:
         if len(self._entries) >= self._settings.sessions:
             text = f"{self._settings.sessions} sessions are open, as many as this server takes"
             raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
-        images = [one.image() for one in request.images]
+        images = request.images
         size = sum(len(image.data) for image in images)
         if size and size + sum(entry.size for entry in self._entries.values()) > HELD * self._settings.body:
             text = "open sessions hold as many images as this server takes"

@@ -105,10 +105,10 @@ class LocalSession:
                 await self._leave()
             self._remembers = result.kept and not self._stateless
             if self._gone is not None:
-                told = (
+                notice = (
                     f"this session was lost ({self._gone}), and its variables and files with it; this call began afresh"
                 )
-                self._gone, result = None, replace(result, notices=(told, *result.notices))
+                self._gone, result = None, replace(result, notices=(notice, *result.notices))
             return result
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker or a reward server said, checked, and turned into a Score or into the exception it told of."""
+"""What a worker or a reward server answered, checked, as a Score or as the exception that was raised there."""
 
 import builtins
 from typing import Annotated
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise import errors
 from turnwise.errors import ScoringFailed
-from turnwise.scoring.failures import Lost
+from turnwise.retrying import AttemptFailed
 from turnwise.scoring.scorer import Score
 from turnwise.types import Remark
 
@@ -57,7 +57,7 @@ def _known(module: str, name: str) -> type[Exception] | None:
 
 
 class WireRemark(BaseModel):
-    """What was said with a score."""
+    """The words that came with a score."""
 
     model_config = ConfigDict(strict=True)
 
@@ -85,37 +85,37 @@ class Answer(BaseModel):
     error: Annotated[WireError, Field(strict=False)] | None = None
 
     def score(self) -> Score:
-        """The score. Raises the error it tells of; Lost when it says nothing, as from a server that is not ours."""
+        """The score. Raises the error in it; AttemptFailed when it has neither, as from a server that is not ours."""
         if self.error is not None:
             raise self.error.exception()
         if self.reward is not None:
             turns = {_index(turn): scores for turn, scores in self.turns.items()}
-            said = tuple(Remark(one.by, one.text, one.value, one.turn) for one in self.remarks)
-            return Score(self.reward, self.parts, turns, said)
+            remarks = tuple(Remark(one.by, one.text, one.value, one.turn) for one in self.remarks)
+            return Score(self.reward, self.parts, turns, remarks)
         if self.f2p_count is None or self.f2p_total is None:
-            raise Lost("the answer has neither a reward nor an error")
+            raise AttemptFailed("the answer has neither a reward nor an error")
         if self.f2p_total == 0:
             raise ScoringFailed("no test was run (f2p_total is 0), which says nothing about the answer")
         if self.f2p_count > self.f2p_total:
-            raise Lost(f"the answer says that {self.f2p_count} of {self.f2p_total} tests passed")
+            raise AttemptFailed(f"the answer says that {self.f2p_count} of {self.f2p_total} tests passed")
         share = self.f2p_count / self.f2p_total
         return Score(share, self.parts or {"f2p": share})
 
 
 def _index(turn: str) -> int:
     if not (turn.isascii() and turn.isdigit() and len(turn) < 10):
-        raise Lost(f"the answer has scores for a turn {turn[:20]!r}")
+        raise AttemptFailed(f"the answer has scores for a turn {turn[:20]!r}")
     return int(turn)
 
 
 def read_answer(content: bytes, request_id: str = "") -> Answer:
-    """The answer to this request; Lost for anything else."""
+    """The answer to this request; AttemptFailed for anything else."""
     try:
         answer = Answer.model_validate_json(content)
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, fault["loc"]))[:80]
-        raise Lost(f"the answer is not understood: {where} {fault['msg'][:200]}".replace("  ", " ")) from error
+        raise AttemptFailed(f"the answer is not understood: {where} {fault['msg'][:200]}".replace("  ", " ")) from error
     if answer.id != request_id:
-        raise Lost(f"the answer is one to another request ({answer.id[:40]!r} instead of {request_id!r})")
+        raise AttemptFailed(f"the answer is one to another request ({answer.id[:40]!r} instead of {request_id!r})")
     return answer

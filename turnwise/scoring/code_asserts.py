@@ -79,10 +79,10 @@ async def holds(source: str, functions: list[str], theirs: Session, clean: Sessi
             raise DataError(f"an assert_case calls a function with what is no plain value: {key[:120]}") from error
         result = await theirs.run(call_source(name, repr(args), repr(kwargs)), left)
         left -= result.seconds
-        told = _read(result)
-        if told is None or left <= 0:
+        answer = _read(result)
+        if answer is None or left <= 0:
             return False
-        known[key] = told
+        known[key] = answer
     return False
 
 

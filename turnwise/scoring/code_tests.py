@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from turnwise.code_blocks import program, programs
+from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.sandbox.fusion import RunCodeRequest, RunStatus
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
 from turnwise.sandbox.session import Session
-from turnwise.scoring.boxed import tagged
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
-from turnwise.scoring.code_sandbox import CodeSandbox, Pool, frozen, opened
+from turnwise.scoring.code_sandbox import Pool, limits_of, opened, sandbox_config
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import CallStatus, Message, Trajectory
 
 TOGETHER = 8
@@ -25,10 +26,9 @@ PRELUDE = "from typing import *"
 """What programs of the usual data sets take for granted."""
 FILES = "files"
 """The artifact that may hold files an episode left behind: {name: text}."""
-_PYTHON = ("", "python", "py", "python3")
 
 
-@wire("total", "no_code", "max_tests", "tolerance", "prelude")
+@client_options("total", "no_code", "max_tests", "tolerance", "prelude")
 async def code_tests(
     trajectory: Trajectory,
     *,
@@ -44,7 +44,6 @@ async def code_tests(
     level: str = "auto",
     min_level: str = "L2",
     url: str | None = None,
-    token_env: str = "TURNWISE_SANDBOX_TOKEN",
 ) -> Score:
     """The share of tests that pass; with `total=all` 1 only if all do.
 
@@ -56,7 +55,9 @@ async def code_tests(
     if total not in ("share", "all"):
         raise ConfigError(f"scoring.options, scorer code_tests: total must be 'share' or 'all', not {total!r}")
     cases = cases_of(trajectory.sample)[:max_tests]
-    sandbox = CodeSandbox(seconds, memory_mb, level, min_level, frozen(preload), url, token_env)
+    sandbox = sandbox_config(
+        seconds=seconds, memory_mb=memory_mb, preload=preload, level=level, min_level=min_level, url=url,
+    )  # fmt: skip
     try:
         pool = await opened(sandbox)
         code = last_code(trajectory) if file is None else await _written(pool, trajectory, file, sandbox)
@@ -83,31 +84,6 @@ def last_code(trajectory: Trajectory) -> str | None:
     return None
 
 
-def programs(text: str) -> list[str]:
-    """The Python programs in a text, in order: between <code> tags if it has any, else in fences."""
-    if "<code>" not in text:
-        return fenced(text)
-    return [program for block in tagged(text, "code") for program in fenced(block) or [block]]
-
-
-def fenced(text: str) -> list[str]:
-    """The closed Python fences of a text; line by line, because no pattern does it in linear time."""
-    found: list[str] = []
-    language: str | None = None
-    body: list[str] = []
-    for line in text.split("\n"):
-        mark = line.strip()
-        if language is None:
-            if mark.startswith("```") and "`" not in mark[3:]:
-                language, body = mark[3:].partition(" ")[0].lower(), []
-        elif mark != "```":
-            body.append(line)
-        else:
-            found += ["\n".join(body)] if language in _PYTHON else []
-            language = None
-    return found
-
-
 def _said(message: Message) -> str:
     """A message without its thoughts; code stays, which `visible` may leave out."""
     return message.text.rpartition("</think>")[2] if message.reasoning is not None else message.text
@@ -118,7 +94,7 @@ class _Bench:
     """One program under test."""
 
     pool: Pool
-    sandbox: CodeSandbox
+    sandbox: SandboxConfig
     code: str
     functions: list[str]
     tolerance: float
@@ -161,7 +137,7 @@ class _Bench:
     async def _script(self, session: Session, case: ScriptCase) -> bool:
         seconds = self.sandbox.seconds
         request = RunCodeRequest(code=self.code, language="python", stdin=case.stdin, run_timeout=seconds)
-        answer = await run_script(session, request, self.sandbox.limits, seconds)
+        answer = await run_script(session, request, limits_of(self.sandbox), seconds)
         if answer.status is RunStatus.SandboxError:
             raise SandboxLost(answer.message)
         ran = answer.run_result
@@ -181,12 +157,12 @@ class _Bench:
         return same_value(found, case.expected[0] if wrapped else case.expected, self.tolerance)
 
 
-async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeSandbox) -> str | None:
+async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: SandboxConfig) -> str | None:
     """A file of the episode: recorded, or made again by running the policy's Python in a session of its own."""
     recorded = trajectory.artifacts.get(FILES, {})
     if file in recorded:
         return str(recorded[file])
-    ran = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+    ran = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIMEOUT)
     calls = [record.call.arguments.get("code") for record in trajectory.calls if record.status in ran]
     cells = [code for code in calls if isinstance(code, str)]
     if not cells:
@@ -194,9 +170,9 @@ async def _written(pool: Pool, trajectory: Trajectory, file: str, sandbox: CodeS
     session = pool.session()
     try:
         for cell in cells:
-            await session.run("\n".join(programs(cell)) or cell, sandbox.seconds)
+            await session.run(program(cell), sandbox.seconds)
         request = RunCodeRequest(code="", language="python", fetch_files=[file])
-        answer = await run_script(session, request, sandbox.limits, sandbox.seconds)
+        answer = await run_script(session, request, limits_of(sandbox), sandbox.seconds)
     finally:
         await session.close()
     return answer.files[file].decode(errors="replace") if file in answer.files else None

@@ -1,8 +1,6 @@
 """Failures of the machinery of scoring: how they are retried, counted, and when there are too many of them."""
 
-import asyncio
 import contextlib
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -10,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from turnwise.errors import ScoringFailed, TurnwiseError
+from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.scoring.scorer import SCORING, Score, Scorer, evaluate, is_failed, name_of, raised_by
 from turnwise.types import Trajectory
 
@@ -20,17 +19,9 @@ LONGEST_ASKED_WAIT = 60.0
 T = TypeVar("T")
 
 
-class Lost(Exception):
-    """One attempt failed for reasons that say nothing about the trajectory; `wait` is what a server asked for."""
-
-    def __init__(self, problem: str, wait: float = 0.0) -> None:
-        super().__init__(problem)
-        self.wait = wait
-
-
 @dataclass(slots=True)
-class Tally:
-    """What a runner went through, in trajectories: `Tally(calls=64, attempts=66, retries=2, failures=0, seconds=3.3)`.
+class ScoringStats:
+    """What a runner went through, in trajectories: `ScoringStats(calls=64, attempts=66, retries=2)`.
 
     `failures` are those left without a score. `seconds` is the time scorers took, waiting for their turn left out.
     """
@@ -64,53 +55,53 @@ class Tally:
         return {f"{SCORING}/{name}": value for name, value in (counts | rates).items()}
 
 
-async def retrying(
-    attempt: Callable[[], Awaitable[T]],
-    retries: int,
-    tally: Tally,
-    *,
-    scorer: str,
-    first_wait: float = 0.0,
-    count: int = 1,
+def retry_policy(retries: int, first_wait: float = 0.0) -> RetryPolicy:
+    """How often and after which waits a runner tries again."""
+    return RetryPolicy(retries, first_wait, LONGEST_WAIT, LONGEST_ASKED_WAIT)
+
+
+async def score_retrying(
+    attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, stats: ScoringStats, *, scorer: str, count: int = 1
 ) -> T:
-    """What the attempt returns. After Lost it is tried again, waiting longer each time; in the end ScoringFailed.
+    """What the attempt returns, after AttemptFailed tried again and counted; in the end ScoringFailed.
 
     `count` trajectories hang on it. Whatever else the scorer raises is a failure too, and not tried again; only a
     TurnwiseError passes.
     """
-    tally.calls += count
-    for number in range(retries + 1):
-        tally.attempts += count
-        try:
-            return await attempt()
-        except ScoringFailed:  # the scorer has its own machinery, and has retried it in its own way
-            tally.failures += count
-            raise
-        except TurnwiseError:
-            raise
-        except Lost as lost:
-            if number == retries or lost.wait > LONGEST_ASKED_WAIT:
-                tally.failures += count
-                raise ScoringFailed(f"{lost} (attempt {number + 1} of {retries + 1})") from lost
-            tally.retries += count
-            # Jitter, so that calls that were cut off together do not come back together.
-            pause = min(first_wait * 2**number, LONGEST_WAIT) * random.uniform(0.5, 1.5)
-            await asyncio.sleep(max(pause, lost.wait))
-        except (Exception, SystemExit) as error:
-            tally.failures += count
-            raise raised_by(scorer, error) from error
-    raise ValueError(f"retries must not be negative: {retries}")
+    made = 0
+
+    async def counted_attempt() -> T:
+        nonlocal made
+        stats.attempts += count
+        stats.retries += count if made else 0
+        made += 1
+        return await attempt()
+
+    stats.calls += count
+    try:
+        return await retrying(counted_attempt, policy)
+    except ScoringFailed:  # the scorer has its own machinery, and has retried it in its own way
+        stats.failures += count
+        raise
+    except TurnwiseError:
+        raise
+    except AttemptFailed as error:
+        stats.failures += count
+        raise ScoringFailed(f"{error} (attempt {error.attempts} of {policy.retries + 1})") from error
+    except (Exception, SystemExit) as error:
+        stats.failures += count
+        raise raised_by(scorer, error) from error
 
 
-def counted(scorer: Scorer, tally: Tally) -> Scorer:
+def counted(scorer: Scorer, stats: ScoringStats) -> Scorer:
     """A scorer that runs where it is called, counted as the others are."""
 
     async def count(trajectory: Trajectory) -> Score:
         async def attempt() -> Score:
-            with tally.timed():
+            with stats.timed():
                 return await evaluate(scorer, trajectory)
 
-        return await retrying(attempt, 0, tally, scorer=name_of(scorer))
+        return await score_retrying(attempt, retry_policy(0), stats, scorer=name_of(scorer))
 
     count.__qualname__ = name_of(scorer)
     return count

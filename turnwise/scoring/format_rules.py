@@ -7,15 +7,17 @@ from typing import Literal
 
 from turnwise.errors import ConfigError
 from turnwise.scoring.boxed import tagged
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import Trajectory
 
 MAX_READ = 100_000
 """Characters of a message that patterns are tried on; a longer message breaks every rule."""
 
 
-@wire("required", "forbidden", "tags", "answer_tag", "answer_last", "min_chars", "max_chars", "messages", "total")
+@client_options(
+    "required", "forbidden", "tags", "answer_tag", "answer_last", "min_chars", "max_chars", "messages", "total"
+)
 async def format_rules(
     trajectory: Trajectory,
     *,

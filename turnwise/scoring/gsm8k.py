@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 from turnwise.errors import DataError
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import Sample, Trajectory
 
 VERL_TAIL = 300
@@ -105,7 +105,7 @@ async def gsm8k_flexible(trajectory: Trajectory) -> float:
     return float(extract_flexible(_last_text(trajectory)) == truth_text(trajectory.sample))
 
 
-@wire("correct", "wrong_form", "wrong", "no_answer")
+@client_options("correct", "wrong_form", "wrong", "no_answer")
 async def gsm8k(
     trajectory: Trajectory,
     *,

@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError, DataError
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.judge.judge import Judge
 from turnwise.scoring.judge.prompts import Inquiry, equivalence, graded, images_of, question_of
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import QUARTERS, Grid
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
-from turnwise.scoring.wire import wire
 from turnwise.types import Remark, Sample, Trajectory
 
 ACCURACY = "acc"
 
 
-@wire("tag", "max_chars", "rubric", "grid", "show_images")
+@client_options("tag", "max_chars", "rubric", "grid", "show_images")
 async def judge(
     trajectory: Trajectory,
     *,

@@ -12,14 +12,14 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-Held = TypeVar("Held", bound=Closable)
+Resource = TypeVar("Resource", bound=Closable)
 
-_HELD: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Closable]] = weakref.WeakKeyDictionary()
+_RESOURCES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Closable]] = weakref.WeakKeyDictionary()
 
 
-def loop_resource(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> Held:
+def loop_resource(kind: type[Resource], key: Hashable, make: Callable[[], Resource]) -> Resource:
     """The one object of this kind and key in the running event loop, made when first asked for."""
-    here = _HELD.setdefault(asyncio.get_running_loop(), {})
+    here = _RESOURCES.setdefault(asyncio.get_running_loop(), {})
     found = here.get((kind, key))
     if found is None:
         found = here[kind, key] = make()
@@ -27,15 +27,15 @@ def loop_resource(kind: type[Held], key: Hashable, make: Callable[[], Held]) -> 
     return found
 
 
-def loop_resources(kind: type[Held]) -> list[Held]:
+def loop_resources(kind: type[Resource]) -> list[Resource]:
     """Every object of this kind in the running event loop."""
-    here = _HELD.get(asyncio.get_running_loop(), {})
+    here = _RESOURCES.get(asyncio.get_running_loop(), {})
     return [one for one in here.values() if isinstance(one, kind)]
 
 
 async def close_loop_resources() -> None:
     """Close everything that scorers opened in the running event loop; what they need again is made again."""
-    here = _HELD.pop(asyncio.get_running_loop(), {})
+    here = _RESOURCES.pop(asyncio.get_running_loop(), {})
     results = await asyncio.gather(*(one.close() for one in here.values()), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.boxed import boxes, tagged
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.math_process import checkers
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import Sample, Trajectory
 
 if find_spec("math_verify") is None:  # it is imported in another process, which is too late to say so
@@ -32,7 +32,7 @@ _MEANT = {
 _EDGES = re.compile(r"^\$+|\$+$|\\?%$|(?<=\d)\.$")
 
 
-@wire("correct", "wrong", "no_answer", "several", "tag")
+@client_options("correct", "wrong", "no_answer", "several", "tag")
 async def math_boxed(
     trajectory: Trajectory,
     *,

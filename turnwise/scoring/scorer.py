@@ -19,14 +19,12 @@ from turnwise.plugins import load
 from turnwise.types import Ledger, Remark, Role, StopReason, Trajectory
 
 KNOWN = {
-    "openai/gsm8k": "gsm8k",
-    "arithmetic": "gsm8k",
     **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
     **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
     **dict.fromkeys(("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"), "search_qa"),
     **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
 }
-"""The scorer of data sources that `scoring.scorers` does not cover."""
+"""The scorer of data sources that neither `scoring.scorers` nor a task covers."""
 LONGEST_CAUSE = 300
 LONGEST_REMARK = 10_000
 """Characters kept of what a scorer raised, and of what a judge wrote."""
@@ -85,12 +83,13 @@ BUILTIN: dict[str, str] = {
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
 
-def spec_for(data_source: str, scorers: Mapping[str, str]) -> str:
-    """The scorer's name for a data source: its own entry, then "default", then the known one; for the plan."""
-    for table, key in ((scorers, data_source), (scorers, "default"), (KNOWN, data_source)):
+def spec_for(data_source: str, scorers: Mapping[str, str], of_tasks: Mapping[str, str] | None = None) -> str:
+    """The scorer's name for a data source: its own entry, then "default", then its task's or the known one."""
+    known = KNOWN | dict(of_tasks or {})
+    for table, key in ((scorers, data_source), (scorers, "default"), (known, data_source)):
         if key in table:
             return table[key]
-    hint = unknown("data source", data_source, [*scorers, *KNOWN])
+    hint = unknown("data source", data_source, [*scorers, *known])
     raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
 
 
@@ -168,10 +167,10 @@ def verl_result(result: Any, spec: str) -> Any:
     if TOTAL not in result:
         raise PluginError(f"scorer {spec} returned a dict without {TOTAL!r}: {sorted(map(str, result))}")
     kept = {name: value for name, value in result.items() if name == TOTAL or isinstance(value, numbers.Real)}
-    said = tuple(
+    remarks = tuple(
         Remark(str(name), text) for name, text in result.items() if name not in kept and isinstance(text, str) and text
     )
-    return dataclasses.replace(_sum(kept, spec), remarks=said)
+    return dataclasses.replace(_sum(kept, spec), remarks=remarks)
 
 
 def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def is_failed(trajectory: Trajectory) -> bool:
 
 
 def turns_before_feedback(trajectory: Trajectory) -> int:
-    """How many turns pass until the simulated user first speaks; all of them when it never does."""
+    """How many turns pass until the interaction first replies; all of them when it never does."""
     for number, turn in enumerate(trajectory.turns, start=1):
         if any(reply.role is Role.USER for reply in turn.replies):
             return number
@@ -238,8 +237,8 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
     messages, segments = trajectory.messages, trajectory.segments
     if turns < len(trajectory.turns):
         # The prompt may hold assistant messages too, so the policy's are counted from the end.
-        spoken = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
-        messages = messages[: spoken[turns - len(trajectory.turns)]]
+        by_policy = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
+        messages = messages[: by_policy[turns - len(trajectory.turns)]]
         after = trajectory.turns[turns]
         if segments:
             segments = [*segments[: after.segment], _cut_ledger(segments[after.segment], after.start)]
@@ -296,8 +295,8 @@ def raised_by(name: str, error: BaseException) -> ScoringFailed:
         text = " ".join(str(error).split())
     except Exception as broken:  # a class of a plug-in, which may do anything here
         text = f"(its text cannot be had: {type(broken).__name__})"
-    said = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
-    return ScoringFailed(f"scorer {name} raised {said}{where}")
+    cause = f"{type(error).__qualname__}: {text[:LONGEST_CAUSE]}".removesuffix(": ")
+    return ScoringFailed(f"scorer {name} raised {cause}{where}")
 
 
 def _sum(result: dict[Any, Any], name: str) -> Score:

@@ -1,4 +1,4 @@
-"""What a worker or a reward server says of a trajectory, as plain JSON values: a score, or what was raised.
+"""What a worker or a reward server sends about a trajectory, as plain JSON values: a score, or what was raised.
 
 Workers import this, so it imports nothing heavy; `answers.py` reads it on the other side.
 """
@@ -27,13 +27,13 @@ async def score_to_wire(scorer: Scorer, trajectory: Trajectory) -> WireResult:
 
 
 def score_to_json(score: Score) -> WireResult:
-    """A score; JSON has texts only as keys, so turns are told by their index as text."""
-    told: WireResult = {
+    """A score; JSON has texts only as keys, so turns go by their index as text."""
+    values: WireResult = {
         "reward": score.reward,
         "parts": score.parts,
         "turns": {str(turn): scores for turn, scores in score.turns.items()},
     }
-    return told | ({"remarks": [asdict(remark) for remark in score.remarks]} if score.remarks else {})
+    return values | ({"remarks": [asdict(remark) for remark in score.remarks]} if score.remarks else {})
 
 
 def error_to_json(error: Exception) -> WireResult:

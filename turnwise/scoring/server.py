@@ -1,7 +1,7 @@
 """A reward server: the contract of the `http` runner, to serve scorers from another machine and as a template.
 
 Nothing that a client sends is imported, opened, reached or looked up in the environment: it chooses among the scorers
-that are served, and sets the options that each of them takes from strangers (`scoring/wire.py`).
+that are served, and sets the options that each of them takes from clients (`scoring/client_options.py`).
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.choices import ScoringRun
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, TurnwiseError, unknown
+from turnwise.scoring.client_options import check_client_options, declared_options
 from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, Scorer, ScorerSpec
 from turnwise.scoring.scorer_wire import WireResult, error_to_json, score_to_wire
 from turnwise.scoring.service import Runner, make_runner
-from turnwise.scoring.wire import check_wire, wire_options
 from turnwise.serving import Gate, Intake, check_binding, serve_app
 from turnwise.storage.trajectory_rows import from_row
 from turnwise.types import Trajectory
@@ -35,13 +35,16 @@ UNOPENED = "/dev/null/an image of a client, which this server does not open"
 
 @dataclass(frozen=True, slots=True)
 class RewardServerSettings:
-    """How a server is made: `RewardServerSettings(scorers=("gsm8k", "my_rewards:exact"))`."""
+    """How a server is made: `RewardServerSettings(scorers=("gsm8k", "my_rewards:exact"))`.
+
+    No config has these: whoever starts a server decides them.
+    """
 
     scorers: tuple[str, ...] = tuple(sorted(BUILTIN))
     """All that it serves. A scorer is code: clients choose among these and name no other."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By scorer: what clients cannot send, such as {judge: {base_urls: [...]}}, and defaults for what they can."""
-    wire: Mapping[str, Collection[str]] = field(default_factory=dict)
+    client_options: Mapping[str, Collection[str]] = field(default_factory=dict)
     """By scorer: the options that clients may send, instead of those that it declares. Built-in ones take no others."""
     images: Path | None = None
     """Where image files lie that clients may name; no other is opened, only images that a request itself holds."""
@@ -112,8 +115,8 @@ def make_app(
     @app.post("/compute_reward")
     async def compute_reward(request: Request) -> Response:
         asked, trajectory = _read(await request.body(), settings.images)
-        told = await _answer(scorers, asked, trajectory)
-        content = json.dumps({"id": asked.id, "session": asked.session, **told})
+        answer = await _answer(scorers, asked, trajectory)
+        content = json.dumps({"id": asked.id, "session": asked.session, **answer})
         return Response(content, media_type="application/json")
 
     return app
@@ -132,12 +135,14 @@ class _Scorers:
     """The scorers that are served, made as clients ask for them; those asked for last are kept."""
 
     def __init__(self, runner: Runner, settings: RewardServerSettings) -> None:
-        self.allowed = {name: wire_options(name) for name in settings.scorers}  # one that is not there is found now
+        self.allowed = {name: declared_options(name) for name in settings.scorers}  # one that is not there is found now
         """Options that clients may send, by scorer."""
-        for name, names in settings.wire.items():
+        for name, names in settings.client_options.items():
             extra = sorted(set(names) - self._declared(name))
             if name in BUILTIN and extra:
-                raise ConfigError(f"RewardServerSettings.wire: {extra[0]!r} of {name} never comes from a client")
+                raise ConfigError(
+                    f"RewardServerSettings.client_options: {extra[0]!r} of {name} never comes from a client"
+                )
             self.allowed[name] = frozenset(names)
         for name, options in settings.options.items():
             self._declared(name)
@@ -147,7 +152,7 @@ class _Scorers:
         self._made = functools.lru_cache(KEPT_SCORERS)(self._make)
 
     def get(self, name: str, options: Mapping[str, Any]) -> Scorer:
-        check_wire(name, options, self._declared(name))
+        check_client_options(name, options, self._declared(name))
         return self._made(name, json.dumps(options, sort_keys=True))
 
     def _declared(self, name: str) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.scoring.failures import Tally, counted
+from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
@@ -19,7 +19,7 @@ from turnwise.types import Sample, Trajectory
 class Runner(Protocol):
     """How scorers are run. Each file of turnwise/scoring/runners has one, made from the config."""
 
-    tally: Tally
+    stats: ScoringStats
     """What it went through, for the metrics."""
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
@@ -41,12 +41,19 @@ class Scoring:
         self.scorers = scorers
 
     @classmethod
-    def of(cls, config: ScoringConfig, sources: Sequence[str], own: Scorer | None = None) -> "Scoring":
-        """What the config asks for; `own` replaces every scorer and runs as it is."""
+    def of(
+        cls,
+        config: ScoringConfig,
+        sources: Sequence[str],
+        own: Scorer | None = None,
+        *,
+        known: Mapping[str, str] | None = None,
+    ) -> "Scoring":
+        """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is."""
         runner = make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.tally), config.weights)))
-        named = {source: spec_for(source, config.scorers) for source in sources}
+            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.stats), config.weights)))
+        named = {source: spec_for(source, config.scorers, known) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
             raise ConfigError(f"scoring.scorers: no sample has the {unknown('data source', min(unused), sources)}")
@@ -58,16 +65,16 @@ class Scoring:
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
 
     @staticmethod
-    def check(config: ScoringConfig, samples: Sequence[Sample]) -> None:
+    def check(config: ScoringConfig, samples: Sequence[Sample], *, known: Mapping[str, str] | None = None) -> None:
         """DataError for a sample without the ground truth that its scorer needs."""
         for source in sorted({sample.data_source for sample in samples}):
-            name = spec_for(source, config.scorers)
+            name = spec_for(source, config.scorers, known)
             spec = ScorerSpec(name, _options(config, name))
             check_truths(spec, (sample for sample in samples if sample.data_source == source))
 
     def metrics(self) -> dict[str, float]:
         """What scoring went through since this was last asked, the judges' requests included."""
-        return self.runner.tally.take() | take_metrics()
+        return self.runner.stats.take() | take_metrics()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

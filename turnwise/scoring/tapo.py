@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from turnwise.errors import ConfigError, unknown
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score, ScorerSpec, evaluate
-from turnwise.scoring.tool_misuse import EXECUTED, Penalties, crossed
-from turnwise.scoring.turn_scores import LLM, View, step_judge
-from turnwise.scoring.wire import wire
+from turnwise.scoring.tool_misuse import EXECUTED, Penalties, misuse_by_turn
+from turnwise.scoring.turn_scores import LLM, View, turn_scorer
 from turnwise.types import CallStatus, Remark, Trajectory, Turn
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 TAGS = ("think", "code", "answer", "tool_call")
 ACC = "acc"
-RED = "red lines"
+MISUSE = "misuse"
 
 
 class Need(enum.Enum):
@@ -28,7 +28,7 @@ class Need(enum.Enum):
     """Tools only cost: a tool turn is worth `needless`."""
 
 
-@wire(
+@client_options(
     "acc_weight", "format_weight", "tool_weight", "need", "view", "needless", "tool_misuse", "max_crop", "show_images"
 )
 async def tapo(
@@ -50,9 +50,9 @@ async def tapo(
 ) -> Score:
     """`acc_weight * acc + format_weight * format + tool_weight * tool`; `tool` is the mean over the tool turns.
 
-    `accuracy` names another scorer. `need` is search, optional or none, for all or by data source. A turn that crossed
-    a red line is worth its penalty and is not shown to the judge. `show_images`: the judge sees the question's images
-    and those of the turn; a model that reads text only needs false.
+    `accuracy` names another scorer. `need` is search, optional or none, for all or by data source. A turn that misused
+    a tool is worth its penalty and is not shown to the judge. `show_images`: the judge sees the question's images and
+    those of the turn; a model that reads text only needs false.
     """
     check_weights(acc_weight, tool_weight)
     penalties = Penalties.of(tool_misuse or {}, max_crop)
@@ -61,25 +61,26 @@ async def tapo(
     wanted, shown = need_of(trajectory.sample.data_source, need), _choice(View, view, "view")
     found = await evaluate(ScorerSpec(accuracy, dict(accuracy_options or {})).make(), trajectory)
     acc = found.parts.get(ACC, found.reward)
-    on_red = crossed(trajectory, search=wanted is Need.search, max_crop=max_crop)
-    red = {index: penalties.total(lines) for index, lines in on_red.items()}
-    said = [Remark(RED, ", ".join(sorted(lines)), red[index], index) for index, lines in on_red.items()]
-    turns = [turn for turn in trajectory.turns if turn.index not in red and _executed(turn)]
+    misused = misuse_by_turn(trajectory, search=wanted is Need.search, max_crop=max_crop)
+    penalized = {index: penalties.total(kinds) for index, kinds in misused.items()}
+    remarks = [Remark(MISUSE, ", ".join(sorted(kinds)), penalized[index], index) for index, kinds in misused.items()]
+    turns = [turn for turn in trajectory.turns if turn.index not in penalized and _executed(turn)]
     if wanted is Need.search:
-        # A turn whose calls all failed showed nothing; that it was repaired is why it is not on red.
+        # A turn whose calls all failed showed nothing; that it was repaired is why it has no penalty.
         worked = [turn for turn in turns if any(record.status is CallStatus.OK for record in turn.calls)]
-        asked = step_judge(judge, shown, judge_options or {}, show_images=show_images)
+        asked = turn_scorer(judge, shown, judge_options or {}, show_images=show_images)
         judged = await asked(trajectory, worked) if worked else {}
-        scores = red | {turn.index: judged[turn.index].value if turn.index in judged else 0.0 for turn in turns}
-        said += [Remark(judge, one.words, one.value, index) for index, one in judged.items() if one.words]
+        scores = penalized | {turn.index: judged[turn.index].value if turn.index in judged else 0.0 for turn in turns}
+        remarks += [Remark(judge, one.words, one.value, index) for index, one in judged.items() if one.words]
     else:
         worth = needless if wanted is Need.none else 0.0
-        scores = red | {turn.index: worth for turn in turns}
+        scores = penalized | {turn.index: worth for turn in turns}
     tool = sum(scores.values()) / len(scores) if scores else 0.0
     parts = {ACC: acc, "format": float(is_well_formed(trajectory)), "tool": tool}
     reward = acc_weight * parts[ACC] + format_weight * parts["format"] + tool_weight * tool
-    said.sort(key=lambda remark: remark.turn or 0)
-    return Score(reward, parts, {index: {"tool": scores[index]} for index in sorted(scores)}, (*found.remarks, *said))
+    remarks.sort(key=lambda remark: remark.turn or 0)
+    by_turn = {index: {"tool": scores[index]} for index in sorted(scores)}
+    return Score(reward, parts, by_turn, (*found.remarks, *remarks))
 
 
 def check_weights(acc_weight: float, tool_weight: float) -> None:
@@ -101,7 +102,7 @@ def need_of(data_source: str, need: str | Mapping[str, str]) -> Need:
 
 
 def is_well_formed(trajectory: Trajectory) -> bool:
-    """Tags opened and closed in turn, every call readable, at most one <answer>, and something said at the end.
+    """Tags opened and closed in turn, every call readable, at most one <answer>, and something to read at the end.
 
     Only the policy's own messages are read: what tools and users wrote can neither help nor harm.
     """

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError, DataError
 from turnwise.scoring.boxed import tagged
+from turnwise.scoring.client_options import client_options
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
 from turnwise.types import Sample, Trajectory
 
 MAX_CHARS = 1000
@@ -29,7 +29,7 @@ async def exact_match(trajectory: Trajectory) -> float:
     return float(bool(trajectory.answers) and trajectory.answers[-1].visible.strip() == truth.strip())
 
 
-@wire("how", "tag", "ignore_case", "ignore_punctuation", "ignore_articles", "max_chars", "no_answer")
+@client_options("how", "tag", "ignore_case", "ignore_punctuation", "ignore_articles", "max_chars", "no_answer")
 async def text_match(
     trajectory: Trajectory,
     *,
@@ -56,12 +56,12 @@ async def text_match(
     answer = find_answer(trajectory.turns[-1].message.visible if trajectory.turns else "", tag, max_chars)
     if answer is None:
         return Score(no_answer, {"acc": 0.0, "match": 0.0, "format": 0.0})
-    said = clean(answer)
-    found = max(MEASURES[how](said, truth) for truth in truths)
+    given = clean(answer)
+    found = max(MEASURES[how](given, truth) for truth in truths)
     return Score(found, {"acc": float(found == 1.0), "match": found, "format": 1.0})
 
 
-@wire("max_chars")
+@client_options("max_chars")
 async def search_qa(trajectory: Trajectory, *, max_chars: int = MAX_CHARS) -> Score:
     """1 when the last <answer> of the last assistant message equals one of the truths, word by word."""
     return await text_match(trajectory, tag="answer", max_chars=max_chars)
@@ -88,23 +88,23 @@ def words(text: str, *, ignore_case: bool, ignore_punctuation: bool, ignore_arti
     return text.split()
 
 
-def exact(said: list[str], truth: list[str]) -> float:
+def exact(given: list[str], truth: list[str]) -> float:
     """1 when all words are the same."""
-    return float(said == truth)
+    return float(given == truth)
 
 
-def inclusion(said: list[str], truth: list[str]) -> float:
+def inclusion(given: list[str], truth: list[str]) -> float:
     """1 when the truth's words stand in the answer in a row."""
     size = len(truth)
-    return float(size > 0 and any(said[start : start + size] == truth for start in range(len(said) - size + 1)))
+    return float(size > 0 and any(given[start : start + size] == truth for start in range(len(given) - size + 1)))
 
 
-def f1(said: list[str], truth: list[str]) -> float:
+def f1(given: list[str], truth: list[str]) -> float:
     """The harmonic mean of precision and recall of the words, each counted as often as it occurs."""
-    if not said or not truth:
-        return float(said == truth)
-    common = sum((Counter(said) & Counter(truth)).values())
-    return 2 * common / (len(said) + len(truth))
+    if not given or not truth:
+        return float(given == truth)
+    common = sum((Counter(given) & Counter(truth)).values())
+    return 2 * common / (len(given) + len(truth))
 
 
 MEASURES = {"exact": exact, "inclusion": inclusion, "f1": f1}

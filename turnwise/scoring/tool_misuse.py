@@ -1,4 +1,4 @@
-"""Red lines: misuse of tools that is plain from the record, so that no judge need be asked."""
+"""Misuse of tools that is plain from the record, so that no judge need be asked."""
 
 import base64
 import binascii
@@ -14,13 +14,14 @@ from typing import Any
 
 from turnwise.errors import ConfigError, ScoringFailed, unknown
 from turnwise.files import check_regular
-from turnwise.storage.conduct import prints_only, repeated
+from turnwise.storage.images import session_name
+from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
 Box = tuple[float, float, float, float]
 LEAST_TEXT = 16
 """Two sums may well both give 5; from this many characters on, the same text again is no coincidence."""
-EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT)
+EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIMEOUT)
 """The tool was run."""
 FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 """The call did not do what it was made for, and that is the policy's affair."""
@@ -53,7 +54,7 @@ DEFAULTS = dict.fromkeys(ToolMisuse, -0.5)
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What each red line costs, from -1 to 0, and from which share of the image on a crop is large."""
+    """What each kind costs, from -1 to 0, and from which share of the image on a crop is large."""
 
     values: Mapping[ToolMisuse, float] = field(default_factory=lambda: dict(DEFAULTS))
     max_crop: float = 0.9
@@ -63,16 +64,16 @@ class Penalties:
         """The defaults with some of them replaced; a name or number that cannot be is an error."""
         for name, value in given.items():
             if name not in list(ToolMisuse):
-                raise ConfigError(f"tool_misuse: {unknown('red line', name, [line.value for line in ToolMisuse])}")
+                raise ConfigError(f"tool_misuse: {unknown('misuse', name, [one.value for one in ToolMisuse])}")
             if not -1 <= value <= 0:
                 raise ConfigError(f"tool_misuse.{name} must lie between -1 and 0, not {value:g}")
         if not 0 < max_crop <= 1:
             raise ConfigError(f"max_crop is a share of the image, above 0 and at most 1, not {max_crop:g}")
         return cls(DEFAULTS | {ToolMisuse(name): float(value) for name, value in given.items()}, max_crop)
 
-    def total(self, crossed: set[ToolMisuse]) -> float:
-        """What a turn that crossed these is worth, -1 at worst."""
-        return max(-1.0, sum(self.values[line] for line in crossed))
+    def total(self, found: set[ToolMisuse]) -> float:
+        """What a turn with these is worth, -1 at worst."""
+        return max(-1.0, sum(self.values[one] for one in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class _Call:
     reply: str
 
 
-def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> dict[int, set[ToolMisuse]]:
-    """The red lines that each turn crossed, by turn index; turns that crossed none are not there.
+def misuse_by_turn(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> dict[int, set[ToolMisuse]]:
+    """What each turn did wrong, by turn index; turns that did nothing wrong are not there.
 
     `search` says that the task needs looking. Only records and replies are read, never what the policy said of them.
     """
@@ -95,19 +96,19 @@ def crossed(trajectory: Trajectory, *, search: bool, max_crop: float = 0.9) -> d
     seen_outputs: set[str] = set()
     repeats = repeated(one.record for one in calls)
     for number, one in enumerate(calls):
-        lines = set(_crops(one, sizes, max_crop))
+        misuse = set(_crops(one, sizes, max_crop))
         output = _output_key(one)
         if repeats[number]:
-            lines.add(ToolMisuse.DUPLICATE_CALL)
+            misuse.add(ToolMisuse.DUPLICATE_CALL)
         elif output is not None and output in seen_outputs:
-            lines.add(ToolMisuse.DUPLICATE_OUTPUT)
+            misuse.add(ToolMisuse.DUPLICATE_OUTPUT)
         if one.record.status in FAULTY and not any(_repairs(later, one) for later in calls[number + 1 :]):
-            lines.add(ToolMisuse.UNREPAIRED_ERROR)
+            misuse.add(ToolMisuse.UNREPAIRED_ERROR)
         if search and prints_only(one.record):
-            lines.add(ToolMisuse.PRINT_ONLY)
+            misuse.add(ToolMisuse.PRINT_ONLY)
         seen_outputs |= {output} if output is not None else set()
-        if lines:
-            found.setdefault(one.turn.index, set()).update(lines)
+        if misuse:
+            found.setdefault(one.turn.index, set()).update(misuse)
     return found
 
 
@@ -149,12 +150,7 @@ class _Sizes:
     """Sizes of the sample's images by the name the sandbox gives them; a file is looked at when it is asked for."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sources: dict[str, str] = {}
-        for number, image in enumerate(sample.images):
-            head = image.source.partition(",")[0]
-            is_data = head.startswith("data:")
-            kind = head.removeprefix("data:image/").split(";")[0] or "png"
-            self._sources[f"image_{number}.{kind}" if is_data else Path(image.source).name] = image.source
+        self._sources = {session_name(image, number): image.source for number, image in enumerate(sample.images)}
         self._known: dict[str, tuple[int, int]] = {}
 
     def of(self, name: str | None) -> tuple[int, int] | None:
@@ -170,7 +166,7 @@ def _size(source: str) -> tuple[int, int]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ConfigError("red lines for crops need Pillow, which is not installed") from error
+        raise ConfigError("misuse of crops needs Pillow, which is not installed") from error
     try:
         head, _, data = source.partition(",")
         is_data = head.startswith("data:")

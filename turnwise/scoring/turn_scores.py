@@ -1,4 +1,4 @@
-"""Who says what a tool turn was worth: a judge that is shown evidence, the tools themselves, or known target boxes."""
+"""What a tool turn was worth: by a judge that is shown evidence, by the tools' own scores, or by known target boxes."""
 
 import enum
 import inspect
@@ -58,14 +58,14 @@ class Judge(Protocol):
     async def verdict(self, question: str, evidence: str, rubric: str) -> float | Verdict: ...
 
 
-StepJudge = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, Verdict]]]
-"""(trajectory, the turns to judge) to a verdict from 0 to 1 by turn index."""
+TurnScorer = Callable[[Trajectory, list[Turn]], Awaitable[dict[int, Verdict]]]
+"""(trajectory, the turns to score) to a verdict from 0 to 1 by turn index."""
 
 
-def by_evidence(judge: Judge, *, show_images: bool = True) -> StepJudge:
+def by_evidence(judge: Judge, *, show_images: bool = True) -> TurnScorer:
     """One verdict per turn, from the question and that turn's tool output; nothing the policy wrote is shown."""
 
-    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
+    async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
         asked, takes = question_of(trajectory.sample), _takes(judge) if show_images else ()
 
         async def one(turn: Turn) -> Verdict:
@@ -75,13 +75,13 @@ def by_evidence(judge: Judge, *, show_images: bool = True) -> StepJudge:
         found = await each(one, turns, AT_ONCE)
         return {turn.index: verdict for turn, verdict in zip(turns, found, strict=True)}
 
-    return step_scores
+    return turn_scores
 
 
-def by_trace(judge: Judge, *, show_images: bool = True) -> StepJudge:
+def by_trace(judge: Judge, *, show_images: bool = True) -> TurnScorer:
     """One verdict per trajectory, from all of it, given to each turn: their mean is that verdict."""
 
-    async def step_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
+    async def turn_scores(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
         if not turns:
             return {}
         shown = _shown(_takes(judge) if show_images else (), trajectory.sample, trajectory.turns)
@@ -89,7 +89,7 @@ def by_trace(judge: Judge, *, show_images: bool = True) -> StepJudge:
         found = _graded(await judge.verdict(asked, trace(trajectory), TRACE_RUBRIC, **shown))
         return {turn.index: found for turn in turns}
 
-    return step_scores
+    return turn_scores
 
 
 def _takes(judge: Judge) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _seen(target: Box, box: Box, shown_height: float) -> float:
 
 
 LLM = "llm"
-RULES: dict[str, StepJudge] = {"tool": by_tool, "boxes": by_boxes}
+RULES: dict[str, TurnScorer] = {"tool": by_tool, "boxes": by_boxes}
 """Those that look at the record and need no view."""
 
 
@@ -172,9 +172,9 @@ def evidence(turn: Turn) -> str:
 
 
 def trace(trajectory: Trajectory) -> str:
-    """All that was said from the policy's first word on, with who said it."""
-    said = [message for turn in trajectory.turns for message in (turn.message, *turn.replies)]
-    return "\n".join(f"{message.role.value}: {message.text}" for message in said)
+    """All messages from the policy's first on, with their roles."""
+    messages = [message for turn in trajectory.turns for message in (turn.message, *turn.replies)]
+    return "\n".join(f"{message.role.value}: {message.text}" for message in messages)
 
 
 def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
@@ -185,7 +185,7 @@ def drawn(turns: Iterable[Turn]) -> Iterator[Image]:
             noted = [image for image in images_in(record) if isinstance(image.get("data"), str)]
             moved = [image["file"] for image in images_in(record) if isinstance(image.get("file"), str)]
             reply = replies.get(record.call.id)
-            if any(not image["data"].startswith("data:") for image in noted):  # a path here is a stranger's
+            if any(not image["data"].startswith("data:") for image in noted):  # a path here came with the trajectory
                 raise ScoringFailed(
                     f"an image noted with turn {turn.index} is no data URL, and no file is opened for it"
                 )
@@ -242,7 +242,7 @@ class _Whole:
         )
 
 
-def step_judge(name: str, view: View, options: Mapping[str, Any], *, show_images: bool = True) -> StepJudge:
+def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_images: bool = True) -> TurnScorer:
     """`llm`, `tool`, `boxes`, or module:name of a Judge or of what makes one; call it inside the event loop."""
     if name in RULES:
         if options:

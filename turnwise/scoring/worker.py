@@ -32,8 +32,8 @@ def main(channel_number: int, lifeline: int) -> None:
     with asyncio.Runner() as runner:  # one loop for all jobs: a scorer may keep its connections
         while (message := _receive(channel)) is not None:
             number, job = message
-            told = _prepare(job) if "path" in job else runner.run(_score(job))
-            content = json.dumps(told).encode()
+            reply = _prepare(job) if "path" in job else runner.run(_score(job))
+            content = json.dumps(reply).encode()
             channel.sendall(FRAME.pack(number, len(content)) + content)
 
 
@@ -58,8 +58,8 @@ async def _score(job: dict[str, Any]) -> WireResult:
 
 @functools.lru_cache(KEPT_SCORERS)
 def _scorer(spec: str) -> Scorer:
-    told = json.loads(spec)
-    return ScorerSpec(told["name"], told["options"]).make()
+    values = json.loads(spec)
+    return ScorerSpec(values["name"], values["options"]).make()
 
 
 def _receive(channel: socket.socket) -> tuple[int, dict[str, Any]] | None:

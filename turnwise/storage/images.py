@@ -1,4 +1,4 @@
-"""Images a run speaks of, kept with it: copies under images/ by content, and what each was called."""
+"""Images a run speaks of, kept with it: copies under images/ by content, and the one rule for what each is called."""
 
 import base64
 import hashlib
@@ -17,7 +17,8 @@ from turnwise.types import Image, Message, Trajectory
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
 NOT_KEPT = "/dev/null/an image that the run did not keep"
-_KEPT = re.compile(r"images/[0-9a-f]+\.[a-z]+")
+STORED_NAME = re.compile(r"images/[0-9a-f]{8,64}\.(png|jpg|jpeg|gif|webp)", re.ASCII)
+"""What `stored_name` gives; no other file is served or read as an image of a run."""
 _MIME = {"jpg": "jpeg"}
 _KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
@@ -65,7 +66,7 @@ def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Traject
 
     No other file is named any more: the run may have been sent, and what it names is then a file of the reader's.
     """
-    files = {source: str(run.path / file) for source, file in _known(run).items() if _KEPT.fullmatch(file)}
+    files = {source: str(run.path / file) for source, file in _known(run).items() if STORED_NAME.fullmatch(file)}
 
     def kept(image: Image) -> Image:
         if image.source.startswith(("data:", "http:", "https:")):
@@ -102,11 +103,11 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
     moved: list[tuple[dict[str, Any], str]] = []
     for picture in _noted(trajectories):
         name = picture.get("file")
-        content = _read(run.path / name) if isinstance(name, str) and _KEPT.fullmatch(name) else None
-        kind = None if content is None else image_kind(content)
+        content = _read(run.path / name) if isinstance(name, str) and STORED_NAME.fullmatch(name) else None
+        kind = None if content is None else media_type(content)
         if content is not None and kind is not None:
             moved.append((picture, picture.pop("file")))
-            picture["data"] = f"data:image/{_MIME.get(kind, kind)};base64,{base64.b64encode(content).decode()}"
+            picture["data"] = f"data:{kind};base64,{base64.b64encode(content).decode()}"
     try:
         yield
     finally:
@@ -137,6 +138,27 @@ def image_kind(content: bytes) -> str | None:
     return next((kind for magic, kind in _KINDS if content.startswith(magic)), None)
 
 
+def media_type(content: bytes) -> str | None:
+    """`image/png` by the first bytes; None for what is no image that a run keeps."""
+    kind = image_kind(content)
+    return None if kind is None else f"image/{_MIME.get(kind, kind)}"
+
+
+def stored_name(content: bytes) -> str | None:
+    """What a run calls its copy of an image, by what is in it: `images/5d41....png`; None for what is no image."""
+    kind = image_kind(content)
+    return None if kind is None else f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{kind}"
+
+
+def session_name(image: Image, number: int) -> str:
+    """What a tool's session calls a sample's image: its file's name, or `image_0.png` by number for an inline one."""
+    if not image.source.startswith("data:"):
+        return Path(image.source).name
+    head = image.source.partition(",")[0]
+    kind = head.removeprefix("data:image/").split(";")[0] if head.startswith("data:image/") else ""
+    return f"image_{number}.{kind or 'png'}"
+
+
 def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
     for trajectory in trajectories:
         yield from (image.source for image in trajectory.sample.images)
@@ -164,11 +186,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _keep(run: RunDir, content: bytes) -> str | None:
-    kind = image_kind(content)
-    if kind is None:
-        return None
-    name = f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{kind}"
-    if not (run.path / name).is_file():
+    name = stored_name(content)
+    if name is not None and not (run.path / name).is_file():
         with replacing(run.file(name)) as file:
             file.write(content)
     return name

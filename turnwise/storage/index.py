@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from turnwise.errors import StorageError
-from turnwise.storage.conduct import conduct_of
 from turnwise.storage.images import Album
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
+from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.types import CallStatus, Ledger, Origin, Role, StopReason, Trajectory
 
@@ -127,7 +127,7 @@ def parse_line(line: str | bytes) -> Shard:
 def entry_of(trajectory: Trajectory, step: int) -> Entry:
     """A trajectory as a list shows it; `step` is that of its file, as in metrics.jsonl (its own keys its noise)."""
     sample, turns, calls = trajectory.sample, trajectory.turns, trajectory.calls
-    conduct = conduct_of(trajectory)
+    behaviour = tool_behaviour(trajectory)
     failed = sum(call.status.failed for call in calls)
     asked = [message.text for message in sample.prompt if message.role is Role.USER]
     check = trajectory.render_check
@@ -156,10 +156,10 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         call_seconds=_finite(sum(call.seconds for call in calls)) or 0.0,
         called=bool(calls),
         ran=failed < len(calls),
-        evidence=conduct.evidence,
-        used=conduct.used,
-        duplicate_calls=conduct.duplicate_calls,
-        print_only=conduct.print_only,
+        evidence=behaviour.evidence,
+        used=behaviour.used,
+        duplicate_calls=behaviour.duplicate_calls,
+        print_only=behaviour.print_only,
         truncated=trajectory.stop_reason in _CUT,
         exact=None if check is None else check.exact,
         policy_version=min((turn.policy_version for turn in turns), default=0),

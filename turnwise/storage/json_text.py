@@ -7,21 +7,21 @@ import json
 import math
 from typing import Any
 
-from pydantic_core import from_json, to_json
+import pydantic_core
 
 
 def parse(text: str | bytes) -> Any:
     """The value of a JSON text; ValueError for what is none."""
     try:
-        return from_json(text)
+        return pydantic_core.from_json(text)
     except ValueError:
         return json.loads(text)
 
 
-def spell(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """A value of plain dicts, lists, texts and numbers as JSON; what is not a finite number becomes null."""
     try:
-        return to_json(value, inf_nan_mode="null")
+        return pydantic_core.to_json(value, inf_nan_mode="null")
     except ValueError:  # half of a surrogate pair
         return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
 

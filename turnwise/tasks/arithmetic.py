@@ -2,19 +2,23 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from turnwise.data.write import write_rows
 from turnwise.errors import DataError, unknown
 from turnwise.metrics import Reduction
-from turnwise.types import CallStatus, Role, Trajectory
+from turnwise.task import Task
+from turnwise.types import CallStatus, Role, ToolCall, Trajectory
 
-DATA_SOURCE = "arithmetic"
-METRICS = {"verified": Reduction.MEAN}
+if TYPE_CHECKING:
+    from turnwise.engines.scripted import Script, ScriptRequest
+
+NAME = "arithmetic"
 SYSTEM = "Solve the problem with the tools. End with #### and the number."
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ivy", "Jon", "Kim", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "shells", "stamps", "stickers")
@@ -195,7 +199,7 @@ def rows(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
     while True:
         problem = problem_at(split, seed, index)
         yield {
-            "data_source": DATA_SOURCE,
+            "data_source": NAME,
             "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.question}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
@@ -204,9 +208,118 @@ def rows(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
         index += 1
 
 
-def prepare(out: Path, seed: int = 0) -> dict[Path, int]:
+def prepare(out: Path, *, seed: Annotated[int, "of the problems"] = 0) -> dict[Path, int]:
     """Write train.parquet and test.parquet; returns the rows of each file."""
     return {
         out / f"{split}.parquet": write_rows(list(islice(rows(split, seed), count)), out / f"{split}.parquet")
         for split, count in PREPARED.items()
     }
+
+
+# --- traces to learn from before RL -------------------------------------------------------------------------------
+
+# Mistakes are systematic (the wrong operation for a kind of problem), not noise: a model taught on them is wrong when
+# greedy, too, and reinforcement has something to mend. The format is right nearly always.
+Action = Callable[["ScriptRequest"], str]
+STEPWISE = 0.25
+"""Share of several-step problems worked out one call at a time."""
+FIRST_MISTAKE = 0.8
+"""Share of mistakes that take the family's most tempting wrong expression."""
+MEND, SPOIL = 0.08, 0.08
+"""After the user's doubt: how often a wrong expression is mended and a right one spoilt."""
+BROKEN_CALL, BROKEN_JSON = 0.03, 0.015
+"""How often a call is first written wrongly, and repaired after the tool's error."""
+
+
+def script(seed: int) -> "Script":
+    """A Script for samples of the arithmetic task; the noise key decides every choice."""
+
+    def say(request: "ScriptRequest") -> str:
+        split, index = request.noise.sample.rsplit("/", 1)[-1].split(":")
+        rng = random.Random(f"{request.noise.seed}/{request.noise.sample}/{request.noise.sibling}")
+        actions = _actions(problem_at(split, seed, int(index)), rng)
+        return actions[min(request.turn, len(actions) - 1)](request)
+
+    return say
+
+
+def _actions(problem: Problem, rng: random.Random) -> list[Action]:
+    """What the assistant does, turn by turn: solve, answer, and after the doubt verify and answer again."""
+    family = problem.family
+    grasped = rng.random() < family.grasp
+    first = family.right if grasped else _mistake(problem, rng)
+    solve: list[Action]
+    if grasped and len(family.steps) > 1 and rng.random() < STEPWISE:
+        solve = [_step(write_out(step, problem.numbers)) for step in family.steps]
+    else:
+        solve = _calls("calculate", "expression", write_out(first, problem.numbers), rng)
+    mended = rng.random() < (1 - SPOIL if grasped else MEND)
+    second = family.right if mended else (_mistake(problem, rng) if grasped else first)
+    verify = _calls("python", "code", f"print({write_out(second, problem.numbers)})", rng)
+    return [*solve, _answer, *verify, _answer]
+
+
+def _mistake(problem: Problem, rng: random.Random) -> str:
+    wrong = problem.family.wrong
+    return wrong[0] if rng.random() < FIRST_MISTAKE else rng.choice(wrong[1:])
+
+
+def _calls(tool: str, argument: str, text: str, rng: random.Random) -> list[Action]:
+    """One good call, sometimes after a broken one that the tool or the parser refuses."""
+    call = ToolCall("", tool, {argument: text})
+    chance = rng.random()
+    if chance < BROKEN_CALL:
+        broken = ToolCall("", tool, {argument: text[:-1] if text.endswith(")") else text + " +"})
+        return [_write(broken), _write(call)]
+    if chance < BROKEN_CALL + BROKEN_JSON:
+        return [lambda request: request.call_format.render_malformed_call(call), _write(call)]
+    return [_write(call)]
+
+
+def _write(call: ToolCall) -> Action:
+    return lambda request: request.call_format.render_call(call)
+
+
+def _step(expression: str) -> Action:
+    def act(request: "ScriptRequest") -> str:
+        filled = expression.replace("_", _last_result(request))
+        return request.call_format.render_call(ToolCall("", "calculate", {"expression": filled}))
+
+    return act
+
+
+def _answer(request: "ScriptRequest") -> str:
+    return f"#### {_last_result(request)}"
+
+
+def _last_result(request: "ScriptRequest") -> str:
+    """The newest tool response, without the .0 of an even division."""
+    found = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", request.text, re.DOTALL)
+    return re.sub(r"\.0$", "", str(found[-1])) if found else "0"
+
+
+TASK = Task(
+    name=NAME,
+    rows=rows,
+    endless=True,
+    prepare=prepare,
+    tools=("calculate", "python"),
+    interaction="code_verify",
+    scorer="gsm8k",
+    reductions={"verified": Reduction.MEAN},
+    metrics=metrics,
+    script="turnwise.tasks.arithmetic:script",
+    defaults={
+        "sandbox.preload": [],
+        "sampling.max_tokens": 96,
+        "engine.max_batch": 128,
+        "training.steps": 38,
+        "training.groups": 24,
+        "training.minibatches": 2,
+        "training.max_lag": 1,
+        "training.eval_every": 19,
+        "training.save_every": 19,
+        "learner.lr": 3e-4,
+        "learner.critic_lr": 1e-3,
+    },
+)

@@ -1,21 +1,19 @@
-"""GSM8K in verl's shape: grade-school word problems, with or without tools and a simulated user."""
+"""GSM8K in verl's shape: grade-school word problems, with or without tools and an interaction."""
 
 import enum
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from turnwise.data.rows import Row, RowError, expand, read_rows
 from turnwise.data.write import write_rows
 from turnwise.errors import ConfigError, DataError, nearest, unknown
 from turnwise.metrics import Reduction
+from turnwise.task import Task
 from turnwise.types import Trajectory
 
 HUB_ID = "openai/gsm8k"
-DATA_SOURCE = HUB_ID
-METRICS = {"marked": Reduction.MEAN, "answers": Reduction.MEAN}
 HUB_CONFIG = "main"
 SPLITS = ("train", "test")
 AGENT = "tool_agent"
@@ -46,7 +44,7 @@ class Flavour(enum.StrEnum):
     TOOL = "tool"
     """The model may call `calculate` and `python`."""
     INTERACTION = "interaction"
-    """A simulated user reacts to the answer."""
+    """The interaction reacts to the answer."""
     TOOL_INTERACTION = "tool+interaction"
     """Both."""
 
@@ -57,40 +55,34 @@ class Flavour(enum.StrEnum):
 
     @property
     def has_interaction(self) -> bool:
-        """Whether rows name a simulated user."""
+        """Whether rows name an interaction."""
         return self in (Flavour.INTERACTION, Flavour.TOOL_INTERACTION)
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareReport:
-    """What was written: files and numbers of rows by split."""
-
-    source: str
-    flavour: Flavour
-    interaction: str | None
-    files: dict[str, Path]
-    rows: dict[str, int]
-
-
-def prepare(source: str, out: Path, *, flavour: Flavour, interaction: str | None) -> PrepareReport:
-    """Write train.parquet and test.parquet into `out`; nothing is written unless both can be made."""
+def prepare(
+    out: Path,
+    *,
+    source: Annotated[str, "a folder with train.jsonl and test.jsonl (or .parquet), or a hub id"] = HUB_ID,
+    flavour: Annotated[Flavour | None, "plain (default), tool, interaction or tool+interaction"] = None,
+    interaction: Annotated[str | None, "which one the rows name (default gsm8k), such as code_verify"] = None,
+) -> dict[Path, int]:
+    """Write train.parquet and test.parquet of GSM8K; nothing is written unless both can be made."""
+    chosen = flavour or (Flavour.INTERACTION if interaction else Flavour.PLAIN)
     out = expand(out)
     folder = _local(source)
     if folder is not None and folder.resolve() == out.resolve():
         raise DataError(f"{out}: is the source itself; give another folder for the prepared files")
-    made = {split: list(rows(split, source, flavour, interaction)) for split in SPLITS}
-    files = {split: out / f"{split}.parquet" for split in SPLITS}
-    counts = {split: write_rows(made[split], files[split]) for split in SPLITS}
-    return PrepareReport(source, flavour, _interaction_name(flavour, interaction), files, counts)
+    read_from = str(_from_hub(source)) if folder is None else source
+    made = {out / f"{split}.parquet": list(rows(split, read_from, chosen, interaction)) for split in SPLITS}
+    return {path: write_rows(found, path) for path, found in made.items()}
 
 
 def rows(split: str, source: str, flavour: Flavour, interaction: str | None) -> Iterator[dict[str, Any]]:
-    """The rows of a split; `source` is a folder or a hub id. `interaction` None means `gsm8k` where one is needed."""
+    """The rows of a split of the data in a folder. `interaction` None means `gsm8k` where one is needed."""
     if split not in SPLITS:
         raise DataError(unknown("split of gsm8k", split, SPLITS))
     name = _interaction_name(flavour, interaction)
-    folder = _local(source)
-    for index, row in enumerate(_read_hub(split, source) if folder is None else _read_folder(split, folder)):
+    for index, row in enumerate(_read_folder(split, expand(source))):
         yield _make_row(row, split, index, flavour, name)
 
 
@@ -174,18 +166,31 @@ def _read_folder(split: str, folder: Path) -> Iterator[Row]:
         yield from read_rows(path)
 
 
-def _read_hub(split: str, source: str) -> Iterator[Row]:
-    remedy = "download it elsewhere and give --source the folder that holds train.jsonl and test.jsonl"
+def _from_hub(source: str) -> Path:
+    """The folder in the hub's local cache that holds a data set's parquet files, downloaded when they are not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{source!r} is not a folder here, and reading it from the hub needs `pip install datasets`; or {remedy}"
-        ) from error
-    try:
-        table = datasets.load_dataset(source, HUB_CONFIG, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        return Path(snapshot_download(source, repo_type="dataset", allow_patterns=[f"{HUB_CONFIG}/*.parquet"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{source!r} is not a folder here, and the hub does not give it: {reason}; {remedy}") from error
-    for number, values in enumerate(table):
-        yield Row(Path(f"{source}/{split}"), number, dict(values))
+        raise DataError(
+            f"{source!r} is not a folder here, and the hub does not give it: {reason}; "
+            "download it elsewhere and give --source the folder that holds train.jsonl and test.jsonl"
+        ) from error
+
+
+TASK = Task(
+    name="gsm8k",
+    data_source=HUB_ID,
+    prepare=prepare,
+    scorer="gsm8k",
+    reductions={"marked": Reduction.MEAN, "answers": Reduction.MEAN},
+    metrics=metrics,
+    defaults={
+        "data.train_files": ["data/gsm8k/train.parquet"],
+        "data.eval_files": ["data/gsm8k/test.parquet"],
+        "sampling.max_tokens": 512,
+    },
+)

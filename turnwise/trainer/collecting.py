@@ -13,6 +13,9 @@ from turnwise.trainer.engines import Engines
 from turnwise.training.shaping import keep_varied
 from turnwise.types import Group, Sample, Trajectory
 
+MOST_DRAWS = 3
+"""Times `training.groups` samples that a step may draw until enough groups differ in reward."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -65,7 +68,7 @@ class Groups:
     def __init__(self, engines: Engines, prepared: Prepared, stream: SampleStream) -> None:
         self._config, self._scoring = prepared.config, prepared.scoring
         self._context = engines.context(prepared, self._config.sampling)
-        wanted = self._config.algorithm.advantage is Advantage.remax
+        wanted = self._config.algorithm.advantage == Advantage.remax
         self._greedy = engines.context(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
         self._alone: dict[int, Trajectory] = {}
         """remax: the greedy rollout by its group's id."""
@@ -83,7 +86,7 @@ class Groups:
     async def next_step(self, first_batch: int) -> Collected:
         """The next step's groups; with dynamic sampling, batches are drawn until enough groups differ in reward."""
         training = self._config.training
-        most = training.max_draws if training.drop_constant_groups else 1
+        most = MOST_DRAWS if training.drop_constant_groups else 1
         kept: list[Group] = []
         alone: dict[int, Trajectory | None] = {}
         for prompt_batches in range(1, most + 1):

@@ -126,9 +126,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     learner = make_learner(config, base, choice.proven)
     reference = learner.reference() if needs_reference(config) else None
     algorithm = config.algorithm
-    controller = kl.controller(
-        algorithm.kl_control, algorithm.kl_reward, target=algorithm.kl_target, horizon=algorithm.kl_horizon
-    )
+    controller = kl.controller(algorithm.kl_reward, algorithm.kl_target)
     renderer = prepared.renderer or make_renderer(config)
     local = Path(config.model.path).expanduser().exists() or "/" not in config.model.path
     base_model = str(source.resolve()) if local else config.model.path

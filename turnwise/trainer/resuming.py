@@ -13,10 +13,11 @@ from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK
 from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
+from turnwise.trainer.given import resume_call
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
-    "run", "runs_dir", "resume", "train", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
+    "run", "runs_dir", "resume", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
     "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
     "training.max_minutes", "training.max_tokens",
 )  # fmt: skip
@@ -45,6 +46,8 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 
 def resume_command(name: str, config: Config) -> str:
     """What goes on with a run that was made here; its config it has itself."""
+    if (call := resume_call(name, RunDir(Path.cwd() / config.runs_dir / name))) is not None:
+        return call
     place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
     trust = [FLAG] if needs_trust(config, Path.cwd() / config.runs_dir) else []
     return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto", *trust])

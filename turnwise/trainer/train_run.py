@@ -13,7 +13,7 @@ from rich.console import Console
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import StorageError
-from turnwise.report import TrainReport
+from turnwise.report import is_detail, shown
 from turnwise.run import Run, printer
 from turnwise.stopping import first_signal
 from turnwise.storage.abandoned import abandon_after
@@ -21,6 +21,8 @@ from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoin
 from turnwise.storage.lock import holding
 from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.storage.status import State
+from turnwise.train_report import TrainReport, step_rewards
+from turnwise.trainer.alerts import Alerts
 from turnwise.trainer.engines import Engines
 from turnwise.trainer.resuming import changed_settings, existing_run, refuse_changes, resume_command
 from turnwise.trainer.state import Progress, RunState, read_state
@@ -42,19 +44,30 @@ class TrainRun(Run):
         self.mid_update = False
         """While weights change, the learner's are not those of `progress`, and no checkpoint can be taken."""
         self._saved_step = 0
-        self._resuming = resuming
+        self.resuming = resuming
         self._found: Found[RunState] = self._find_checkpoint(directory) if resuming else Found(None, [])
         super().__init__(config, directory, "train", console, steps=config.training.steps, trackers=config.tracking.to)
         self._step_started = self._started
+        self.alerts = Alerts(config, self.dir.path)
 
     def is_over(self) -> bool:
         """Whether the run had come to its end and nothing is asked for that it has not done."""
-        return self.config.train and self.progress.after is not None and not self.should_continue()
+        return self.progress.after is not None and not self.should_continue()
 
     def report(self) -> TrainReport:
         """What came of it."""
-        done, before, after = self.progress.step, self.progress.before or {}, self.progress.after or {}
-        return TrainReport(self.dir.path, self.status.reason, done, self.seconds(), before, after)
+        progress = self.progress
+        return TrainReport(
+            run=self.dir.path,
+            reason=self.status.reason,
+            steps=progress.step,
+            seconds=self.seconds(),
+            tokens=progress.tokens,
+            before=progress.before or {},
+            after=progress.after or {},
+            rewards=step_rewards(self.dir.path),
+            resume=resume_command(self.dir.name, self.config),
+        )
 
     def start_step(self) -> None:
         """From here on time is the next step's; evaluations and checkpoints between two steps belong to neither."""
@@ -73,9 +86,10 @@ class TrainRun(Run):
         if accuracy is not None and (best is None or accuracy > best):
             self.progress.best, self.progress.best_step = accuracy, self.progress.step
         self.progress.evaluated = self.progress.step
-        self.log({f"val/{name}": value for name, value in found.items()})
-        shown = ", ".join(f"{name} {value:.1%}" for name, value in found.items() if "/" not in name)
-        self.note(f"step {self.progress.step}: {shown or 'no episode was scored'}")
+        self.log({f"val/{name}": value for name, value in found.items() if not name.partition("/")[0].endswith("_n")})
+        kinds = [name for name in found if "/" not in name and not is_detail(name)]
+        said = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
+        self.note(f"step {self.progress.step}: {said or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
@@ -198,7 +212,7 @@ class TrainRun(Run):
 
     def resume(self, engines: Engines) -> None:
         """Load the newest whole checkpoint; a run without one starts anew in its directory."""
-        if self._resuming:
+        if self.resuming:
             self._restore(engines)
         self.start_trackers(resumed_at=self.progress.step)
 

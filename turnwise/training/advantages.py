@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from turnwise.choices import Advantage, Credit
 from turnwise.errors import ConfigError, DataError
+from turnwise.knobs import is_plugin
+from turnwise.training import custom
 from turnwise.training.sequences import LEFT_OUT, TrainSequence
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +28,7 @@ GROUP_BASELINES = (Advantage.grpo, Advantage.dr_grpo, Advantage.rloo)
 
 
 def check(
-    advantage: Advantage,
+    advantage: str,
     *,
     group_size: int,
     gamma: float = 1.0,
@@ -37,12 +39,12 @@ def check(
     """Refuse choices that cannot work, before anything is rolled out."""
     if advantage in GROUP_BASELINES and group_size < 2:
         raise ConfigError(
-            f"{advantage.value} compares the siblings of a group and a group of {group_size} has none: "
+            f"{advantage} compares the siblings of a group and a group of {group_size} has none: "
             "use a group size of at least 2, or gae, reinforce_pp or remax"
         )
-    if credit is Credit.turn and advantage not in GROUP_BASELINES:
+    if credit is Credit.turn and advantage not in GROUP_BASELINES and not is_plugin(advantage):
         names = ", ".join(choice.value for choice in GROUP_BASELINES)
-        raise ConfigError(f"credit by turn compares siblings, which {advantage.value} does not: use one of {names}")
+        raise ConfigError(f"credit by turn compares siblings, which {advantage} does not: use one of {names}")
     for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda), ("turn_gamma", turn_gamma)):
         if not 0.0 <= value <= 1.0:
             raise ConfigError(f"{name} must lie between 0 and 1, not {value}")
@@ -139,6 +141,10 @@ class _Episode:
         """One array at the policy's tokens of all sequences."""
         return [value for sequence in self.sequences for value in sequence.gather(name)]
 
+    def turns(self) -> list[int]:
+        """The turn of every policy token."""
+        return [turn for s in self.sequences for turn, written in zip(s.turns, s.loss_mask, strict=True) if written]
+
     def rewards(self) -> list[float]:
         """One reward per policy token: the trajectory's on the last, less the KL penalty of each."""
         row = [-penalty for penalty in self.penalties] or [0.0] * self.tokens
@@ -156,7 +162,7 @@ class _Episode:
 
 def assign(
     sequences: Sequence[TrainSequence],
-    advantage: Advantage,
+    advantage: str,
     *,
     gamma: float = 1.0,
     gae_lambda: float = 1.0,
@@ -165,9 +171,9 @@ def assign(
 ) -> dict[str, float]:
     """Write advantages (and returns, where tokens have their own) into the sequences; returns the step's metrics.
 
-    `whitened` is gae's: advantages with mean 0 and variance 1 over the batch. `baselines` is remax's: the greedy
-    reward of each group, None where the greedy rollout failed. Sequences left out get zeros; drop them with
-    `sequences.trainable` before packing.
+    `advantage` is a name of choices.Advantage, or a user's function as custom.py describes it. `whitened` is gae's:
+    advantages with mean 0 and variance 1 over the batch. `baselines` is remax's: the greedy reward of each group, None
+    where the greedy rollout failed. Sequences left out get zeros; drop them with `sequences.trainable` before packing.
     """
     by_trajectory: dict[int, list[TrainSequence]] = {}
     for sequence in sequences:
@@ -178,7 +184,9 @@ def assign(
     episodes = [_Episode(found) for found in by_trajectory.values()]
     if not episodes:
         raise DataError("no trajectory of the step can be trained on: all failed")
-    match advantage:
+    if is_plugin(advantage):
+        return {**_write_custom(episodes, advantage), "training/groups_without_baseline": 0.0}
+    match Advantage(advantage):
         case Advantage.gae:
             alone = _write_gae(episodes, gamma, gae_lambda, whitened)
         case Advantage.reinforce_pp:
@@ -186,7 +194,7 @@ def assign(
         case Advantage.remax:
             alone = _write_remax(episodes, baselines)
         case Advantage.grpo | Advantage.dr_grpo | Advantage.rloo:
-            alone = _write_group(episodes, advantage)
+            alone = _write_group(episodes, Advantage(advantage))
     return {**_metrics(episodes), "training/groups_without_baseline": float(alone)}
 
 
@@ -234,6 +242,17 @@ def _write_group(episodes: list[_Episode], advantage: Advantage) -> int:
     return sum(size == 1 for size in Counter(groups).values())
 
 
+def _write_custom(episodes: list[_Episode], name: str) -> dict[str, float]:
+    batch = custom.AdvantageBatch(
+        rewards=np.array([episode.score for episode in episodes], dtype=np.float64),
+        groups=np.array([episode.group for episode in episodes], dtype=np.int64),
+        lengths=np.array([episode.tokens for episode in episodes], dtype=np.int64),
+        turns=np.array([turn for episode in episodes for turn in episode.turns()], dtype=np.int64),
+    )
+    _write_all(episodes, custom.advantages(name, batch))
+    return _metrics(episodes)
+
+
 def _flat(rows: list[list[float]]) -> Floats:
     return np.array([value for row in rows for value in row], dtype=np.float64)
 
@@ -246,11 +265,10 @@ def _write_all(episodes: list[_Episode], values: Floats) -> None:
 
 
 def _metrics(episodes: list[_Episode]) -> dict[str, float]:
-    """verl's names: score is the task's reward, rewards the same less KL; the rest is over policy tokens."""
-    arrays = {
-        "critic/score": np.array([episode.reward for episode in episodes]),
-        "critic/rewards": np.array([episode.score for episode in episodes]),
-    }
+    """verl's names: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens."""
+    arrays = {"critic/score": np.array([episode.reward for episode in episodes])}
+    if any(episode.penalties for episode in episodes):
+        arrays["critic/rewards"] = np.array([episode.score for episode in episodes])
     for name in ("advantages", "returns", "values"):
         if all(getattr(s, name) is not None for episode in episodes for s in episode.sequences):
             arrays[f"critic/{name}"] = _flat([episode.row(name) for episode in episodes])

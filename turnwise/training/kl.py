@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from turnwise.choices import KLControl, KLEstimator
+from turnwise.choices import KLEstimator
 from turnwise.errors import ConfigError
 from turnwise.training.sequences import TrainSequence
 
@@ -21,6 +21,10 @@ LOG_RATIO_LIMIT = 20.0
 """exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
 K3_LIMIT = 10.0
 """k3 grows as exp(ref - lp): unbounded, one token that the policy has all but given up outweighs a whole batch."""
+HORIZON = 10_000
+"""Trajectories over which a steered coefficient may change by a fifth, as in verl."""
+FIXED, ADAPTIVE = "fixed", "adaptive"
+"""Kinds of controller, as checkpoints name them."""
 
 
 def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
@@ -97,11 +101,11 @@ class FixedKL:
 
     def state(self) -> dict[str, str | float]:
         """Kind and value."""
-        return {"kind": KLControl.fixed.value, "value": self.value}
+        return {"kind": FIXED, "value": self.value}
 
     def load(self, state: Mapping[str, str | float]) -> None:
         """Take over the saved value."""
-        self.value = _saved(state, KLControl.fixed)
+        self.value = _saved(state, FIXED)
 
 
 class AdaptiveKL:
@@ -125,20 +129,16 @@ class AdaptiveKL:
 
     def state(self) -> dict[str, str | float]:
         """Kind and value; target and horizon belong to the config."""
-        return {"kind": KLControl.adaptive.value, "value": self.value}
+        return {"kind": ADAPTIVE, "value": self.value}
 
     def load(self, state: Mapping[str, str | float]) -> None:
         """Take over the saved value."""
-        self.value = _saved(state, KLControl.adaptive)
+        self.value = _saved(state, ADAPTIVE)
 
 
-def controller(kind: KLControl, value: float, *, target: float, horizon: float) -> KLController:
-    """The controller of this kind; target and horizon are the adaptive one's."""
-    match kind:
-        case KLControl.fixed:
-            return FixedKL(value)
-        case KLControl.adaptive:
-            return AdaptiveKL(value, target, horizon)
+def controller(value: float, target: float | None) -> KLController:
+    """A coefficient that stays what it is, or one that is steered to a target."""
+    return FixedKL(value) if target is None else AdaptiveKL(value, target, HORIZON)
 
 
 def _coefficient(value: float) -> float:
@@ -147,7 +147,7 @@ def _coefficient(value: float) -> float:
     return float(value)
 
 
-def _saved(state: Mapping[str, str | float], kind: KLControl) -> float:
-    if state.get("kind") != kind.value:
-        raise ConfigError(f"the checkpoint holds a {state.get('kind')} KL controller, the config asks for {kind.value}")
+def _saved(state: Mapping[str, str | float], kind: str) -> float:
+    if state.get("kind") != kind:
+        raise ConfigError(f"the checkpoint holds a {state.get('kind')} KL controller, the config asks for {kind}")
     return float(state["value"])

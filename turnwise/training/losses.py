@@ -13,7 +13,8 @@ from torch import Tensor
 from turnwise.choices import Aggregation, PolicyLoss
 from turnwise.config import AlgorithmConfig
 from turnwise.errors import ConfigError
-from turnwise.training import kl
+from turnwise.knobs import is_plugin
+from turnwise.training import custom, kl
 from turnwise.training.packing import Batch
 
 
@@ -116,9 +117,10 @@ def policy_objective(
     metrics = {
         "actor/pg_loss": pg_loss,
         "actor/pg_clipfrac": _mean(found.clipped, batch),
-        "actor/pg_clipfrac_lower": _mean(found.clipped_lower, batch),
         "actor/entropy": _mean(entropy, batch),
     }
+    if algorithm.clip_dual is not None:
+        metrics["actor/pg_clipfrac_lower"] = _mean(found.clipped_lower, batch)
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
     if algorithm.entropy:
@@ -135,20 +137,25 @@ def policy_objective(
 def _token_loss(logprobs: Tensor, batch: Batch, algorithm: AlgorithmConfig) -> TokenLoss:
     if batch.advantages is None:
         raise ValueError("the batch has no advantages: advantages.assign writes them")
-    if algorithm.loss is PolicyLoss.reinforce:
+    if algorithm.loss == PolicyLoss.reinforce:
         return reinforce(logprobs, batch.advantages)
     if batch.old_logprobs is None:
-        raise ValueError(
-            f"{algorithm.loss.value} needs old_logprobs, the learner's from before the step's first update"
-        )
+        raise ValueError(f"{algorithm.loss} needs old_logprobs, the learner's from before the step's first update")
     old, advantages, low, high = batch.old_logprobs, batch.advantages, algorithm.clip_low, algorithm.clip_high
-    match algorithm.loss:
+    if is_plugin(algorithm.loss):
+        none = torch.zeros_like(advantages)
+        return TokenLoss(
+            custom.losses(algorithm.loss, custom.LossBatch(logprobs, old, advantages, batch.trajectory)), none, none
+        )
+    match PolicyLoss(algorithm.loss):
         case PolicyLoss.ppo_clip:
             return ppo_clip(logprobs, old, advantages, low, high, algorithm.clip_dual)
         case PolicyLoss.gspo:
             return gspo(logprobs, old, advantages, batch, low, high)
         case PolicyLoss.cispo:
             return cispo(logprobs, old, advantages, low, high)
+        case PolicyLoss.reinforce:
+            return reinforce(logprobs, advantages)
 
 
 def value_objective(values: Tensor, batch: Batch, clip: float | None) -> tuple[Tensor, dict[str, float]]:

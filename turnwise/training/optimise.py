@@ -15,6 +15,7 @@ from turnwise.config import Config
 from turnwise.engines.learner import PolicyTokens, TorchLearner
 from turnwise.engines.reference import Reference
 from turnwise.errors import TurnwiseError
+from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.losses import policy_objective, value_objective
@@ -42,7 +43,7 @@ def needs_reference(config: Config) -> bool:
 
 def needs_critic(config: Config) -> bool:
     """Only token-level credit wants a value for every token."""
-    return config.algorithm.advantage is Advantage.gae
+    return config.algorithm.advantage == Advantage.gae
 
 
 def optimise(
@@ -83,12 +84,17 @@ def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config
     whole = tokens_by_trajectory(part)
     tokens, counted = sum(whole.values()), sum(s.policy_tokens for s in active)
     totals: dict[str, float] = defaultdict(float)
-    for chosen in fill(active, config.learner.token_budget, together=config.algorithm.loss is PolicyLoss.gspo):
+    for chosen in fill(active, config.learner.token_budget, together=_by_trajectory(config)):
         batch = pack(chosen, whole)
         found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config, chosen))
         for name, share in found.items():
             totals[name] += share * (tokens / counted if name in MEANS else 1.0)
     return totals | _named(learner.optim_step())
+
+
+def _by_trajectory(config: Config) -> bool:
+    """Whether the loss looks at whole trajectories, or may: a user's own is given all segments of each."""
+    return config.algorithm.loss == PolicyLoss.gspo or is_plugin(config.algorithm.loss)
 
 
 def _first_gap(part: Sequence[TrainSequence]) -> dict[str, float]:
@@ -105,7 +111,7 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
     They still count in the denominators, so leaving them out changes no gradient.
     """
     algorithm = config.algorithm
-    if algorithm.entropy or algorithm.kl_loss or algorithm.advantage is Advantage.gae:
+    if algorithm.entropy or algorithm.kl_loss or algorithm.advantage == Advantage.gae or is_plugin(algorithm.loss):
         return True
     return any(sequence.advantages or ())
 

@@ -68,9 +68,7 @@ def train_sft(
         raise DataError("no sequence with policy tokens to train on")
     if any(sequence.loss_mask[0] for sequence in sequences):
         raise DataError("a sequence starts with a policy token: there is nothing to predict it from")
-    optimizer = torch.optim.AdamW(
-        decoder.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay
-    )
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, config))
     seen = 0
     for step, batch in enumerate(itertools.islice(_endless(sequences, config.batch_tokens, seed), config.steps)):

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -14,11 +15,11 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp
 
 from turnwise.errors import StorageError
-from turnwise.storage.json_text import spell
+from turnwise.storage.json_text import to_json
 from turnwise.web import shell
 from turnwise.web.configs import diff
 from turnwise.web.events import stream
-from turnwise.web.gate import EVENTS, Door, Gate, content_policy
+from turnwise.web.gate import EVENTS, BoardAddress, Gate, content_policy
 from turnwise.web.runs import NotFound, Run, Runs
 
 MOST_RUNS = 32
@@ -31,7 +32,7 @@ Row = Annotated[int, Query(ge=0, le=10_000_000)]
 Expression = Annotated[str, Query(max_length=2000)]
 
 
-def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> ASGIApp:
+def make_app(runs: Runs, address: BoardAddress, closing: asyncio.Event | None = None) -> ASGIApp:
     """The app. `closing` ends the open streams, which a server that stops would otherwise wait for."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # numbers hardly shrink further at higher levels, which take four times as long
@@ -39,6 +40,7 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
     _add_errors(app)
     _add_shell(app)
     _add_runs(app, runs)
+    _add_pairs(app, runs)
     _add_series(app, runs)
     _add_findings(app, runs)
     _add_lists(app, runs)
@@ -54,12 +56,12 @@ def make_app(runs: Runs, door: Door, closing: asyncio.Event | None = None) -> AS
         return StreamingResponse(text, media_type="text/event-stream")
 
     # around everything, the framework's own answer to a bug included, which it gives outside of its middleware
-    return Gate(app, door, content_policy(shell.inline_hashes()))
+    return Gate(app, address, content_policy(shell.inline_hashes()))
 
 
 def answer(value: Any, status: int = 200) -> Response:
     """A JSON response; what is not a finite number becomes null."""
-    return Response(spell(value), status, media_type="application/json")
+    return Response(to_json(value), status, media_type="application/json")
 
 
 def _split(text: str, most: int) -> list[str]:
@@ -73,14 +75,13 @@ def _split(text: str, most: int) -> list[str]:
 def _add_errors(app: FastAPI) -> None:
     """Every error is `{"error": text}`: asked wrongly, not there, damaged, or our fault."""
 
-    def add(kind: type[Exception], status: int) -> None:
-        def handle(_: Request, error: Exception) -> Response:
-            return answer({"error": str(error)}, status)
+    @app.exception_handler(NotFound)
+    def missing(_: Request, error: NotFound) -> Response:
+        return answer({"error": str(error), "title": error.title}, 404)
 
-        app.add_exception_handler(kind, handle)
-
-    add(NotFound, 404)
-    add(StorageError, 422)
+    @app.exception_handler(StorageError)
+    def damaged(_: Request, error: StorageError) -> Response:
+        return answer({"error": str(error)}, 422)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -145,6 +146,20 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
         return answer({"keys": diff({run.name: run.config()[1] for run in wanted})})
 
 
+def _add_pairs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/pairs")
+    def pairs(names: Annotated[str, Query(alias="runs", max_length=16_000)]) -> Response:
+        """The newest evaluations of two runs, answer by answer."""
+        from turnwise.web.results import paired
+
+        wanted = [runs.open(name) for name in _split(names, MOST_RUNS)]
+        if len(wanted) != 2:
+            raise HTTPException(400, f"pairs are of two runs, not of {len(wanted)}")
+        for run in wanted:
+            run.refresh()
+        return answer(paired(wanted[0].table.snapshot, wanted[1].table.snapshot))
+
+
 def _add_series(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs/{run}/series")
     def series(run: str, names: Names, points: Annotated[int, Query(ge=10, le=5000)] = 600) -> Response:
@@ -166,18 +181,20 @@ def _add_series(app: FastAPI, runs: Runs) -> None:
 
 
 def _ask(runs: Runs, name: str, make: Callable[[Run], Any]) -> Response:
-    """What `make` says about a run that was read on just now."""
+    """What `make` says about a run that was read on just now: a value, or a response of its own."""
     from turnwise.web.filters import BadFilter
     from turnwise.web.table import NotThere
 
     run = runs.open(name)
     run.refresh()
     try:
-        return answer(make(run))
+        found = make(run)
     except BadFilter as error:
-        return answer({"error": str(error)}, 400)
+        place = {"message": error.message, "column": error.column, "end": error.end}
+        return answer({"error": str(error), "filter": place}, 400)
     except NotThere as error:
-        return answer({"error": str(error)}, 404)
+        return answer({"error": str(error), "title": error.title}, 404)
+    return found if isinstance(found, Response) else answer(found)
 
 
 def _add_findings(app: FastAPI, runs: Runs) -> None:
@@ -224,6 +241,28 @@ def _add_lists(app: FastAPI, runs: Runs) -> None:
         wanted = {"split": split, "filter": filter, "search": search, "sort": sort, "order": order}
         return _ask(runs, run, lambda it: listing(it.table, **wanted, offset=offset, limit=limit))
 
+    @app.get("/api/runs/{run}/trajectories.csv")
+    def as_csv(
+        run: str,
+        split: Split = "all",
+        filter: Expression = "",
+        search: Annotated[str, Query(max_length=500)] = "",
+        sort: Annotated[str, Query(max_length=200)] = "",
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        from turnwise.web.export import TooMuch, csv_lines
+
+        def make(it: Run) -> Response:
+            try:
+                lines = csv_lines(it.table, split=split, filter=filter, search=search, sort=sort, order=order)
+            except TooMuch as error:
+                raise HTTPException(409, str(error)) from error
+            name = quote(f"{it.name}-trajectories.csv")
+            headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+            return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+
+        return _ask(runs, run, make)
+
     @app.get("/api/runs/{run}/search")
     def full_text(
         run: str,
@@ -246,6 +285,12 @@ def _add_trajectories(app: FastAPI, runs: Runs) -> None:
         from turnwise.web.groups import group as make
 
         return _ask(runs, run, lambda it: make(it.dir, it.table, shard, sample))
+
+    @app.get("/api/runs/{run}/sample")
+    def sample(run: str, sample: Annotated[str, Query(max_length=4000)]) -> Response:
+        from turnwise.web.sample_history import sample_history
+
+        return _ask(runs, run, lambda it: sample_history(it.table, sample))
 
     @app.get("/api/runs/{run}/trajectory")
     def trajectory(run: str, shard: Shard, row: Row) -> Response:

@@ -75,6 +75,10 @@ class Pool:
             found.append(code)
         return np.array(found, dtype=np.int32)
 
+    def code(self, value: Any) -> int | None:
+        """The code of a value; None for one that no row has."""
+        return self._codes.get(value)
+
     def taking(self, other: "Pool", codes: Array) -> Array:
         """Codes of another pool in this one, which takes in the values that they name and no others."""
         named = np.unique(codes[codes != _UNKNOWN])

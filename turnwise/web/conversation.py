@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from turnwise.errors import StorageError
+from turnwise.storage.images import session_name
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
 from turnwise.types import CallRecord, Image, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
@@ -32,7 +33,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
     pictures = Pictures(run, name)
     sample, check = trajectory.sample, trajectory.render_check
     last = table.shard_size(shard) - 1
-    drawn = _Drawn(pictures, trajectory)
+    drawn = _CallImages(pictures, trajectory)
     return {
         "shard": shard,
         "row": row,
@@ -118,7 +119,7 @@ def _call_json(call: ToolCall) -> Json:
     }
 
 
-def _turn_json(turn: Turn, pictures: Pictures, drawn: "_Drawn") -> Json:
+def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
     replies = {reply.tool_call_id: reply for reply in turn.replies if reply.role is Role.TOOL}
     answered = {record.call.id for record in turn.calls}
     others = [reply for reply in turn.replies if reply.role is not Role.TOOL or reply.tool_call_id not in answered]
@@ -138,7 +139,7 @@ def _turn_json(turn: Turn, pictures: Pictures, drawn: "_Drawn") -> Json:
     }
 
 
-def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_Drawn") -> Json:
+def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_CallImages") -> Json:
     return _call_json(record.call) | {
         "status": record.status.value,
         "seconds": plain(record.seconds),
@@ -150,14 +151,14 @@ def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, 
     }
 
 
-class _Drawn:
+class _CallImages:
     """The pictures that calls gave back, each with the part of which source it shows."""
 
     def __init__(self, pictures: Pictures, trajectory: Trajectory) -> None:
         self._pictures = pictures
         self._sources: dict[str, str | None] = {}
         for number, image in enumerate(trajectory.sample.images):
-            self._sources.setdefault(_input_name(image, number), pictures.url(image.source))
+            self._sources.setdefault(session_name(image, number), pictures.url(image.source))
 
     def images(self, record: CallRecord, reply: Message | None) -> list[Json]:
         """Those that a call's info tells of; else those its reply shows."""
@@ -167,10 +168,10 @@ class _Drawn:
         told = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
         if told:
             same = len(told) == len(shown)  # then the reply shows them in this order
-            return [self._told(one, shown[number] if same else None) for number, one in enumerate(told)]
+            return [self._recorded(one, shown[number] if same else None) for number, one in enumerate(told)]
         return [self._shown(image) for image in shown]
 
-    def _told(self, one: Json, image: Image | None) -> Json:
+    def _recorded(self, one: Json, image: Image | None) -> Json:
         url = self._pictures.file_url(one.get("file"))
         if url is None and isinstance(one.get("data"), str):
             url = self._pictures.url(one["data"])
@@ -190,14 +191,6 @@ class _Drawn:
         name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
         url = self._pictures.url(image.source)
         return {"url": url, "name": name, "size": None, "source_url": None, "box": None, "steps": []}
-
-
-def _input_name(image: Image, number: int) -> str:
-    """What a tool's session calls a sample's image: its file's name, or a number for an inline one."""
-    if not image.source.startswith("data:"):
-        return PurePath(image.source).name
-    kind = image.source.partition(",")[0].removeprefix("data:image/").split(";")[0]
-    return f"image_{number}.{kind or 'png'}"
 
 
 def _numbers(value: Any, count: int) -> list[float] | None:

@@ -1,5 +1,7 @@
 """Detectors that read the learner's own numbers: entropy, KL, gradients, the gap to the sampler."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from turnwise.web.findings import Finding, Severity, expression, graded, matches, plain, span
@@ -41,6 +43,20 @@ def _curve(series: Series, name: str, rows: Rows, column: str | None = None) -> 
     return Curve(rows.steps, rows.means(rows.number(column))).finite()
 
 
+def _worst(
+    curve: Curve, late: float, grade: Callable[[float], Severity], *, lowest: bool = False
+) -> tuple[Severity, float, tuple[int, int], str]:
+    """How bad the last stretch is, or else the worst one: severity, median, steps, and what to say of the end.
+
+    What passed is to be watched at most.
+    """
+    now = grade(late)
+    value, steps = curve.extreme(lowest=lowest)
+    if now is not Severity.OK or grade(value) is Severity.OK:
+        return now, late, curve.late_steps(), ""
+    return Severity.WATCH, value, steps, f" It is {plain(late)} in {span(curve.late_steps())}."
+
+
 def _of_steps(curve: Curve, rows: Rows, steps: tuple[int, int], condition: str = "") -> tuple[str, int]:
     """A filter for the trajectories of a metric's steps, and how many those are."""
     listed = expression(condition, steps=steps)
@@ -67,16 +83,24 @@ def _entropy(table: Table, series: Series, *, collapse: bool) -> Finding | None:
         return None
     id = "entropy_collapse" if collapse else "entropy_explosion"
     title = "Entropy collapse" if collapse else "Entropy explosion"
-    steps = curve.late_steps()
-    text = f"The median entropy was {plain(early)} nats a token at first and {plain(late)} in {span(steps)}."
     if collapse:
-        severity = graded(early / late if late > 0 else np.inf, 1 / COLLAPSED_WATCH, 1 / COLLAPSED_ALARM)
+        severity, worst, steps, now = _worst(
+            curve,
+            late,
+            lambda value: graded(early / value if value > 0 else np.inf, 1 / COLLAPSED_WATCH, 1 / COLLAPSED_ALARM),
+            lowest=True,
+        )
         edge, sign = early * COLLAPSED_WATCH, "<"
         advice = "Raise the temperature or the entropy bonus, lower the learning rate, or loosen the upper clip."
     else:
-        severity = graded(late / early if late >= EXPLODED_FROM else 0.0, EXPLODED_WATCH, EXPLODED_ALARM)
+        severity, worst, steps, now = _worst(
+            curve,
+            late,
+            lambda value: graded(value / early if value >= EXPLODED_FROM else 0.0, EXPLODED_WATCH, EXPLODED_ALARM),
+        )
         edge, sign = early * EXPLODED_WATCH, ">"
         advice = "Lower the learning rate or the entropy bonus, and look whether rewards have turned into noise."
+    text = f"The median entropy was {plain(early)} nats a token at first and {plain(worst)} in {span(steps)}.{now}"
     if severity is Severity.OK:
         return Finding(id, severity, title, text, metrics=(ENTROPY,))
     known = bool(np.isfinite(rows.number("entropy")).any())
@@ -91,11 +115,14 @@ def sampler_gap(table: Table, series: Series) -> Finding | None:
     if not len(curve):
         return None
     early, late = curve.ends()
-    steps = curve.late_steps()
+    severity, worst, steps, now = _worst(
+        curve, late, lambda value: graded(value, GAP_WATCH, GAP_ALARM) if value >= GAP_GREW * early else Severity.OK
+    )
     title = "Sampler against learner"
-    text = f"Their log-probs differed by {plain(early)} on average at first and by {plain(late)} in {span(steps)}."
+    text = (
+        f"Their log-probs differed by {plain(early)} on average at first and by {plain(worst)} in {span(steps)}.{now}"
+    )
     metrics = (GAP, "rollout_corr/k3_kl", "rollout_corr/abs_diff_max")
-    severity = graded(late, GAP_WATCH, GAP_ALARM) if late >= GAP_GREW * early else Severity.OK
     if severity is Severity.OK:
         return Finding("sampler_gap", severity, title, text, metrics=metrics)
     known = bool(np.isfinite(rows.number("gap")).any())
@@ -119,14 +146,15 @@ def _kl(series: Series, name: str, rows: Rows) -> Finding | None:
         return None
     curve = Curve(curve.steps, np.abs(curve.values))
     early, late = curve.ends()
-    steps = curve.late_steps()
     update = name == "actor/ppo_kl"
     before = float(np.median(curve.values[: max(len(curve) // 2, 1)])) if update else early
     levels = (UPDATE_KL_WATCH, UPDATE_KL_ALARM) if update else (REFERENCE_KL_WATCH, REFERENCE_KL_ALARM)
     title = "KL to the policy before the update" if update else "KL to the reference"
     when = "in the first half of the run" if update else "at first"
-    text = f"The median of {name} was {plain(before)} {when} and {plain(late)} in {span(steps)}."
-    severity = graded(late, *levels) if late >= KL_GREW * before else Severity.OK
+    severity, worst, steps, now = _worst(
+        curve, late, lambda value: graded(value, *levels) if value >= KL_GREW * before else Severity.OK
+    )
+    text = f"The median of {name} was {plain(before)} {when} and {plain(worst)} in {span(steps)}.{now}"
     if severity is Severity.OK:
         return Finding("kl_blow_up", severity, title, text, metrics=(name,))
     listed, count = _of_steps(curve, rows, steps)

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from turnwise.errors import StorageError
-from turnwise.web.life import Shown
+from turnwise.web.liveness import Shown
 from turnwise.web.runs import NotFound, Runs
 
 POLL_SECONDS = 1.0
@@ -20,7 +20,7 @@ _RETRY_MS = 2000
 News = dict[str, dict[str, Any]]
 
 
-def look(runs: Runs, names: Sequence[str]) -> News:
+def poll_runs(runs: Runs, names: Sequence[str]) -> News:
     """The version, step and state of these runs, or of all if none is named; a run that is not there is `gone`."""
     now = time.time()
     found: News = {}
@@ -61,21 +61,21 @@ async def stream(
     A page that comes back after a break is told of every run, since nobody knows what it missed.
     """
     yield f"retry: {_RETRY_MS}\nid: 0\n\n"
-    known = await run_in_threadpool(look, runs, names)
+    known = await run_in_threadpool(poll_runs, runs, names)
     pending = list(known.values()) if reconnected else []
-    told = time.monotonic()
+    last_sent = time.monotonic()
     while not closing.is_set():
         for news in pending:
             yield _event("change", news)
         if pending:
-            told = time.monotonic()
-        elif time.monotonic() - told >= ping_seconds:
+            last_sent = time.monotonic()
+        elif time.monotonic() - last_sent >= ping_seconds:
             yield _event("ping", {})
-            told = time.monotonic()
+            last_sent = time.monotonic()
         try:
             await asyncio.wait_for(closing.wait(), poll_seconds)
         except TimeoutError:
-            now = await run_in_threadpool(look, runs, names)
+            now = await run_in_threadpool(poll_runs, runs, names)
             pending = changed(known, now)
             known = now
 

@@ -4,11 +4,10 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from turnwise.errors import StorageError
 from turnwise.files import cannot
+from turnwise.storage.file_tail import FileTail, Line
 from turnwise.storage.index import INDEX, Shard, parse_line, shard_of
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories
@@ -17,79 +16,10 @@ from turnwise.web.columns import shard_name
 FOLDERS = ("trajectories", "eval")
 SETTLING = 3.0
 """A writer adds a file's line after the file; for so many seconds it is waited for rather than the file read."""
-_CHUNK = 1 << 20
-_HEAD, _TAIL = 1024, 64
-"""What is compared to know a file again: lines of one run often end alike."""
 _LONGEST_LINE = 256 << 20
 
 Stamp = tuple[int, int]
 """(time of the last change in ns, size) of a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    start: int
-    size: int
-
-
-class _Lines:
-    """The whole lines of a growing file, by place."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = -1
-        self._end = 0
-        self._head = self._tail = b""
-        self.unread: list[_Line] = []
-
-    def look(self) -> bool:
-        """Take in new lines; True when the file is another than before, so that all it said is void."""
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                replaced = self._end > 0 and not self._is_same(file.fileno(), status)
-                if replaced:
-                    self._forget()
-                self._inode = status.st_ino
-                self._head = self._head or os.pread(file.fileno(), _HEAD, 0)
-                if status.st_size > self._end:
-                    file.seek(self._end)
-                    self._take(iter(lambda: file.read(_CHUNK), b""))
-                return replaced
-        except FileNotFoundError:
-            gone = self._end > 0
-            self._forget()
-            return gone
-
-    def _forget(self) -> None:
-        self._end, self._head, self._tail, self.unread = 0, b"", b"", []
-
-    def read(self, line: _Line) -> bytes:
-        """A line's bytes."""
-        with self._path.open("rb") as file:
-            file.seek(line.start)
-            return file.read(line.size)
-
-    def _is_same(self, descriptor: int, status: os.stat_result) -> bool:
-        if status.st_ino != self._inode or status.st_size < self._end:
-            return False
-        tail = os.pread(descriptor, len(self._tail), self._end - len(self._tail))
-        return tail == self._tail and os.pread(descriptor, len(self._head), 0) == self._head
-
-    def _take(self, chunks: Iterator[bytes]) -> None:
-        """A last line without its end is left for later."""
-        start = place = self._end
-        recent = self._tail
-        for chunk in chunks:
-            at = 0
-            while (found := chunk.find(b"\n", at)) >= 0:
-                end = place + found + 1
-                if end - start > 1:
-                    self.unread.append(_Line(start, end - start))
-                start, at = end, found + 1
-                self._end, self._tail = end, (recent + chunk[: found + 1])[-_TAIL:]
-            recent = (recent + chunk)[-_TAIL:]
-            place += len(chunk)
 
 
 class Feed:
@@ -97,7 +27,8 @@ class Feed:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._lines = _Lines(run.path / INDEX)
+        self._tail = FileTail(run.path / INDEX)
+        self._unread: list[Line] = []
         self._line_of: dict[str, int] = {}
         self._files: dict[str, Stamp] = {}
         self._read_files: dict[str, Stamp] = {}
@@ -105,10 +36,11 @@ class Feed:
         self._damaged: dict[str, str] = {}
         self._bad_lines: dict[int, str] = {}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """See what is new; True when everything read before is void."""
         try:
-            void = self._lines.look()
+            void, new = self._tail.poll()
+            self._unread = new if void else self._unread + new
             if void:
                 self._line_of, self._read_files, self._damaged, self._bad_lines = {}, {}, {}, {}
             for folder in FOLDERS:
@@ -120,7 +52,7 @@ class Feed:
     @property
     def pending(self) -> int:
         """How many lines and files are still to be read."""
-        return len(self._lines.unread) + len(self._waiting())
+        return len(self._unread) + len(self._waiting())
 
     @property
     def damaged(self) -> list[dict[str, str]]:
@@ -131,14 +63,14 @@ class Feed:
     def shards(self, seconds: float | None) -> Iterator[Shard]:
         """Shards not given before, newest first, until the time is up; at least one when there is one."""
         end = math.inf if seconds is None else time.monotonic() + seconds
-        had_lines = bool(self._lines.unread)
+        had_lines = bool(self._unread)
         yield from self.from_lines(end)
-        if not self._lines.unread and (not had_lines or time.monotonic() < end):
+        if not self._unread and (not had_lines or time.monotonic() < end):
             yield from self._from_files(end)
 
     def from_lines(self, end: float = math.inf) -> Iterator[Shard]:
         """Those that the index has lines about, the last line first."""
-        while self._lines.unread:
+        while self._unread:
             shard = self._next_line()
             if shard is not None:
                 yield shard
@@ -179,12 +111,12 @@ class Feed:
         self._line_of.pop(file, None)
 
     def _next_line(self) -> Shard | None:
-        line = self._lines.unread.pop()
+        line = self._unread.pop()
         if line.size > _LONGEST_LINE:
             self._bad_lines[line.start] = f"a line of {line.size >> 20} MB is too long"
             return None
         try:
-            shard = parse_line(self._lines.read(line))
+            shard = parse_line(next(self._tail.read([line])))
         except (StorageError, OSError) as error:
             self._bad_lines[line.start] = str(error)
             return None

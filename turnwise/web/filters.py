@@ -41,11 +41,13 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Array, Array], Array]] = {
 
 
 class BadFilter(ValueError):
-    """An expression that cannot be used; the text says where (`column`, from 1) and what would be right."""
+    """An expression that cannot be used: what is right, and where (`column` from 1, `end` after what is wrong)."""
 
-    def __init__(self, message: str, column: int | None = None) -> None:
+    def __init__(self, message: str, column: int | None = None, end: int | None = None) -> None:
         super().__init__(message if column is None else f"column {column}: {message}")
+        self.message = message
         self.column = column
+        self.end = end if column is None or (end is not None and end > column) else column + 1
 
 
 class HasSnapshot(Protocol):
@@ -81,7 +83,8 @@ def compile(expression: str) -> Filter:
         tree = ast.parse(text.lstrip(), mode="eval").body
     except SyntaxError as error:
         column = error.offset + shift if error.offset else len(text) + 1
-        raise BadFilter(_hint(text, column), min(column, len(text) + 1)) from error
+        end = error.end_offset + shift if error.end_offset else None
+        raise BadFilter(_hint(text, column, error.msg), min(column, len(text) + 1), end) from error
     except (ValueError, MemoryError, RecursionError) as error:
         raise BadFilter("this cannot be read; it may be nested too deeply") from error
     _check_size(tree)
@@ -102,7 +105,11 @@ def _check_characters(text: str) -> None:
             raise BadFilter("nested too deeply", column)
 
 
-def _hint(text: str, column: int) -> str:
+def _hint(text: str, column: int, said: str) -> str:
+    if "never closed" in said or "unterminated" in said:
+        return "this is never closed"
+    if "unmatched" in said:
+        return "this closes what was never opened"
     here = text[max(column - 2, 0) : column + 2]
     if "&" in here or "|" in here or "!" in here.replace("!=", ""):
         return "write and, or, not in words"
@@ -178,8 +185,11 @@ class _Evaluation:
         self.shift = shift
 
     def fail(self, node: ast.expr, message: str) -> BadFilter:
-        before = self.text.lstrip().encode()[: node.col_offset].decode(errors="ignore")
-        return BadFilter(message, len(before) + self.shift + 1)
+        content = self.text.lstrip().encode()  # a node's offsets count bytes
+        start, end = (
+            len(content[:offset].decode(errors="ignore")) for offset in (node.col_offset, node.end_col_offset)
+        )
+        return BadFilter(message, start + self.shift + 1, end + self.shift + 1)
 
     def truth(self, node: ast.expr) -> Array:
         """A condition as True or False by row."""

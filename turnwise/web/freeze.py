@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from turnwise.errors import ConfigError, StorageError
-from turnwise.storage.json_text import spell
+from turnwise.storage.json_text import to_json
 from turnwise.storage.run_dir import RunDir
 from turnwise.web import shell
 from turnwise.web.conversation import conversation
@@ -27,6 +27,7 @@ from turnwise.web.health import health
 from turnwise.web.pictures import image_bytes
 from turnwise.web.presets import fields
 from turnwise.web.runs import Run, Runs
+from turnwise.web.sample_history import sample_history
 from turnwise.web.spread import spread
 from turnwise.web.table import NotThere, Table, listing, selection
 from turnwise.web.tokens import tokens
@@ -36,7 +37,7 @@ MOST = 24
 """Trajectories taken along unless told otherwise."""
 MOST_POSSIBLE = 1000
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
 _POINTS = 600
@@ -81,7 +82,7 @@ class Report:
 
 
 def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
-    """Everything about the run in `path`, with the trajectories that pass a filter, or else the most telling ones."""
+    """Everything about the run in `path`, with the trajectories that pass a filter, or else the most notable ones."""
     RunDir.open(path)
     runs = Runs([path])
     run = runs.open(runs.names()[0])
@@ -89,7 +90,7 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
     run.series.refresh()
     run.table.refresh(None)
     found = health(run.table, run.series)
-    wanted = _passing(run.table, filter, most) if filter.strip() else _telling(run.table, found["findings"], most)
+    wanted = _passing(run.table, filter, most) if filter.strip() else _notable(run.table, found["findings"], most)
     frozen = _Frozen(run)
     frozen.left_out += [f"{damaged['file']}: {damaged['reason']}" for damaged in run.table.damaged]
     frozen.add("/api/runs", {"runs": runs.summaries(time.time())})
@@ -113,7 +114,7 @@ def _passing(table: Table, filter: str, most: int) -> list[Place]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Query:
     """Trajectories worth a look, the first of them most."""
 
     split: str = "all"
@@ -127,23 +128,23 @@ class _Wish:
         return rows
 
 
-def _telling(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
+def _notable(table: Table, findings: Sequence[dict[str, Any]], most: int) -> list[Place]:
     """One after the other of the best, the worst, the surprising, the longest and those behind findings.
 
     Of one group one is enough: its page shows the siblings.
     """
     splits = {info.split for info in table.shards()}
     own = "train" if "train" in splits else "all"
-    wishes = [
-        _Wish(own, sort="reward"),
-        _Wish(own, sort="reward", order="asc"),
-        _Wish(filter=WRONG_BUT_REWARDED),
-        _Wish(filter=FLIPPED_TO_WRONG),
-        _Wish(filter=FLIPPED_TO_RIGHT),
-        _Wish(own, sort="policy_tokens"),
-        *(_Wish(split, filter) for filter, split in _finding_links(findings, serious=True)),
+    queries = [
+        _Query(own, sort="reward"),
+        _Query(own, sort="reward", order="asc"),
+        _Query(filter=WRONG_BUT_REWARDED),
+        _Query(filter=FLIPPED_TO_WRONG),
+        _Query(filter=FLIPPED_TO_RIGHT),
+        _Query(own, sort="policy_tokens"),
+        *(_Query(split, filter) for filter, split in _finding_links(findings, serious=True)),
     ]
-    queues = [iter(wish.rows(table, 8 * most)) for wish in wishes]
+    queues = [iter(query.rows(table, 8 * most)) for query in queries]
     chosen: dict[tuple[str, str], Place] = {}
     while queues and len(chosen) < most:
         for queue in list(queues):
@@ -225,6 +226,7 @@ class _Frozen:
             return False
         self.add(f"{base}/trajectory", self._with_images(told), shard=shard, row=row)
         self.add(f"{base}/tokens", _shortened(counted), shard=shard, row=row)
+        self.add(f"{base}/sample", sample_history(run.table, sample), sample=sample)
         return True
 
     def add_lists(self, places: Sequence[Place], findings: Sequence[dict[str, Any]]) -> None:
@@ -296,7 +298,7 @@ class _Frozen:
 
 
 def tool_links(shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(filter, split) of the links that pages/tools.js makes of its answer."""
+    """(filter, split) of the links that the page of tools makes of its answer."""
     for source in shown["funnel"]["sources"]:
         yield f"data_source == {quoted(source)} and failure == null", shown["funnel"]["split"]
     yield FLIPPED_TO_RIGHT, "eval"
@@ -307,7 +309,7 @@ def tool_links(shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def quoted(text: str) -> str:
-    """A text for a filter expression, as `quoted` of pages/tools.js writes it."""
+    """A text for a filter expression, as `quoted` of parts/filter_text.js writes it."""
     letters = json.dumps(text, ensure_ascii=False)
     return "".join(
         letter
@@ -384,4 +386,4 @@ def _in_script(code: str) -> str:
 
 def safe_json(value: Any) -> str:
     """JSON that may stand in a script element: without `<`, so that nothing a model wrote ends it, and without nan."""
-    return spell(value).decode().replace("<", "\\u003c")
+    return to_json(value).decode().replace("<", "\\u003c")

@@ -18,8 +18,8 @@ _NEEDS_TOKEN = f"this board needs its token: open it once with ?token= and the v
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where a board listens and what opens it: `Door("127.0.0.1", 7007)`."""
+class BoardAddress:
+    """Where a board listens and what opens it: `BoardAddress("127.0.0.1", 7007)`."""
 
     host: str
     port: int
@@ -59,9 +59,9 @@ class Gate(serving.Gate):
     methods = ("GET", "HEAD")
     open_paths = ()
 
-    def __init__(self, app: ASGIApp, door: Door, policy: str) -> None:
-        super().__init__(app, door.host, door.token)
-        self._door = door
+    def __init__(self, app: ASGIApp, address: BoardAddress, policy: str) -> None:
+        super().__init__(app, address.host, address.token)
+        self._address = address
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +85,7 @@ class Gate(serving.Gate):
     def refusal(self, scope: Scope) -> Response | None:
         """The answer to a request that is not let through, or that brings the token; None for all others."""
         answer = super().refusal(scope)
-        token = self._door.token
+        token = self._address.token
         if token is None or (answer is not None and answer.status_code != 401):
             return answer
         brought = _token_in(scope) if scope["path"] == "/" else None
@@ -101,16 +101,16 @@ class Gate(serving.Gate):
         if super().knows(headers, token):
             return True
         try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self._door.cookie)
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self._address.cookie)
         except CookieError:
             return False
-        return morsel is not None and same(morsel.value, self._door.pass_word)
+        return morsel is not None and same(morsel.value, self._address.pass_word)
 
     def _welcome(self, scope: Scope) -> Response:
         """Trade the token for a cookie, and take it out of the address bar."""
         rest = [(key, value) for key, value in _query(scope) if key != "token"]
         answer = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), 303, {"Cache-Control": "no-store"})
-        answer.set_cookie(self._door.cookie, self._door.pass_word, httponly=True, samesite="strict")
+        answer.set_cookie(self._address.cookie, self._address.pass_word, httponly=True, samesite="strict")
         return answer
 
 

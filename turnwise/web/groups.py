@@ -19,7 +19,7 @@ def group(run: RunDir, table: Table, shard: str, sample: str, *, name: str | Non
     """The JSON of a group's page; NotThere when the shard has no such sample."""
     rows = table.siblings(shard, sample)
     if not rows:
-        raise NotThere(f"{shard} has no sample {sample[:120]!r}")
+        raise NotThere(f"{shard} has no sample {sample[:120]!r}", "No such group")
     entries = [table.entry(shard, row) for row in rows]
     trajectories = read_all(table, shard, rows[:MOST_SIBLINGS])
     pictures = Pictures(run, name)

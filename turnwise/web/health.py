@@ -5,6 +5,18 @@ from typing import Any
 
 import numpy as np
 
+from turnwise.web.detectors_bursts import (
+    duplicate_burst,
+    failure_burst,
+    flat_burst,
+    length_burst,
+    malformed_burst,
+    print_only_burst,
+    reward_dip,
+    tool_error_burst,
+    tools_unused_burst,
+    truncation_burst,
+)
 from turnwise.web.detectors_episodes import (
     duplicate_calls,
     infrastructure,
@@ -55,6 +67,16 @@ DETECTORS: tuple[Detector, ...] = (
     tool_use_vanishing,
     length_drift,
     truncation,
+    malformed_burst,
+    tool_error_burst,
+    truncation_burst,
+    failure_burst,
+    print_only_burst,
+    duplicate_burst,
+    tools_unused_burst,
+    flat_burst,
+    reward_dip,
+    length_burst,
     *FACTS,
 )
 _ORDER = [Severity.ALARM, Severity.WATCH, Severity.OK]

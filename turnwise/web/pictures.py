@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from turnwise.storage.images import IMAGES, image_kind
+from turnwise.storage.images import IMAGES, STORED_NAME, media_type
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image
 from turnwise.web.columns import clean_text
@@ -18,7 +18,6 @@ from turnwise.web.table import NotThere
 LARGEST_INLINE = 8 << 20
 LARGEST_FILE = 64 << 20
 _INLINE = re.compile(r"data:image/(png|jpeg|jpg|gif|webp);base64,[A-Za-z0-9+/]*={0,2}", re.ASCII | re.IGNORECASE)
-_NAME = re.compile(r"images/[0-9a-f]{8,64}\.(png|jpg|jpeg|gif|webp)", re.ASCII)
 _SHOWN = 200
 _INDEX_KEPT = 8
 
@@ -39,7 +38,7 @@ class Pictures:
 
     def file_url(self, file: Any) -> str | None:
         """Where a page finds an image that the run keeps under this name."""
-        if not isinstance(file, str) or not _NAME.fullmatch(file):
+        if not isinstance(file, str) or not STORED_NAME.fullmatch(file):
             return None
         return f"/api/runs/{quote(self._name, safe='')}/image?name={quote(file, safe='')}"
 
@@ -59,30 +58,24 @@ def shown_source(source: str) -> str:
 
 def image_bytes(run: RunDir, name: str) -> tuple[bytes, str]:
     """(content, media type) of an image that the run keeps; NotThere for anything else."""
-    if not _NAME.fullmatch(name):
-        raise NotThere("no such image")
+    if not STORED_NAME.fullmatch(name):
+        raise NotThere("no such image", "No such image")
     folder, path = run.path / "images", run.path / name
     try:
         inside = folder.resolve(strict=True).is_relative_to(run.path.resolve())
         real = path.resolve(strict=True)
         if not inside or real.parent != folder.resolve():
-            raise NotThere("no such image")
+            raise NotThere("no such image", "No such image")
         status = real.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            raise NotThere("no such image")
+            raise NotThere("no such image", "No such image")
         content = real.read_bytes()
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise NotThere("no such image") from error
+        raise NotThere("no such image", "No such image") from error
     kind = media_type(content)
     if kind is None:
-        raise NotThere("no such image")
+        raise NotThere("no such image", "No such image")
     return content, kind
-
-
-def media_type(content: bytes) -> str | None:
-    """The media type by the first bytes; None for what is no image a page may show."""
-    kind = image_kind(content)
-    return None if kind is None else {"jpg": "image/jpeg"}.get(kind, f"image/{kind}")
 
 
 _lock = threading.Lock()
@@ -121,6 +114,6 @@ def _read_index(path: Path) -> dict[str, str]:
         except (ValueError, RecursionError):
             continue
         match entry:
-            case {"source": str() as source, "file": str() as file} if _NAME.fullmatch(file):
+            case {"source": str() as source, "file": str() as file} if STORED_NAME.fullmatch(file):
                 found[source] = file
     return found

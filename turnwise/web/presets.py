@@ -1,5 +1,6 @@
 """What a filter may name, and ready-made filters for the usual suspects."""
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from turnwise.web.columns import KINDS, NULLABLE, Kind
@@ -48,33 +49,57 @@ _DOCS = {
 }
 _TYPES = {Kind.NUMBER: "number", Kind.COUNT: "number", Kind.TRUTH: "yes or no", Kind.TEXT: "text", Kind.NAMES: "names"}
 
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A ready-made filter, with the order it reads best in if that is not the newest first."""
+
+    name: str
+    filter: str
+    doc: str
+    sort: str | None = None
+    order: str = "desc"
+
+
 PRESETS = (
-    ("wrong but rewarded", "reward > 0 and right == false", "the reward pays for something else than being right"),
-    ("right but unrewarded", "reward <= 0 and right == true", "right answers that training pushes away from"),
-    ("malformed call", "malformed > 0", "a tool call that could not be read"),
-    ("failed tool call", "failed_calls > malformed", "a call that was read but did not end well"),
-    ("zero-variance group", "group_size > 1 and group_std == 0", "all siblings got the same: nothing to learn from"),
-    ("truncated", "truncated", "the answer was cut off"),
-    ("print-only code", "print_only > 0", "code that computes nothing"),
-    ("duplicate calls", "duplicate_calls > 0", "the same call again"),
-    ("infrastructure failure", "failure != null", "the machinery failed; left out of baselines"),
-    ("flipped to wrong", "first_right == true and right == false", "the user's words turned a right answer wrong"),
-    ("flipped to right", "first_right == false and right == true", "the user's words helped"),
-    ("never called a tool", "not called", "answered from memory"),
-    ("longest", "policy_tokens > 0", "sorted by what the policy wrote"),
-    ("sampler and learner differ", "gap > 0.05", "the log-probs of the same tokens are far apart"),
-    ("ledger is not the full render", "exact == false", "the tokens recorded are not those of one full render"),
+    Preset("worst", "reward != null", "lowest reward first", "reward", "asc"),
+    Preset("best", "reward != null", "highest reward first", "reward"),
+    Preset("highest advantage", "advantage != null", "what training pushed towards most", "advantage"),
+    Preset("lowest advantage", "advantage != null", "what training pushed away from most", "advantage", "asc"),
+    Preset("longest", "policy_tokens > 0", "most tokens written by the policy first", "policy_tokens"),
+    Preset("slowest", "seconds > 0", "longest duration first", "seconds"),
+    Preset("most calls", "calls > 0", "most tool calls first", "calls"),
+    Preset(
+        "wrong but rewarded",
+        "reward > 0 and right == false",
+        "the reward pays for something else than being right",
+        "reward",
+    ),
+    Preset("right but unrewarded", "reward <= 0 and right == true", "right answers that training pushes away from"),
+    Preset("malformed call", "malformed > 0", "a tool call that could not be read"),
+    Preset("failed tool call", "failed_calls > malformed", "a call that was read but did not end well"),
+    Preset("every call failed", "calls > 0 and failed_calls == calls", "no tool call of the episode ended well"),
+    Preset(
+        "zero-variance group", "group_size > 1 and group_std == 0", "all siblings got the same: nothing to learn from"
+    ),
+    Preset("truncated", "truncated", "the answer was cut off"),
+    Preset("print-only code", "print_only > 0", "code that computes nothing"),
+    Preset("duplicate calls", "duplicate_calls > 0", "the same call again"),
+    Preset("infrastructure failure", "failure != null", "the machinery failed; left out of baselines"),
+    Preset(
+        "flipped to wrong", "first_right == true and right == false", "the user's words turned a right answer wrong"
+    ),
+    Preset("flipped to right", "first_right == false and right == true", "the user's words helped"),
+    Preset("never called a tool", "not called", "answered from memory"),
+    Preset("sampler and learner differ", "gap > 0.05", "the log-probs of the same tokens are far apart", "gap"),
+    Preset("ledger is not the full render", "exact == false", "the tokens recorded are not those of one full render"),
 )
-_SORTS = {"longest": "policy_tokens", "sampler and learner differ": "gap", "wrong but rewarded": "reward"}
 
 
 def fields() -> dict[str, Any]:
-    """The fields of a filter with type and meaning, and the presets; a preset may come with a field to sort by."""
+    """The fields of a filter with type and meaning, and the presets."""
     described = [{"name": name, "type": _type(name), "doc": _DOCS[name]} for name in (*FIELDS, "parts")]
-    presets = [
-        {"name": name, "filter": expression, "doc": doc, "sort": _SORTS.get(name)} for name, expression, doc in PRESETS
-    ]
-    return {"fields": described, "presets": presets}
+    return {"fields": described, "presets": [asdict(preset) for preset in PRESETS]}
 
 
 def _type(name: str) -> str:

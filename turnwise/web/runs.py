@@ -4,23 +4,25 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ConfigError, StorageError
+from turnwise.errors import ConfigError, StorageError, nearest
+from turnwise.files import cannot
+from turnwise.storage.file_tail import end_of_text
 from turnwise.storage.run_dir import CONFIG, LOG, METRICS, PLAN, RunDir
 from turnwise.storage.status import STATUS
 from turnwise.web.configs import read_config
-from turnwise.web.glance import Course, Glance, glance
-from turnwise.web.life import Life, life_of
+from turnwise.web.liveness import Liveness, liveness_of
+from turnwise.web.run_summary import MetricsReader, RunSummary, summarise_run
 from turnwise.web.series import Series
 
 if TYPE_CHECKING:
     from turnwise.web.table import Table
 
 _FILES = (CONFIG, METRICS, STATUS, "index.jsonl", "trajectories", "eval", LOG, PLAN, "checkpoints", "tokenizer.json")
-_GLANCED = (METRICS, "eval", STATUS)
+_SUMMARISED = (METRICS, "eval", STATUS)
 _LOG_BYTES, _LOG_LINES, _PLAN_CHARS = 100_000, 200, 200_000
 _TABLES = 3
 """Runs whose trajectories are held in memory at once."""
@@ -29,7 +31,18 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class NotFound(LookupError):
-    """A run or a file that is not among those of the board; its text is for the reader."""
+    """A run or a file that is not among those of the board; its text is for the reader, under its title."""
+
+    title = "Not found"
+
+
+class NoSuchRun(NotFound):
+    """An address names a run that is not there: mistyped, removed, or of another folder."""
+
+    title = "No such run"
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"there is no run {name[:200]!r} here; {nearest(name[:200], names)}")
 
 
 class Run:
@@ -43,13 +56,13 @@ class Run:
         self._refreshing = threading.Lock()
         self._refresh_began = 0.0
         self.series = Series(self.dir)
-        self._course = Course(self.dir)
+        self._reader = MetricsReader(self.dir)
         self._roots = roots
         self._table: Table | None = None
         self.table_used = 0.0
         self._seen: tuple[Signature, str, int] | None = None
         self._version = int(time.time())  # a board started anew must not repeat the numbers of the one before
-        self._glance: tuple[Signature, Glance] | None = None
+        self._newest: tuple[Signature, RunSummary] | None = None
         self._config: tuple[Signature, tuple[str, dict[str, str]]] | None = None
         self._changes = 0
         self._answers: dict[str, tuple[int, Any]] = {}
@@ -114,14 +127,14 @@ class Run:
             if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise StorageError(f"{path} is no file")  # reading a pipe would wait for ever
 
-    def glance(self) -> Glance:
+    def newest(self) -> RunSummary:
         """Its newest numbers."""
         self.check()
-        signature = self._signature(_GLANCED)
+        signature = self._signature(_SUMMARISED)
         with self._lock:
-            if self._glance is None or self._glance[0] != signature:
-                self._glance = signature, glance(self.dir, self._course)
-            return self._glance[1]
+            if self._newest is None or self._newest[0] != signature:
+                self._newest = signature, summarise_run(self.dir, self._reader)
+            return self._newest[1]
 
     def config(self) -> tuple[str, dict[str, str]]:
         """The text of its config and the values by key."""
@@ -131,13 +144,13 @@ class Run:
                 self._config = signature, read_config(self.dir)
             return self._config[1]
 
-    def status(self, now: float) -> Life:
+    def status(self, now: float) -> Liveness:
         """How it is doing."""
-        return life_of(self.dir, now, self._step_seconds)
+        return liveness_of(self.dir, now, self._step_seconds)
 
     def _step_seconds(self) -> float:
         try:
-            return self.glance().step_seconds
+            return self.newest().step_seconds
         except StorageError:  # `summary` tells of it
             return 0.0
 
@@ -153,10 +166,10 @@ class Run:
     def summary(self, now: float) -> dict[str, Any]:
         """What the list of runs says about it. A damaged file is told in `reason`, beside what the others say."""
         problems: list[str] = []
-        found, values = Glance(), dict[str, str]()
+        found, values = RunSummary(), dict[str, str]()
         life = self.status(now)
         try:
-            found = self.glance()
+            found = self.newest()
             values = self.config()[1]
         except StorageError as error:
             problems.append(str(error))
@@ -172,7 +185,7 @@ class Run:
             "started": life.started,
             "updated": life.updated,
             "task": values.get("task"),
-            "model": values.get("model.path"),
+            "model": _model(values),
             "reward": found.reward,
             "accuracy": found.accuracy,
             "spark": list(found.spark),
@@ -180,18 +193,21 @@ class Run:
 
     def details(self, now: float) -> dict[str, Any]:
         """The summary and what a run's own page shows besides."""
+        from turnwise.web.results import results
+
         self.refresh()
         version = self.version(now)
         table, names = self.table, self.series.names()
         shards = table.shards()
         return self.summary(now) | {
-            "plan": self._tail(PLAN, _PLAN_CHARS),
-            "log": "".join(self._tail(LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
+            "plan": self._end_of(PLAN, _PLAN_CHARS),
+            "log": "".join(self._end_of(LOG, _LOG_BYTES).splitlines(keepends=True)[-_LOG_LINES:]),
             "sources": _sources(names),
             "metrics": names,
             "shards": [{"shard": one.shard, "split": one.split, "step": one.step, "size": one.size} for one in shards],
             "trajectories": sum(one.size for one in shards),
             "checkpoints": self._checkpoints(),
+            "results": results(self.dir),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
             "left_out": table.left_out,
@@ -202,20 +218,11 @@ class Run:
     def _checkpoints(self) -> list[str]:
         return sorted(path.name for path in (self.dir.path / "checkpoints").glob("step_*") if path.is_dir())
 
-    def _tail(self, name: str, size: int) -> str:
-        """The end of a text file; nothing for a file that is not there."""
+    def _end_of(self, name: str, size: int) -> str:
         try:
-            with (self.dir.path / name).open("rb") as file:
-                start = max(os.fstat(file.fileno()).st_size - size, 0)
-                file.seek(start)
-                text = file.read(size)
-        except FileNotFoundError:
-            return ""
+            return end_of_text(self.dir.path / name, size)
         except OSError as error:
-            raise StorageError(f"cannot read {self.dir.path / name}: {error.strerror or error}") from error
-        if start:  # the first line, or even its first letter, is cut
-            text = text[text.find(b"\n") + 1 :]
-        return text.decode("utf-8", "replace")
+            raise cannot("read", self.dir.path / name, error) from error
 
     def _signature(self, names: Sequence[str]) -> Signature:
         found: list[tuple[int, int, int] | None] = []
@@ -259,12 +266,12 @@ class Runs:
         """A run by its name; NotFound for any other."""
         with self._lock:
             known = self._folders.get(name)
-        if (known is None or not (known / CONFIG).is_file()) and name not in self.names():
-            raise NotFound(f"there is no run {name[:200]!r}")
+        if (known is None or not (known / CONFIG).is_file()) and name not in (names := self.names()):
+            raise NoSuchRun(name, names)
         with self._lock:
             folder = self._folders.get(name)
             if folder is None:  # it went away this moment
-                raise NotFound(f"there is no run {name[:200]!r}")
+                raise NoSuchRun(name, list(self._folders))
             run = self._open.get(name)
             if run is None:
                 run = self._open[name] = Run(name, folder, self._places)
@@ -328,6 +335,14 @@ def _sources(metrics: Sequence[str]) -> list[str]:
     return sorted({name.removeprefix(head) for name in metrics for head in heads if name.startswith(head)})
 
 
-def _wall_time(life: Life) -> float:
+def _model(values: Mapping[str, str]) -> str | None:
+    """Who answered: an endpoint's model where one was used, else the weights that were loaded."""
+    if values.get("engine.name") != "openai":
+        return values.get("model.path")
+    name, place = values.get("engine.model", "null"), values.get("engine.base_url", "null")
+    return f"the model of {place}" if name == "null" else name
+
+
+def _wall_time(life: Liveness) -> float:
     """How long a run has taken so far; an import's own time says nothing about the run it shows."""
     return 0.0 if life.command == "import-jsonl" else max(life.updated - life.started, 0.0)

@@ -1,7 +1,6 @@
 """The curves of one run: metrics.jsonl read as it grows, by column, and thinned to what a chart can show."""
 
 import math
-import os
 import threading
 from array import array
 from dataclasses import dataclass
@@ -9,13 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 from turnwise.files import cannot
+from turnwise.storage.file_tail import FileTail
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import METRICS, RunDir
 
 AXES = ("step", "seconds", "tokens")
 _MOST_PROBLEMS = 8
-_TAIL = 256
-"""Bytes before the place reached, by which the file is known again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +44,11 @@ class Series:
     """All metrics of one run. `refresh` reads what was added since; the other methods may be called from any thread."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self._path = run_dir.path / METRICS
+        self._tail = FileTail(run_dir.path / METRICS)
         self._lock = threading.Lock()
         self._clear()
 
     def _clear(self) -> None:
-        self._inode = 0
-        self._offset = 0
-        self._tail = b""
         self._count = 0
         self._axes = (array("q"), array("d"), array("d"))
         self._columns: dict[str, _Column] = {}
@@ -63,39 +58,16 @@ class Series:
         """Read the complete lines that are new; True when anything changed. A file that was replaced is read again."""
         with self._lock:
             try:
-                with self._path.open("rb") as file:
-                    return self._read(file)
-            except FileNotFoundError:
-                changed = self._count > 0
-                self._clear()
-                return changed
+                replaced, new = self._tail.poll()
+                changed = replaced and self._count > 0
+                if replaced:
+                    self._clear()
+                for line in self._tail.read(new):
+                    if line.strip():
+                        self._add(line)
             except OSError as error:
-                raise cannot("read", self._path, error) from error
-
-    def _read(self, file: Any) -> bool:
-        found = os.fstat(file.fileno())
-        changed = False
-        if not self._is_same(file.fileno(), found):
-            changed = self._count > 0
-            self._clear()
-            self._inode = found.st_ino
-        if found.st_size == self._offset:
-            return changed
-        file.seek(self._offset)
-        data: bytes = file.read(found.st_size - self._offset)
-        end = data.rfind(b"\n") + 1  # a line that is being written has no end yet
-        self._offset += end
-        self._tail = (self._tail + data[:end])[-_TAIL:]
-        for line in data[:end].split(b"\n"):
-            if line.strip():
-                self._add(line)
-        return changed or end > 0
-
-    def _is_same(self, descriptor: int, found: os.stat_result) -> bool:
-        """Whether what was read is still what the file begins with; some tools write a file anew in its place."""
-        start = max(self._offset - len(self._tail), 0)
-        same = found.st_ino == self._inode and found.st_size >= self._offset
-        return same and os.pread(descriptor, len(self._tail), start) == self._tail
+                raise cannot("read", self._tail.path, error) from error
+            return changed or bool(new)
 
     def _add(self, line: bytes) -> None:
         number = self._count

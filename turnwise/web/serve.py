@@ -16,7 +16,7 @@ import uvicorn
 
 from turnwise.serving import bind, check_binding
 from turnwise.web.app import make_app
-from turnwise.web.gate import TOKEN_ENV, Door
+from turnwise.web.gate import TOKEN_ENV, BoardAddress
 from turnwise.web.runs import Runs
 from turnwise.web.shell import plotly, plotly_path
 
@@ -43,25 +43,27 @@ def serve(
     token: str | None,
     *,
     ready: Callable[[str], None],
-    beside: bool = False,
+    child: bool = False,
 ) -> None:
     """Show the runs of these places until stopped; `ready` is told the URL as soon as requests are taken.
 
-    A board that stands beside a training takes another port when its own is taken, and ends when its parent does.
+    The child of a training takes another port when its own is taken, and ends when its parent does.
     """
     check_binding(host, token, "a board", "shows runs", f" in {TOKEN_ENV}")
     runs = Runs(places)
     plotly_path()  # its absence is better told now than by an empty page
-    listening = bind(host, port, any_port=beside)
-    door = Door(host, listening.getsockname()[1], token)
+    listening = bind(host, port, any_port=child)
+    address = BoardAddress(host, listening.getsockname()[1], token)
     with listening:
-        asyncio.run(_serve(runs, door, listening, ready, beside))
+        asyncio.run(_serve(runs, address, listening, ready, child))
 
 
-async def _serve(runs: Runs, door: Door, listening: socket.socket, ready: Callable[[str], None], beside: bool) -> None:
+async def _serve(
+    runs: Runs, address: BoardAddress, listening: socket.socket, ready: Callable[[str], None], child: bool
+) -> None:
     closing = asyncio.Event()
     config = uvicorn.Config(
-        make_app(runs, door, closing),
+        make_app(runs, address, closing),
         log_level="error",
         access_log=False,
         ws="none",
@@ -74,9 +76,9 @@ async def _serve(runs: Runs, door: Door, listening: socket.socket, ready: Callab
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
     if server.started:
-        ready(door.url)
+        ready(address.url)
         threading.Thread(target=_warm, daemon=True).start()
-    watching = asyncio.ensure_future(_until_parent_ends(server)) if beside else None
+    watching = asyncio.ensure_future(_until_parent_ends(server)) if child else None
     try:
         await serving
     finally:
@@ -105,7 +107,7 @@ async def _until_parent_ends(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def silence() -> None:
+def detach_terminal() -> None:
     """Let go of the parent's terminal: what it has said by now is all that is read."""
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

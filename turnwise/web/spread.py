@@ -11,7 +11,7 @@ LOW, HIGH = 0.1, 0.9
 
 
 def spread(table: Table) -> dict[str, Any]:
-    """{"series": {"reward": {step, mean, std, p10, p90, n}, "part/acc": ...}} over the training steps.
+    """{"series": {"reward": {step, mean, std, std_low, std_high, p10, p90, n}, ...}} over the training steps.
 
     Of a long run neighbouring steps are taken together: the numbers are then of all their trajectories. A step where
     nothing was scored is left out.
@@ -34,12 +34,18 @@ def _one(values: Floats, at: Ints, buckets: Buckets) -> dict[str, list[Any]]:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = totals(at, values, len(buckets)) / count
         std = np.sqrt(totals(at, (values - mean[at]) ** 2, len(buckets)) / count)
+    # A deviation may reach beyond what there is: no reward is above the largest.
+    least, most = np.full(len(buckets), np.inf), np.full(len(buckets), -np.inf)
+    np.minimum.at(least, at, values)
+    np.maximum.at(most, at, values)
     ordered = values[np.lexsort((values, at))]
     starts = np.cumsum(count) - count
     return {
         "step": np.array(buckets.steps, dtype=np.int64)[some].tolist(),
         "mean": jsonable(mean[some]),
         "std": jsonable(std[some]),
+        "std_low": jsonable(np.maximum(mean - std, least)[some]),
+        "std_high": jsonable(np.minimum(mean + std, most)[some]),
         "p10": jsonable(_quantile(ordered, starts[some], count[some], LOW)),
         "p90": jsonable(_quantile(ordered, starts[some], count[some], HIGH)),
         "n": count[some].astype(np.int64).tolist(),

@@ -181,6 +181,15 @@ class Curve:
         length = Windows.over(len(self)).length
         return float(np.median(self.values[:length])), float(np.median(self.values[-length:]))
 
+    def extreme(self, *, lowest: bool = False) -> tuple[float, tuple[int, int]]:
+        """The largest (or smallest) median of any stretch, and its first and last step."""
+        length = min(Windows.over(len(self)).length, len(self))
+        stretches = np.lib.stride_tricks.sliding_window_view(self.values, length)
+        medians = np.median(stretches, axis=1)
+        order = np.lexsort((stretches.mean(axis=1), medians))  # of those with one median the most extreme on average
+        at = int(order[0] if lowest else order[-1])
+        return float(medians[at]), (int(self.steps[at]), int(self.steps[at + length - 1]))
+
     def late_steps(self) -> tuple[int, int]:
         """The first and last of the last stretch."""
         return Windows.over(len(self)).late_steps(self.steps)

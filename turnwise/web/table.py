@@ -39,10 +39,14 @@ PART = "parts."
 
 
 class NotThere(LookupError):
-    """A shard, row or image that the run does not have."""
+    """A trajectory, group or image that the run does not have; `title` is what a page says above the reason."""
+
+    def __init__(self, reason: str, title: str = "No such trajectory") -> None:
+        super().__init__(reason)
+        self.title = title
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else "not there"
+        return str(self.args[0])
 
 
 class Table:
@@ -64,17 +68,17 @@ class Table:
     def refresh(self, seconds: float | None = TIME_SLICE) -> bool:
         """Take in what is new, for so many seconds at most (None: all of it); True when anything changed."""
         with self._lock:
-            void = self._look()
+            void = self._poll()
             changed = self._take(self._feed.shards(seconds))
-            return self._tell() or changed or void
+            return self._publish_progress() or changed or void
 
-    def _tell(self) -> bool:
+    def _publish_progress(self) -> bool:
         """Publish what is left to read and what could not be read; True when that changed."""
         before, self._left = self._left, (self._feed.pending, self._feed.damaged)
         return before != self._left
 
-    def _look(self) -> bool:
-        void = self._feed.look()
+    def _poll(self) -> bool:
+        void = self._feed.poll()
         if void:
             self._snapshot, self._left_out, self._apart = Snapshot(Pools()), {}, Snapshot(Pools())
         return void
@@ -123,19 +127,19 @@ class Table:
         """The snapshot with a shard, and its number there; one not read yet is read now: links open at once."""
         if shard not in self._snapshot.places and self.pending:
             with self._lock:
-                self._look()
+                self._poll()
                 self._take(self._feed.from_lines())
                 file = f"{shard}.parquet"
                 if shard not in self._snapshot.places and self._feed.is_waiting(file):
                     found = self._feed.shard_from_file(file)
                     self._take(iter([found] if found is not None else []))
-                self._tell()
+                self._publish_progress()
         snapshot = self._snapshot
         if shard in self._left_out:
             snapshot = self._read_apart(shard)
         number = snapshot.places.get(shard)
         if number is None:
-            raise NotThere(f"this run has no trajectory file {shard[:120]!r}")
+            raise NotThere(f"This run has no trajectory file {shard[:120]!r}.")
         return snapshot, number
 
     def _read_apart(self, shard: str) -> Snapshot:
@@ -195,7 +199,7 @@ class Table:
         snapshot, number = self._find(shard)
         size = snapshot.infos[number].size
         if not 0 <= row < size:
-            raise NotThere(f"{shard} holds {size} trajectories; there is no row {row}")
+            raise NotThere(f"{shard} holds {size} trajectories, rows 0 to {size - 1}; there is no row {row}.")
         return row_json(snapshot, int(snapshot.starts[number]) + row)
 
     def shard_size(self, shard: str) -> int:
@@ -282,11 +286,8 @@ def listing(
 ) -> dict[str, Any]:
     """A page of trajectories: those of a split that pass a filter and hold a text, sorted (without `sort`: newest)."""
     snapshot = table.snapshot
-    mask = selection(snapshot, split=split, filter=filter)
+    rows = chosen(snapshot, split=split, filter=filter, search=search, sort=sort, order=order)
     total = snapshot.size if split == "all" else int((snapshot.split == SPLITS.index(split)).sum())
-    if search.strip():
-        mask &= _holding(snapshot, search)
-    rows = _sorted(snapshot, mask, sort, order)
     page = rows[max(offset, 0) : max(offset, 0) + max(limit, 0)]
     return {
         "total": total,
@@ -298,6 +299,14 @@ def listing(
         "damaged": table.damaged,
         "left_out": table.left_out,
     }
+
+
+def chosen(snapshot: Snapshot, *, split: str, filter: str, search: str, sort: str, order: str) -> Array:
+    """The numbers of the rows that a list shows, in its order; BadFilter for what makes no sense."""
+    mask = selection(snapshot, split=split, filter=filter)
+    if search.strip():
+        mask &= _holding(snapshot, search)
+    return _sorted(snapshot, mask, sort, order)
 
 
 def selection(snapshot: Snapshot, *, split: str, filter: str) -> Array:

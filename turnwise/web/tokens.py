@@ -27,7 +27,7 @@ Pieces = Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Speller:
+class TokenDecoder:
     """How ids become text; `problem` says why they do not."""
 
     pieces: Pieces
@@ -38,12 +38,12 @@ class Speller:
 def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
     """The JSON of a trajectory's token view; NotThere for a shard or row that is not there."""
     trajectory = read_trajectory(table, shard, row)
-    speller = speller_of(run)
+    decoder = decoder_of(run)
     return {
-        "segments": [_segment(ledger, speller.pieces) for ledger in trajectory.segments],
+        "segments": [_segment(ledger, decoder.pieces) for ledger in trajectory.segments],
         "origin_names": [origin.name.lower() for origin in Origin],
-        "ids_are_real": speller.ids_are_real,
-        "problem": speller.problem,
+        "ids_are_real": decoder.ids_are_real,
+        "problem": decoder.problem,
     }
 
 
@@ -87,11 +87,11 @@ def _numbers(values: Sequence[float] | Array | None, policy: Array) -> list[floa
 
 
 _lock = threading.Lock()
-_spellers: dict[Path, tuple[tuple[int, int], Speller]] = {}
+_decoders: dict[Path, tuple[tuple[int, int], TokenDecoder]] = {}
 
 
-def speller_of(run: RunDir) -> Speller:
-    """How this run's ids are spelt: an imported run's own list, else its tokenizer, else the ids themselves."""
+def decoder_of(run: RunDir) -> TokenDecoder:
+    """How this run's ids are decoded: an imported run's own list, else its tokenizer, else the ids themselves."""
     for name, read in ((TOKENS, _from_list), (TOKENIZER, _from_tokenizer)):
         path = run.path / name
         try:
@@ -100,60 +100,60 @@ def speller_of(run: RunDir) -> Speller:
             continue
         stamp = (status.st_mtime_ns, status.st_size)
         with _lock:
-            known = _spellers.pop(path, None)
+            known = _decoders.pop(path, None)
         if known is None or known[0] != stamp:
             known = (stamp, read(path))
         with _lock:
-            while len(_spellers) >= _KEPT:
-                del _spellers[next(iter(_spellers))]  # the one used longest ago
-            _spellers[path] = known
+            while len(_decoders) >= _KEPT:
+                del _decoders[next(iter(_decoders))]  # the one used longest ago
+            _decoders[path] = known
             return known[1]
-    return Speller(_numbered, True)
+    return TokenDecoder(_numbered, True)
 
 
 def _numbered(ids: Sequence[int]) -> list[str]:
     return [f"#{token}" for token in ids]
 
 
-def _from_list(path: Path) -> Speller:
+def _from_list(path: Path) -> TokenDecoder:
     try:
         words = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        return Speller(_numbered, False, f"{path.name} cannot be read: {error}")
+        return TokenDecoder(_numbered, False, f"{path.name} cannot be read: {error}")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return Speller(_numbered, False, f"{path.name} is not a list of texts")
-    return Speller(lambda ids: [words[i] if 0 <= i < len(words) else f"#{i}" for i in ids], False)
+        return TokenDecoder(_numbered, False, f"{path.name} is not a list of texts")
+    return TokenDecoder(lambda ids: [words[i] if 0 <= i < len(words) else f"#{i}" for i in ids], False)
 
 
-def _from_tokenizer(path: Path) -> Speller:
+def _from_tokenizer(path: Path) -> TokenDecoder:
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower for a file it cannot use
-        return Speller(_numbered, True, f"{path.name} cannot be used: {error}")
-    return Speller(lambda ids: spell(tokenizer, ids), True)
+        return TokenDecoder(_numbered, True, f"{path.name} cannot be used: {error}")
+    return TokenDecoder(lambda ids: decode_tokens(tokenizer, ids), True)
 
 
-def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
+def decode_tokens(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
     """The text each token adds; joined they are the text of all. A character of several tokens stands at its last.
 
     Bytes that are no UTF-8 may change the text before them in the decoders of some tokenizers; then each token is
-    spelt alone, with a replacement character for half a character.
+    decoded alone, with a replacement character for half a character.
     """
     pieces: list[str] = []
     start = 0
     for end in range(len(ids) + 1):
         if end < len(ids) and tokenizer.id_to_token(ids[end]) is not None:
             continue
-        pieces += _spell_known(tokenizer, list(ids[start:end]))
+        pieces += _decode_known(tokenizer, list(ids[start:end]))
         if end < len(ids):
             pieces.append(f"#{ids[end]}")  # no token of this tokenizer
         start = end + 1
     return pieces
 
 
-def _spell_known(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
+def _decode_known(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
     from tokenizers.decoders import DecodeStream
 
     if not ids:

@@ -47,7 +47,7 @@ def _tools(table: Table, steps: Ints, buckets: Buckets, split: str) -> dict[str,
         if info.split == split and info.step in places:
             for name, use in used.items():
                 uses[name].append((places[info.step], use))
-    return {name or "(no name)": _tool(found, buckets) for name, found in sorted(uses.items())}
+    return {name or "(no name)": _tool(found, buckets) | {"nameless": not name} for name, found in sorted(uses.items())}
 
 
 def _tool(uses: list[tuple[int, ToolUse]], buckets: Buckets) -> dict[str, Any]:

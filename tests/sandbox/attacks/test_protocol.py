@@ -1,4 +1,7 @@
-"""Attacks 80-91 and 97: a session that writes the answers itself, breaks the harness around it, or answers out of turn."""
+"""Attacks 80-91 and 97: a session that writes the answers itself, breaks the harness around it, or answers out of turn.
+
+What the host makes of every kind of forged bytes is in tests/sandbox/test_replies.py; here a session writes some of them.
+"""
 
 import asyncio
 import threading
@@ -10,99 +13,19 @@ from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.replies import caps_of
 from turnwise.sandbox.results import InputImage, Result, Status
 
-PICTURE = {"name": "a", "mode": "L", "size": [1, 1], "length": 1}
-
-
-def picture(**changed: object) -> str:
-    """An answer with one image of one pixel, some fields of which are lies."""
-    return f"forge({{'id': 2, 'status': 'ok', 'images': [{PICTURE | changed!r}]}}, b'x')"
-
-
-def origin(**provenance: object) -> str:
-    return picture(provenance=provenance)
-
-
 HANG = "\nwhile True: time.sleep(1)"
 FORGED = {
     "80 garbage": "os.write(3, os.urandom(99))",
-    "80 text": "os.write(3, b'GET / HTTP/1.1\\r\\n\\r\\n')",
     "80 another question": "forge({'id': 7, 'status': 'ok'})",
-    "80 no question": "forge({'status': 'ok'})",
-    "80 a truth as number": "forge({'id': True, 'status': 'ok'})",
-    "80 two answers at once": 'e = b\'{"id":2,"status":"ok"}\'; os.write(3, (struct.pack(\'!II\', len(e), len(e)) + e) * 2)',
     "80 status of the host": "forge({'id': 2, 'status': 'killed'})",
-    "80 no status": "forge({'id': 2})",
-    "80 status is a list": "forge({'id': 2, 'status': []})",
-    "80 status is an object": "forge({'id': 2, 'status': {}})",
-    "80 status is a number": "forge({'id': 2, 'status': 1})",
     "81 oversize": "forge(b'', total=FRAME + 1, length=0)",
-    "81 largest numbers": "forge(b'', total=2**32 - 1, length=2**32 - 1)",
-    "81 header larger than all": "forge({'id': 2}, total=4, length=99)",
-    "81 large header": "forge(b' ' * (HEADER + 1))",
     "81 blobs without end": "forge(b'{}', bytes(FRAME - 2))",
-    "82 not JSON": "forge(b'nonsense')",
-    "82 empty": "forge(b'')",
-    "82 not text": "forge(b'\\xff\\xfe\\x00')",
-    "82 a list": "forge(b'[]')",
-    "82 a number": "forge(b'1')",
     "82 deep": "forge(b'[' * 100000 + b']' * 100000)",
-    "82 deep object": "forge(b'{\"a\":' * 50000 + b'1' + b'}' * 50000)",
-    "82 wide": "forge(b'[' + b'[],' * 500000 + b'[]]')",
-    "82 not a text": "forge({'id': 2, 'status': 'ok', 'stdout': 5})",
-    "82 notices": "forge({'id': 2, 'status': 'ok', 'notices': ['x'] * 1000})",
-    "82 notices of no text": "forge({'id': 2, 'status': 'ok', 'notices': [[]]})",
-    "82 failure is a text": "forge({'id': 2, 'status': 'ok', 'failure': 'x'})",
-    "82 failure is empty": "forge({'id': 2, 'status': 'ok', 'failure': {}})",
-    "82 line": "forge({'id': 2, 'status': 'ok', 'failure': {'kind': 'a', 'message': 'b', 'line': 2.5, 'traceback': ''}})",
-    "82 line is huge": "forge({'id': 2, 'status': 'ok', 'failure': {'kind': 'a', 'message': 'b', 'line': 10**40, 'traceback': ''}})",
-    "82 source": "forge({'id': 2, 'status': 'ok', 'failure': {'kind': 'a', 'message': 'b', 'source': 1, 'traceback': ''}})",
-    "82 value": "forge({'id': 2, 'status': 'ok', 'value': {}})",
-    "82 images": "forge({'id': 2, 'status': 'ok', 'images': {}})",
-    "82 peak": "forge({'id': 2, 'status': 'ok', 'peak': -1})",
-    "82 peak is a truth": "forge({'id': 2, 'status': 'ok', 'peak': True})",
-    "82 peak is infinite": 'forge(b\'{"id": 2, "status": "ok", "peak": Infinity}\')',
-    "85 size": picture(size=[1 << 19, 1 << 19]),
-    "85 size and length": picture(size=[1 << 19, 1 << 12], length=1 << 31),
-    "85 no size": picture(size=[0, 0], length=0),
-    "85 fractions": picture(size=[1.0, 1.0]),
-    "85 three sides": picture(size=[1, 1, 1]),
-    "85 size of texts": picture(size=["1", "1"]),
-    "85 huge": picture(size=[10**30, 1]),
-    "85 mode": picture(mode="CMYK"),
-    "85 mode is nothing": picture(mode=None),
-    "85 mode is a list": picture(mode=[]),
-    "85 mode is an object": picture(mode={}),
-    "85 too many": f"forge({{'id': 2, 'status': 'ok', 'images': [{PICTURE!r}] * 9}}, b'x' * 9)",
-    "85 too many pixels": f"forge({{'id': 2, 'status': 'ok', 'images': [{PICTURE | {'size': [600, 600], 'length': 360_000}!r}]}}, bytes(360_000))",
-    "85 no name": picture(name=None),
-    "85 not an object": "forge({'id': 2, 'status': 'ok', 'images': [1]})",
-    "89 huge number": "forge(b'{\"id\":' + b'9' * 100000 + b'}')",
-    "89 huge fraction": "forge(b'{\"id\":' + b'9' * 4000 + b'.5}')",
-    "90 negative": picture(length=-1),
-    "90 negative side": picture(size=[-1, -1]),
-    "90 too short": picture(size=[2, 2], length=4),
-    "90 blobs of nobody": "forge({'id': 2, 'status': 'ok'}, b'xyz')",
-    "85 box": origin(box=[1, 2, 3]),
-    "85 box of texts": origin(box=["a"] * 4),
-    "85 box of truths": origin(box=[True] * 4),
-    "85 box without end": picture(provenance="BOX").replace("'BOX'", "{'box': [float('inf')] * 4}"),
-    "85 box of nothing": picture(provenance="BOX").replace("'BOX'", "{'box': [float('nan')] * 4}"),
-    "85 box too large for a fraction": picture(provenance="BOX").replace("'BOX'", "{'box': [10**4000, 1, 1, 1]}"),
-    "85 steps": origin(steps=[{"name": "x"}] * 1000),
-    "85 steps of texts": origin(steps=["x"]),
-    "85 arguments": origin(steps=[{"name": "x", "arguments": ["a"]}]),
-    "85 endless arguments": origin(steps=[{"name": "x", "arguments": {"a": "b" * 5000}}]),
-    "85 source": origin(source=5),
-    "85 provenance": picture(provenance=[1]),
-    "85 deep arguments": "deep = []\nfor _ in range(600): deep = [deep]\n"
-    + picture(provenance="P").replace("'P'", "{'steps': [{'name': 'x', 'arguments': {'a': deep}}]}"),
-    "85 deepest arguments": "deep = b'[' * 950 + b']' * 950\n"
-    'forge(b\'{"id":2,"status":"ok","images":[{"name":"a","mode":"L","size":[1,1],"length":1,"provenance":'
-    '{"steps":[{"name":"x","arguments":{"a":\' + deep + b\'}}]}}]}\', b\'x\')',
+    "85 image": "forge({'id': 2, 'status': 'ok', 'images': [{'name': 'a', 'mode': 'L', 'size': [2, 2], 'length': 4}]}, b'x')",
 }
 
 
-def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | BaseException]:
+def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result]:
     """Each in a session of its own, several at a time, because the host waits a moment for each to end by itself."""
 
     async def one(code: str) -> Result:
@@ -111,24 +34,16 @@ def run_all(arena, codes: dict[str, str], seconds: float) -> dict[str, Result | 
             await session.run(arena.prelude({"HEADER": caps.header, "FRAME": caps.frame}))
             return await session.run(code, seconds)
 
-    async def work() -> list[Result | BaseException]:
-        return await asyncio.gather(*map(one, codes.values()), return_exceptions=True)
+    async def work() -> list[Result]:
+        return await asyncio.gather(*map(one, codes.values()))
 
     return dict(zip(codes, arena.do(work()), strict=True))
 
 
-@pytest.fixture(scope="module")
-def answers_to_forgery(pool_under_attack) -> dict[str, Result | BaseException]:
-    return run_all(pool_under_attack, {name: code + HANG for name, code in FORGED.items()}, 5)
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_a_forged_answer_ends_the_session_and_nothing_else(arena, answers_to_forgery, name):
-    result = answers_to_forgery[name]
-    if isinstance(result, BaseException):
-        raise result
-    assert result.status is Status.KILLED and not result.kept, result
-    assert result.stdout == result.stderr == "" and result.value is None and result.images == ()
+def test_a_forged_answer_ends_the_session_and_nothing_else(arena):
+    for name, result in run_all(arena, {name: code + HANG for name, code in FORGED.items()}, 5).items():
+        assert result.status is Status.KILLED and not result.kept, (name, result)
+        assert result.stdout == result.stderr == "" and result.value is None and result.images == (), name
 
 
 BROKEN_OFF = {
@@ -149,17 +64,10 @@ BROKEN_OFF = {
 }
 
 
-@pytest.fixture(scope="module")
-def answers_of_broken_lines(pool_under_attack) -> dict[str, Result | BaseException]:
-    return run_all(pool_under_attack, BROKEN_OFF, 0.5)
-
-
-@pytest.mark.parametrize("name", BROKEN_OFF)
-def test_a_broken_line_ends_the_session_and_nothing_else(arena, answers_of_broken_lines, name):
-    result = answers_of_broken_lines[name]
-    assert isinstance(result, Result), result
-    assert result.status in (Status.KILLED, Status.TIMEOUT), result
-    assert result.images == () and result.value is None
+def test_a_broken_line_ends_the_session_and_nothing_else(arena):
+    for name, result in run_all(arena, BROKEN_OFF, 0.5).items():
+        assert result.status in (Status.KILLED, Status.TIMEOUT), (name, result)
+        assert result.images == () and result.value is None, name
 
 
 HARNESS = {
@@ -189,11 +97,19 @@ HARNESS = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("code", HARNESS.values(), ids=HARNESS)
 def test_a_broken_harness_is_the_session_s_own_loss(arena, code):
     """It may go on or be ended; what it answers is an answer, and the host lives."""
     result = arena.run(code, "1 + 1", seconds=1)
     assert result.value == "2" or result.status in (Status.KILLED, Status.ERROR, Status.TIMEOUT), result
+
+
+def test_a_harness_broken_at_another_level_is_that_session_s_loss(arena):
+    """86: the same at every level, so that two of them are enough for the others."""
+    for name in ("86 worker", "86 os"):
+        result = arena.run(HARNESS[name], "1 + 1", seconds=1)
+        assert result.value == "2" or result.status in (Status.KILLED, Status.ERROR, Status.TIMEOUT), (name, result)
 
 
 def test_a_session_that_reads_nothing_more_does_not_hold_the_host(arena):
@@ -238,8 +154,10 @@ def test_words_between_calls_end_the_session(arena):
             return await session.run("time.sleep(0.2); 'honest'", 1)
 
     result = arena.do(work())
-    assert result.value in (None, "'honest'", "early"), result
-    assert result.value != "early" or result.status is Status.OK  # a session may lie about itself
+    if result.status is Status.OK:
+        assert result.value in ("'honest'", "early"), result  # a session may lie about itself
+    else:
+        assert result.status in (Status.KILLED, Status.ERROR) and result.value is None, result
 
 
 TEXTS = {
@@ -254,23 +172,13 @@ TEXTS = {
 }
 
 
+@pytest.mark.any_level
 @pytest.mark.parametrize("code", TEXTS.values(), ids=TEXTS)
 def test_texts_can_be_encoded(arena, code):
     result = arena.run(code, seconds=1)
     names = "".join(image.name for image in result.images)
     whole = result.text() + names + (result.failure.kind + result.failure.message if result.failure else "")
     assert whole.encode("utf-8") and "\0" not in whole
-
-
-def test_numbers_that_json_has_not(arena):
-    """89: arguments of a step go into records that are read as JSON."""
-    import json
-
-    code = picture(provenance="P").replace(
-        "'P'", "{'steps': [{'name': 'x', 'arguments': {'a': float('nan'), 'b': float('inf')}}]}"
-    )
-    result = arena.run(code, seconds=1)
-    assert json.dumps([step.arguments for one in result.images for step in one.provenance.steps], allow_nan=False)
 
 
 MOST = """

@@ -1,9 +1,6 @@
 """Trajectories, a plug-in file with scorers of every kind, and real reward servers."""
 
-import asyncio
-import contextlib
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import math
 
 from turnwise.errors import DataError, ScoringFailed
 from turnwise.scoring.scorer import Score
-from turnwise.scoring.wire import wire
+from turnwise.scoring.client_options import client_options
 from turnwise.types import Remark
 
 
@@ -28,7 +25,7 @@ async def number(trajectory):
     return int(trajectory.sample.ground_truth) / 7
 
 
-@wire("scale", "shift")
+@client_options("scale", "shift")
 def sync_number(trajectory, *, scale=1.0, shift=0.0):
     return scale * int(trajectory.sample.ground_truth) + shift
 
@@ -121,24 +118,3 @@ def scorers(tmp_path):
 def plugin(tmp_path):
     """Writes scorers of a test's own; the path to name them by."""
     return lambda text: write_scorers(tmp_path / "own_rewards.py", text)
-
-
-@contextlib.asynccontextmanager
-async def _serving(app) -> AsyncIterator[str]:
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    running = asyncio.ensure_future(server.serve())
-    while not server.started:
-        assert not running.done()
-        await asyncio.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await running
-
-
-@pytest.fixture
-def serving():
-    """An app on a real port, in the test's own event loop."""
-    return _serving

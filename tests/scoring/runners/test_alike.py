@@ -77,7 +77,7 @@ def test_a_scorer_that_raises_is_counted_as_a_failure_with_its_cause(run, scorer
         async with runner_for(run, [name], serving) as runner:
             many = [trajectory(index) for index in range(3)]
             await apply_all(runner.scorer(ScorerSpec(name)), many)
-            return many, runner.tally.take()
+            return many, runner.stats.take()
 
     many, metrics = asyncio.run(main())
     assert [one.reward for one in many] == [None] * 3
@@ -100,12 +100,12 @@ def test_what_a_scorer_calls_a_failure_leaves_the_trajectory_without_reward(run,
             await apply(scorer, one)
             with pytest.raises(ScoringFailed):
                 await evaluate(scorer, trajectory(2))
-            return one, getattr(runner, "tally", None)
+            return one, getattr(runner, "stats", None)
 
-    one, tally = asyncio.run(main())
+    one, stats = asyncio.run(main())
     assert (one.reward, one.failure) == (None, "scoring: the judge is down")
-    if tally is not None:
-        metrics = tally.take()
+    if stats is not None:
+        metrics = stats.take()
         assert (metrics["scoring/calls"], metrics["scoring/failures"], metrics["scoring/retries"]) == (2, 2, 0)
         assert metrics["scoring/failure_rate"] == 1.0
-        assert tally.take() == {}
+        assert stats.take() == {}

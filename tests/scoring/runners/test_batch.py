@@ -109,7 +109,7 @@ def score_all(spec, trajectories, **settings):
     async def main():
         async with running(spec, **settings) as (runner, scorer):
             calls = (evaluate(scorer, trajectory) for trajectory in trajectories)
-            return await asyncio.gather(*calls, return_exceptions=True), runner.tally.take()
+            return await asyncio.gather(*calls, return_exceptions=True), runner.stats.take()
 
     return asyncio.run(main())
 

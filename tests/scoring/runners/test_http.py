@@ -122,7 +122,7 @@ def ask(answer, make, count=1, **settings):
         server = Server(answer)
         async with server.running() as url, client(url, **settings) as (runner, scorer):
             calls = (evaluate(scorer, make(index)) for index in range(count))
-            return await asyncio.gather(*calls, return_exceptions=True), server, runner.tally.take()
+            return await asyncio.gather(*calls, return_exceptions=True), server, runner.stats.take()
 
     return asyncio.run(main())
 
@@ -234,8 +234,8 @@ def test_the_request_says_which_instance_and_session(trajectory, monkeypatch):
             one.artifacts["session"] = "env-17"
         return one
 
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    _, server, _ = ask(answer, make, 2, name="my.module:f", options={"a": 1}, token_env="MY_TOKEN")
+    monkeypatch.setenv("TURNWISE_REWARD_TOKEN", "secret")
+    _, server, _ = ask(answer, make, 2, name="my.module:f", options={"a": 1})
     asked = [request for _, request in server.requests]
     assert {request["session"] for request in asked} == {"s3/0/0", "env-17"}
     assert all((r["instance"], r["scorer"], r["options"]) == ("s3", "my.module:f", {"a": 1}) for r in asked)

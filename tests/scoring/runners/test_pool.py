@@ -72,7 +72,7 @@ def test_workers_run_side_by_side_and_order_is_kept_with_a_hang_and_a_crash_amon
         spec = ScorerSpec(f"{path}:score", {"folder": str(meeting)})
         async with running(spec, workers=8, timeout=5.0) as (runner, scorer):
             calls = (evaluate(scorer, trajectory(index)) for index in range(64))
-            return await asyncio.gather(*calls, return_exceptions=True), runner.tally.take()
+            return await asyncio.gather(*calls, return_exceptions=True), runner.stats.take()
 
     results, metrics = asyncio.run(main())
     bad = {index: str(result) for index, result in enumerate(results) if isinstance(result, Exception)}
@@ -105,7 +105,7 @@ def test_a_crash_is_tried_again_in_a_new_worker(plugin, trajectory, tmp_path):
         spec = ScorerSpec(f"{path}:score", {"counter": str(counter)})
         async with running(spec, workers=1, retries=3) as (runner, scorer):
             score = await evaluate(scorer, trajectory(1))
-            return score, runner.tally.take()
+            return score, runner.stats.take()
 
     score, metrics = asyncio.run(main())
     assert score.reward == 0.5

@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from turnwise.report import EvalReport, Judged, summarise
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
@@ -201,8 +202,26 @@ def other(runs_folder):
 
 
 @pytest.fixture(scope="session")
-def board(runs_folder, growing, other):
-    """The address of a board over both runs."""
+def evaluations(runs_folder):
+    """Two finished evaluations of the same eight samples, and a run that died."""
+    for name, seed in (("eval-a", 1), ("eval-b", 2)):
+        (runs_folder / name).mkdir()
+        run = GrowingRun(RunDir(runs_folder / name), Random(seed))
+        made = [run.trajectory(f"test:{number}", 0) for number in range(8)]
+        record(run.run, "eval/step_000000.parquet", made)
+        judged = [Judged(one, one.right, one.right, False) for one in made]
+        report = EvalReport(run.run.path, 2.0, 90.0, [summarise("arithmetic", judged)], made)
+        run.run.write_json("eval/step_000000.json", report.as_json())
+        write_status(run.run, Status.beginning("eval").ended(State.FINISHED, ""))
+    (runs_folder / "dead").mkdir()
+    run = GrowingRun(RunDir(runs_folder / "dead"))
+    write_status(run.run, replace(run.status, pid=2**22 + 1))
+    run.run.log("the last thing it said")
+
+
+@pytest.fixture(scope="session")
+def board(runs_folder, growing, other, evaluations):
+    """The address of a board over all these runs."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(runs_folder)],
         cwd=ROOT,

@@ -18,6 +18,45 @@ def test_the_runs_are_listed_with_their_state_and_compared(open_page):
     page.get_by_role("button", name="Compare 2 runs").click()
     expect(page).to_have_url(re.compile(r"#/compare\?runs=.*other"))
     expect(page.locator(".plot .main-svg").first).to_be_visible()
+    expect(page.locator(".legend-key").first).to_contain_text("at step")
+    page.get_by_role("link", name="Runs").click()
+    dead = page.locator("tr", has=page.get_by_role("link", name="dead"))
+    expect(dead.locator(".why")).to_contain_text("the last thing it said")
+
+
+def test_an_evaluation_is_a_table_and_two_are_compared_answer_by_answer(open_page):
+    page = open_page("#/run/eval-a/curves")
+    expect(page.get_by_role("link", name="Results")).to_be_visible()
+    expect(page.get_by_role("row", name="accuracy, final answer")).to_contain_text(re.compile(r"\d\.\d% ± \d"))
+    assert page.locator(".plot").count() == 0
+    page.goto(page.url.partition("#")[0] + "#/compare?runs=eval-a,eval-b")
+    expect(page.locator(".results:not(.pairs)").get_by_role("row", name="accuracy, final answer")).to_contain_text(
+        "points"
+    )
+    pairs = page.locator(".pairs")
+    expect(pairs.locator("tbody tr").first).to_contain_text("8")
+    pairs.locator("summary").first.click()
+    pairs.locator(".flips tbody tr").first.get_by_role("link").nth(1).click()
+    expect(page).to_have_url(re.compile(r"#/run/eval-b/trajectory\?shard=eval/step_000000"))
+    expect(page.locator(".timeline")).to_be_visible()
+
+
+def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
+    page = open_page("#/run/live/curves")
+    expect(page.locator(".plot .main-svg").first).to_be_visible()
+    accuracy = page.get_by_role("heading", name="Accuracy", exact=True)
+    assert accuracy.bounding_box()["y"] < 900, "on the first screen, beside the reward"
+    titles = page.locator("h2, h3").all_inner_texts()
+    assert not [title for title in titles if re.search("KL|critic", title)], "the run has neither"
+    with page.expect_download() as saved:
+        page.get_by_label("save the numbers: Reward", exact=True).click()
+    lines = saved.value.path().read_text().splitlines()
+    assert saved.value.suggested_filename == "reward.csv" and lines[0] == "series,step,value,low,high"
+    values = [[float(one) for one in line.split(",")[2:]] for line in lines[1:]]
+    assert len(values) == growing.step and all(0 <= low <= mean <= high <= 1 for mean, low, high in values)
+    with page.expect_download() as saved:
+        page.get_by_label("save as a picture: Reward", exact=True).click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_new_step_appears_without_a_reload(open_page, growing):
@@ -86,7 +125,17 @@ def test_filters_by_expression_preset_and_search(open_page, growing):
     page.get_by_role("button", name="infrastructure failure").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.get_by_label("Filter")).to_have_value("failure != null")
-    page.get_by_role("button", name="Clear").click()
+    for name, order in (("worst", "asc"), ("best", None)):  # one filter, told apart by the order
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+        expect(page.locator("tbody .cell-reward").first).to_have_text("0" if order else "1")
+        assert ("order=asc" in page.url) == bool(order) and "sort=reward" in page.url
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    lines = download.value.path().read_text().splitlines()
+    assert lines[0].startswith("shard,row,split,") and len(lines) > 100
+    page.get_by_role("button", name="best", exact=True).click()
+    expect(page).not_to_have_url(re.compile("filter=|sort="))
     page.get_by_role("searchbox").fill("train:20")
     expect(page.locator("tbody tr")).to_have_count(4)
     page.get_by_role("searchbox").fill("What is")
@@ -98,11 +147,13 @@ def test_a_bad_expression_shows_its_error_and_keeps_the_list(open_page, watch):
     watch.expected = ("status of 400",)
     page = open_page("#/run/live/trajectories")
     before = page.locator("tbody tr").count()
-    page.get_by_label("Filter").fill("rewrd > 0")
+    page.get_by_label("Filter").fill("step > 0 and rewrd > 0")
     page.get_by_label("Filter").press("Enter")
     problem = page.locator("#filter-problem")
-    expect(problem).to_contain_text("rewrd")
-    expect(problem).to_contain_text("reward")
+    expect(problem.locator(".fault")).to_have_text("rewrd")
+    expect(problem).to_contain_text("column 14: unknown field 'rewrd': did you mean 'reward'?")
+    marked = "(input) => ['from', 'length'].map((name) => input.style.getPropertyValue(`--fault-${name}`))"
+    assert page.get_by_label("Filter").evaluate(marked) == ["13", "5"]
     assert page.locator("tbody tr").count() == before
     page.get_by_label("Filter").fill("reward > 0")
     page.get_by_label("Filter").press("Enter")
@@ -112,12 +163,15 @@ def test_a_bad_expression_shows_its_error_and_keeps_the_list(open_page, watch):
 def test_from_the_list_to_a_group_a_conversation_and_a_token(open_page):
     page = open_page("#/run/live/trajectories?filter=step == 2")
     page.locator(".group-link").first.click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Group train:")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("What is")
+    expect(page.locator(".copyable")).to_contain_text("train:")
     expect(page.locator(".sibling-head")).to_have_count(4)
     expect(page.locator(".outcome").first).to_contain_text("pass@1")
     page.locator(".sibling-link").nth(1).click()
     expect(page.locator(".timeline")).to_contain_text("What is")
     expect(page.locator(".timeline")).to_contain_text("calculate")
+    question = page.get_by_role("heading", level=1).inner_text()
+    assert question.startswith("What is") and page.title() == f"{question} · live · Turnwise board"
     page.get_by_role("link", name="Tokens", exact=True).click()
     expect(page).to_have_url(re.compile("view=tokens"))
     token = page.locator(".token").nth(1)
@@ -132,3 +186,53 @@ def test_from_the_list_to_a_group_a_conversation_and_a_token(open_page):
     page.get_by_label("Colour by").select_option("logprob")
     expect(page).to_have_url(re.compile("colour=logprob"))
     expect(page.locator(".token-legend")).to_contain_text(re.compile("[0-9]"))
+
+
+def test_a_sample_over_steps_and_in_other_runs(open_page):
+    page = open_page("#/run/live/trajectories?filter=sample_id == 'test:1'")
+    page.locator(".row-link").first.click()
+    page.get_by_role("link", name="Over steps and runs").click()
+    own = page.locator("section", has=page.get_by_role("heading", name="Over steps", exact=True))
+    expect(own.locator("tbody tr th")).to_have_text(["10", "5"])
+    beside = page.locator(".run-beside")
+    expect(beside.locator("tbody tr")).to_have_count(1)
+    expect(beside).to_contain_text("The id is the same, the question is not")  # these runs made up their own
+    expect(page.locator("section [role=status]")).to_contain_text("1 of 1 other run played")
+    beside.locator(".episode").click()
+    expect(page).to_have_url(re.compile("#/run/other/trajectory"))
+
+
+def test_on_paper_everything_is_light_open_and_whole(open_page):
+    page = open_page("#/run/live/trajectory?shard=trajectories/step_000012&row=16", theme="dark")
+    folded = page.locator("main details:not([open])").count()
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for hidden in (".top", ".tabs", ".views", ".moves"):
+        expect(page.locator(hidden).first).to_be_hidden()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    expect(page.locator("main details:not([open])")).to_have_count(0)
+    cut = "[...document.querySelectorAll('main *')].filter((one) => getComputedStyle(one).overflowY === 'auto').length"
+    assert folded > 0 and page.evaluate(cut) == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    expect(page.locator("main details:not([open])")).to_have_count(folded)
+
+
+def test_a_tool_that_fails_in_every_call_is_told_from_one_that_works(open_page):
+    page = open_page("#/run/live/tools")
+    since = """async (tools) => {
+      const { failingSince, failingTools } = await import("board/parts/tool_table.js");
+      const lines = failingTools(tools, "live").map((line) => line.textContent);
+      return [Object.values(tools).map((tool) => failingSince(tool)?.step ?? null), lines];
+    }"""
+    steps, ok = [1, 2, 3], [0, 0, 0]
+    tools = {
+        "always": {"step": steps, "calls": [1, 0, 1], "failed": [1, 0, 1], "statuses": {"error": [1, 0, 1]}},
+        "since": {"step": steps, "calls": [4, 3, 3], "failed": [1, 3, 3], "statuses": {"timeout": [1, 3, 3]}},
+        "chance": {"step": steps, "calls": [4, 3, 1], "failed": [0, 0, 1], "statuses": {"error": [0, 0, 1]}},
+        "made up": {"step": steps, "calls": [2, 2, 2], "failed": [2, 2, 2], "statuses": {"unknown_tool": [2, 2, 2]}},
+        "works": {"step": steps, "calls": [2, 2, 2], "failed": ok, "statuses": {"ok": [2, 2, 2]}},
+    }
+    found, lines = page.evaluate(since, tools)
+    assert found == [1, 2, None, None, None]
+    assert lines[0].startswith("always failed in all of its 2 calls (error 2)") and "6 calls since step 2" in lines[1]

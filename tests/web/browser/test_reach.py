@@ -11,11 +11,12 @@ except ModuleNotFoundError:  # the browser fixture then skips or fails
 SHARD = "shard=trajectories/step_000012"
 PAGES = {
     "runs": "",
-    "compare": "#/compare?runs=live,other",
+    "compare": "#/compare?runs=live,eval-a",
     "curves": "#/run/live/curves",
     "tools": "#/run/live/tools",
     "trajectories": "#/run/live/trajectories",
     "group": "#/run/live/group?shard=trajectories/step_000002&sample=train:8",
+    "sample": "#/run/live/sample?sample=test:1",
     "conversation": f"#/run/live/trajectory?{SHARD}&row=16",
     "tokens": f"#/run/live/trajectory?{SHARD}&row=16&view=tokens",
     "health": "#/run/live/health",
@@ -176,8 +177,21 @@ def test_the_theme_is_the_system_s_until_one_is_chosen(open_page):
 
 
 def test_pages_that_are_not_there_say_so(open_page, watch):
-    watch.expected = ("status of 404", "nowhere")
+    watch.expected = ("status of 404", "nowhere", "there is no row", "no trajectory", "has no sample")
     page = open_page("#/run/nowhere/curves")
     expect(page.locator("main [role=alert]")).to_contain_text("nowhere")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such run")
+    expect(page.locator(".live")).to_have_text("")
+    expect(page.locator(".run-head")).to_be_hidden()
+    for lost in (
+        "trajectory?shard=trajectories/step_000001&row=999",
+        "trajectory?shard=eval/nothing&row=0",
+        "trajectory",
+    ):
+        go(page, f"#/run/live/{lost}")
+        expect(page.get_by_role("heading", level=1)).to_have_text("No such trajectory")
+        expect(page.get_by_role("link", name="All trajectories of this run")).to_be_visible()
+    go(page, "#/run/live/group?shard=trajectories/step_000001&sample=nobody")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such group")
     go(page, "#/nothing")
     expect(page.get_by_role("heading", level=1)).to_have_text("No such page")

@@ -4,21 +4,22 @@ All blocks of a turn are one program. A turn with an <answer> is final: code bes
 """
 
 import json
-import re
 
+from turnwise.chat.thoughts import THINK as THINK
+from turnwise.chat.thoughts import UNTHINK as UNTHINK
+from turnwise.chat.thoughts import render_thought as render_thought
+from turnwise.chat.thoughts import split_thoughts
+from turnwise.code_blocks import PYTHON, CodeBlock, code_blocks
 from turnwise.types import Message, Role, ToolCall
 
 TOOL = "python"
-_BLOCK = re.compile(r"<code>(.*?)(</code>|\Z)", re.DOTALL)
-_FENCE = re.compile(r"^```(?:python|py)[ \t]*\n(.*?)(^```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-_ANY_FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
 def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
     """The assistant message in a completion's text. Code the model only thinks about is never run."""
-    thoughts, said = _set_thoughts_apart(text, in_reasoning)
-    pattern = _BLOCK if "<code>" in said else _FENCE
-    blocks = list(pattern.finditer(said))
+    thoughts, said = split_thoughts(text, in_reasoning)
+    # A fence that names no language may hold anything.
+    blocks = [block for block in code_blocks(said) if block.language and block.language in PYTHON]
     calls: tuple[ToolCall, ...] = ()
     if blocks and "<answer>" not in said:
         calls = (_call(blocks, f"t{turn % 1000:03d}c0000"),)
@@ -27,7 +28,7 @@ def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
         text,
         calls,
         reasoning="\n".join(thoughts) if thoughts else None,
-        answer=pattern.sub("", said).strip(),
+        answer=_without(said, blocks).strip(),
     )
 
 
@@ -37,33 +38,20 @@ def render_call(call: ToolCall) -> str:
     return f"<code>\n{code}\n</code>"
 
 
-def _call(blocks: list["re.Match[str]"], call_id: str) -> ToolCall:
-    if not blocks[-1].group(2):
+def render_malformed_call(call: ToolCall) -> str:
+    """The call without its end."""
+    return render_call(call).removesuffix("</code>")
+
+
+def _call(blocks: list[CodeBlock], call_id: str) -> ToolCall:
+    if not blocks[-1].is_closed:
         return ToolCall(call_id, TOOL, {}, "the code has no end: close it with </code>, or ``` after a fence")
-    programs = []
+    return ToolCall(call_id, TOOL, {"code": "\n".join(block.code for block in blocks)})
+
+
+def _without(text: str, blocks: list[CodeBlock]) -> str:
+    kept, position = [], 0
     for block in blocks:
-        fenced = _ANY_FENCE.match(block.group(1))
-        programs.append((fenced.group(1) if fenced else block.group(1)).strip("\n"))
-    return ToolCall(call_id, TOOL, {"code": "\n".join(programs)})
-
-
-def _set_thoughts_apart(text: str, in_reasoning: bool) -> tuple[list[str], str]:
-    """(thoughts, everything else). A thought that is never closed goes on to the end."""
-    thoughts, said, position = [], [], 0
-    thinking = in_reasoning and not text.lstrip().startswith("<think>")
-    while position < len(text):
-        mark = "</think>" if thinking else "<think>"
-        end = text.find(mark, position)
-        piece = text[position : end if end >= 0 else None]
-        if thinking:
-            thoughts.append(piece.strip())
-        elif "</think>" in piece:  # closed without being opened: all before was thought
-            before, _, after = piece.rpartition("</think>")
-            thoughts.append(before.strip())
-            said.append(after)
-        else:
-            said.append(piece)
-        if end < 0:
-            break
-        position, thinking = end + len(mark), not thinking
-    return thoughts, "".join(said)
+        kept.append(text[position : block.start])
+        position = block.end
+    return "".join([*kept, text[position:]])

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from turnwise.chat.thoughts import THINK as THINK
+from turnwise.chat.thoughts import UNTHINK as UNTHINK
+from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import Message, Role, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINK, UNTHINK = "<think>", "</think>"
 DEEPEST = 200
 """Levels of nesting a call may have; what reads it later should never meet Python's own limit."""
 _TAG = re.compile(r"</?think>|<tool_call>")
@@ -44,6 +46,11 @@ def render_call(call: ToolCall) -> str:
     """The text a model writes to make this call."""
     body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+def render_malformed_call(call: ToolCall) -> str:
+    """The call with its braces not all closed."""
+    return render_call(call).replace("}}", "}")
 
 
 def _scan(text: str, in_reasoning: bool) -> tuple[list[str], list[str | _Block]]:

@@ -4,7 +4,7 @@ from turnwise.rollout.conversation import Conversation
 
 
 async def tool_calling(chat: Conversation) -> None:
-    """Answer, or call tools and read their results; a simulated user may ask for more."""
+    """Answer, or call tools and read their results; the interaction may ask for more."""
     while True:
         message = await chat.generate()
         replies = await chat.call_tools(message) if message.tool_calls else await chat.ask_user()

@@ -1,1 +1,1 @@
-"""Simulated users, one file each; the file name is the value of `rollout.interaction`."""
+"""Interactions (simulated users), one file each; the file name is the value of `rollout.interaction`."""

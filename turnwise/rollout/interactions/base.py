@@ -1,4 +1,4 @@
-"""The interface of a simulated user: verl's BaseInteraction, always finalised, every answer seen."""
+"""The interface of an interaction, the simulated user: verl's BaseInteraction, always finalised, every answer seen."""
 
 from typing import Any
 from uuid import uuid4

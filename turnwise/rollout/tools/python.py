@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.limits import MIB, Limits
-from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.opening import open_pool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
-from turnwise.storage.conduct import program
+from turnwise.storage.images import session_name
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
+    from turnwise.sandbox.pool import SandboxPool
     from turnwise.sandbox.remote import RemotePool
 
 SPARE_SECONDS = 20.0
@@ -104,34 +105,18 @@ class _PythonSession:
 python = PythonTool()
 
 
-def open_pool(config: SandboxConfig) -> "SandboxPool | RemotePool":
-    """The pool that a config asks for, here or at a server, still to be entered."""
-    if config.url is None:
-        return SandboxPool(pool_settings(config))
-    from turnwise.sandbox.remote import RemotePool
-
-    return RemotePool(config.url, os.environ.get(config.token_env), config.seconds, min_level=config.min_level)
-
-
-def pool_settings(config: SandboxConfig) -> PoolSettings:
-    """A pool on this machine."""
-    limits = Limits(seconds=config.seconds, memory=config.memory_mb * MIB, scratch=config.scratch_mb * MIB)
-    return PoolSettings(config.level, config.min_level, limits, tuple(config.preload), config.warm)
-
-
 def read_image(image: Image, number: int) -> InputImage:
     """A sample's image as its file's content."""
     if image.source.startswith("data:"):
         head, _, data = image.source.partition(",")
-        kind = head.removeprefix("data:image/").split(";")[0] or "png"
         try:
             content = base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
         except binascii.Error as error:
             raise EpisodeError(f"image {number} of the sample is not a readable data URL: {error}") from error
-        return InputImage(f"image_{number}.{kind}", content)
+        return InputImage(session_name(image, number), content)
     path = Path(image.source)
     try:
-        return InputImage(path.name, path.read_bytes())
+        return InputImage(session_name(image, number), path.read_bytes())
     except OSError as error:
         raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
 

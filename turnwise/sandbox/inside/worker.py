@@ -52,7 +52,7 @@ MSG_CMSG_CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 @dataclass
 class Settings:
-    """What a session may give back by one call, and where its files are."""
+    """What a session may give back by one call, and where its files are; sent by the host as JSON."""
 
     output: int
     images: int
@@ -190,7 +190,7 @@ class Session:
     def finish(self, error: BaseException | None, stopped: bool) -> dict[str, Any]:
         """Everything that is left to do when the code has ended."""
         alarm = self.interpreter.alarm
-        status, failure = ("ok", None) if error is None else self.judge(error)
+        status, failure = ("ok", None) if error is None else self.classify(error)
         if error is not None and status == "ok":
             self.notices.append("the code asked to exit; the session goes on")
             failure = None
@@ -206,7 +206,7 @@ class Session:
             self.notices.append(f"image files that the code saved could not be read ({type(fault).__name__})")
         return self.reply(status, failure)
 
-    def judge(self, error: BaseException) -> tuple[str, dict[str, Any] | None]:
+    def classify(self, error: BaseException) -> tuple[str, dict[str, Any] | None]:
         """Status and failure, found under guard because the exception's class may be the code's own."""
         found: list[tuple[str, dict[str, Any]]] = []
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -12,13 +11,11 @@ from typing import Any, TypeVar
 import httpx
 
 from turnwise.errors import ConfigError, ScoringFailed
-from turnwise.retrying import backoff, retry_after
+from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.scoring.judge.breaker import Breaker
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats
 
-MAX_BACKOFF = 30.0
-MAX_RETRY_AFTER = 120.0
 SHOWN_BODY = 200
 _OWN_FAULT = (400, 413, 414, 415, 422)
 """The request itself cannot be served, by this or any other endpoint."""
@@ -37,13 +34,11 @@ class Reply:
     completion_tokens: int | None
 
 
-class EndpointFailed(Exception):
+class EndpointFailed(AttemptFailed):
     """An endpoint did not do its work, which another try or another endpoint may mend."""
 
     def __init__(self, problem: str, *, wait: float | None = None, is_busy: bool = False) -> None:
-        super().__init__(problem)
-        self.wait = wait
-        """What the server asked us to wait."""
+        super().__init__(problem, wait)
         self.is_busy = is_busy
         """Healthy, but with too much to do."""
 
@@ -147,30 +142,25 @@ class JudgeClient:
     async def _retrying(self, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
         """Do it at the least loaded healthy endpoint; after what may pass, again, elsewhere if possible."""
         tried: Counter[str] = Counter()
-        problem = ""
-        for number in range(self.settings.retries + 1):
-            wait: float | None = None
-            async with self._slots:
-                endpoint = await self._available(tried)
-                if endpoint is None:
-                    problem = self._outage()
-                else:
+
+        async def attempt() -> Result:
+            try:
+                async with self._slots:
+                    endpoint = await self._available(tried)
+                    if endpoint is None:
+                        raise EndpointFailed(self._outage())
                     tried[endpoint.url] += 1
-                    try:
-                        return await self._at(endpoint, work)
-                    except EndpointFailed as error:
-                        problem, wait = str(error), error.wait
-            if number == self.settings.retries:
-                break
-            following = self._choose(tried)
-            if following is not None and following.url not in tried:
-                continue
-            if (wait or 0.0) > MAX_RETRY_AFTER:
-                break
-            # Jitter, so that requests cut off together do not come back together.
-            pause = backoff(number, self.settings.backoff, MAX_BACKOFF)
-            await asyncio.sleep(pause if wait is None else wait + random.uniform(0.0, self.settings.backoff))
-        raise ScoringFailed(f"the judge gave no reply: {problem} (try {number + 1} of {self.settings.retries + 1})")
+                    return await self._at(endpoint, work)
+            except EndpointFailed as error:
+                following = self._choose(tried)
+                error.at_once = following is not None and following.url not in tried
+                raise
+
+        try:
+            return await retrying(attempt, RetryPolicy(self.settings.retries, self.settings.backoff))
+        except EndpointFailed as error:
+            tries = f"try {error.attempts} of {self.settings.retries + 1}"
+            raise ScoringFailed(f"the judge gave no reply: {error} ({tries})") from error
 
     async def _available(self, tried: Counter[str]) -> Endpoint | None:
         """An endpoint to ask, if need be after the request that finds out whether one is well again."""
@@ -269,9 +259,9 @@ def _read(url: str, body: Any) -> Reply:
             counts = usage if isinstance(usage, dict) else {}
             # Servers that take the reasoning out of a reply give it under one of these names.
             thought = message.get("reasoning_content") or message.get("reasoning")
-            said = text or ""  # null: the token limit was reached before the first word of the answer
+            answer = text or ""  # null: the token limit was reached before the first word of the answer
             return Reply(
-                f"<think>\n{thought}\n</think>\n{said}" if said and isinstance(thought, str) else said,
+                f"<think>\n{thought}\n</think>\n{answer}" if answer and isinstance(thought, str) else answer,
                 choice.get("finish_reason") != "length",
                 _count(counts.get("prompt_tokens")),
                 _count(counts.get("completion_tokens")),

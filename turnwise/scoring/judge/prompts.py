@@ -91,9 +91,9 @@ class Inquiry:
             ending = f"({left_out} more images are not shown.)\n{ending}"
         content: Content = f"{texts}\n\n{ending}"
         if image_urls or output_urls:
-            said = [_text(_OF_QUESTION)] if image_urls and output_urls else []
+            caption = [_text(_OF_QUESTION)] if image_urls and output_urls else []
             judged = [_text(_OF_OUTPUT), *map(_image, output_urls)] if output_urls else []
-            content = [_text(texts), *said, *map(_image, image_urls), *judged, _text(ending)]
+            content = [_text(texts), *caption, *map(_image, image_urls), *judged, _text(ending)]
         return [{"role": "system", "content": f"{self.rules}\n\n{fences}"}, {"role": "user", "content": content}]
 
 

@@ -20,7 +20,10 @@ REASON_TOKENS = 240
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """How a judge is reached and asked: `JudgeSettings(base_urls=("http://10.0.0.7:18901/v1",), votes=3)`."""
+    """How a judge is reached and asked: `JudgeSettings(base_urls=("http://10.0.0.7:18901/v1",), votes=3)`.
+
+    The schema of `scoring.options.judge`, which a config holds as a plain mapping.
+    """
 
     base_urls: tuple[str, ...] = ()
     """Endpoints that serve the same model; empty takes LLM_AS_A_JUDGE_BASE (comma separated), else localhost:18901."""

@@ -16,7 +16,8 @@ from typing import Any
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.plugins import load
-from turnwise.scoring.failures import Lost, Tally, counted, retrying
+from turnwise.retrying import AttemptFailed
+from turnwise.scoring.failures import ScoringStats, counted, retry_policy, score_retrying
 from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, verl_extra_info, verl_result
 from turnwise.types import Trajectory
 
@@ -32,7 +33,7 @@ class BatchRunner:
     """One collector for each function."""
 
     def __init__(self, size: int, timeout: float, retries: int, delay: float = DELAY_SECONDS) -> None:
-        self.tally = Tally()
+        self.stats = ScoringStats()
         self._size = size
         self._timeout = timeout
         self._retries = retries
@@ -42,7 +43,7 @@ class BatchRunner:
     def scorer(self, spec: ScorerSpec) -> Scorer:
         function = _batch_function(spec)
         if function is None:
-            return counted(spec.make(), self.tally)
+            return counted(spec.make(), self.stats)
         collector = _Collector(lambda batch: self._call(function, batch, spec.name), self._size, self._delay)
         self._collectors.add(collector)
 
@@ -62,16 +63,16 @@ class BatchRunner:
     async def _call(self, function: BatchFunction, batch: list[Trajectory], name: str) -> list[Any]:
         async def attempt() -> list[Any]:
             try:
-                with self.tally.timed():
+                with self.stats.timed():
                     async with asyncio.timeout(self._timeout) as limit:
                         return await function(batch)
             except TimeoutError as error:
                 if not limit.expired():
                     raise  # the function's own
                 text = f"scorer {name} did not score {len(batch)} trajectories within {self._timeout:g} s"
-                raise Lost(text) from error
+                raise AttemptFailed(text) from error
 
-        return await retrying(attempt, self._retries, self.tally, scorer=name, count=len(batch))
+        return await score_retrying(attempt, retry_policy(self._retries), self.stats, scorer=name, count=len(batch))
 
 
 class _Collector:

@@ -16,15 +16,17 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, unknown
-from turnwise.retrying import retry_after
+from turnwise.retrying import AttemptFailed, retry_after
 from turnwise.scoring.answers import read_answer
-from turnwise.scoring.failures import Lost, Tally, retrying
+from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec
 from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import Trajectory
 
 PATH = "/compute_reward"
 SERVED = "/scorers"
+TOKEN_ENV = "TURNWISE_REWARD_TOKEN"
+"""The environment variable that holds the server's token."""
 REQUESTS = 32
 """Under way, where `scoring.workers` does not say."""
 CONNECT_SECONDS = 10.0
@@ -52,9 +54,11 @@ class HttpRunner:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"scoring.url begins with http:// or https://, not {url!r}")
         if httpx.URL(url).userinfo:
-            raise ConfigError("scoring.url holds no password, because it is shown; see scoring.token_env")
+            raise ConfigError(
+                f"scoring.url holds no password, because it is shown; the token is read from ${TOKEN_ENV}"
+            )
         self.url = url.rstrip("/").removesuffix(PATH)
-        self.tally = Tally()
+        self.stats = ScoringStats()
         self._token = token
         self._requests = requests
         self._timeout = timeout
@@ -86,12 +90,9 @@ class HttpRunner:
                 "trajectory": to_row(trajectory),
             }
             content = json.dumps(request).encode()
-            return await retrying(
-                lambda: self._attempt(str(request["id"]), content),
-                self._retries,
-                self.tally,
-                scorer=spec.name,
-                first_wait=self.first_wait,
+            policy = retry_policy(self._retries, self.first_wait)
+            return await score_retrying(
+                lambda: self._attempt(str(request["id"]), content), policy, self.stats, scorer=spec.name
             )
 
         scorer.__qualname__ = spec.name
@@ -120,7 +121,7 @@ class HttpRunner:
         """What the server takes; None when it is not one of ours, or not there yet, which scoring will say."""
         try:
             status, _, answer = await self._ask("GET", SERVED, b"", min(CONNECT_SECONDS, self._timeout))
-        except Lost:
+        except AttemptFailed:
             return None
         if status in _FORBIDDEN:
             raise ConfigError(f"the reward server {self.url} refuses the token, or misses one: {_short(answer)}")
@@ -146,15 +147,15 @@ class HttpRunner:
 
     async def _attempt(self, request_id: str, content: bytes) -> Score:
         async with self._slots:  # waiting for it is not the server's time
-            with self.tally.timed():
+            with self.stats.timed():
                 status, wait, answer = await self._ask("POST", PATH, content, self._timeout)
         if status in _LATER or status >= 500:
-            raise Lost(f"the reward server {self.url} answers {status}: {_short(answer)}", wait)
+            raise AttemptFailed(f"the reward server {self.url} answers {status}: {_short(answer)}", wait)
         if not 200 <= status < 300:  # the same request would be refused again: a person must look at it
             raise ConfigError(f"the reward server {self.url} refuses the request with {status}: {_short(answer)}")
         return read_answer(answer, request_id).score()
 
-    async def _ask(self, method: str, path: str, content: bytes, seconds: float) -> tuple[int, float, bytes]:
+    async def _ask(self, method: str, path: str, content: bytes, seconds: float) -> tuple[int, float | None, bytes]:
         """(HTTP status, seconds the server asks to wait, content)."""
         if self._client is None:
             raise RuntimeError("the scoring client is not running")
@@ -165,13 +166,13 @@ class HttpRunner:
                     async for piece in response.aiter_raw():
                         answer += piece
                         if len(answer) > MAX_ANSWER:
-                            raise Lost(f"the reward server {self.url} sent more than {MAX_ANSWER} bytes")
+                            raise AttemptFailed(f"the reward server {self.url} sent more than {MAX_ANSWER} bytes")
         except TimeoutError as error:
-            raise Lost(f"the reward server {self.url} did not answer within {seconds:g} s") from error
+            raise AttemptFailed(f"the reward server {self.url} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__} {error}".strip()
-            raise Lost(f"no answer from the reward server {self.url}: {problem}") from error
-        return response.status_code, retry_after(response.headers.get("Retry-After")) or 0.0, bytes(answer)
+            raise AttemptFailed(f"no answer from the reward server {self.url}: {problem}") from error
+        return response.status_code, retry_after(response.headers.get("Retry-After")), bytes(answer)
 
 
 def session_of(trajectory: Trajectory) -> str:
@@ -193,5 +194,5 @@ def make(config: ScoringConfig) -> HttpRunner:
         raise ConfigError("scoring.run=http needs scoring.url, the address of the reward server")
     if config.workers < 0 or config.timeout <= 0 or config.retries < 0:
         raise ConfigError("scoring.workers and scoring.retries must not be negative, scoring.timeout must be positive")
-    token = os.environ.get(config.token_env)
+    token = os.environ.get(TOKEN_ENV)
     return HttpRunner(config.url, token, config.workers or REQUESTS, config.timeout, config.retries)

@@ -1,7 +1,7 @@
 """The `inline` runner: scorers are called where they are needed."""
 
 from turnwise.config import ScoringConfig
-from turnwise.scoring.failures import Tally, counted
+from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.scorer import Scorer, ScorerSpec
 
 
@@ -9,10 +9,10 @@ class InlineRunner:
     """Nothing to start, nothing to stop."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.stats = ScoringStats()
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
-        return counted(spec.make(), self.tally)
+        return counted(spec.make(), self.stats)
 
     async def start(self) -> None:
         return None

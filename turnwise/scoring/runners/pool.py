@@ -15,8 +15,9 @@ from typing import Any
 
 from turnwise.config import ScoringConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.retrying import AttemptFailed
 from turnwise.scoring.answers import Answer, read_answer
-from turnwise.scoring.failures import Lost, Tally, retrying
+from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
 from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec
 from turnwise.scoring.worker import FRAME
 from turnwise.storage.trajectory_rows import to_row
@@ -41,7 +42,7 @@ class PoolRunner:
     """A fixed number of workers. One that hangs or dies is replaced; the others never notice."""
 
     def __init__(self, workers: int, timeout: float, retries: int) -> None:
-        self.tally = Tally()
+        self.stats = ScoringStats()
         self._workers = workers
         self._timeout = timeout
         self._retries = retries
@@ -52,20 +53,21 @@ class PoolRunner:
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         spec.make()
-        told = {"name": spec.name, "options": spec.options}
+        values = {"name": spec.name, "options": spec.options}
         try:
-            head = json.dumps(told)
+            head = json.dumps(values)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"scoring.options of {spec.name} cannot be given to another process: {error}") from error
         self._specs.pop(head, None)
-        self._specs[head] = told
+        self._specs[head] = values
         if len(self._specs) > KEPT_SCORERS:
             del self._specs[next(iter(self._specs))]
 
         async def scorer(trajectory: Trajectory) -> Score:
             # As a row of JSON, not pickled: what comes from a plug-in is never executed here, nor there.
             job = f'{{"scorer": {head}, "trajectory": {json.dumps(to_row(trajectory))}}}'.encode()
-            return await retrying(lambda: self._attempt(job, spec.name), self._retries, self.tally, scorer=spec.name)
+            policy = retry_policy(self._retries)
+            return await score_retrying(lambda: self._attempt(job, spec.name), policy, self.stats, scorer=spec.name)
 
         scorer.__qualname__ = spec.name
         return scorer
@@ -79,8 +81,8 @@ class PoolRunner:
         try:
             for slot in self._slots:
                 await slot.worker()
-        except Lost as lost:
-            raise PluginError(f"scoring.run=pool: {lost}; the scorers are {self._names()}") from lost
+        except AttemptFailed as error:
+            raise PluginError(f"scoring.run=pool: {error}; the scorers are {self._names()}") from error
         for slot in self._slots:
             self._idle.put_nowait(slot)
 
@@ -98,7 +100,7 @@ class PoolRunner:
         try:
             worker = await slot.worker()
             try:
-                with self.tally.timed():
+                with self.stats.timed():
                     answer = await worker.ask(job, self._timeout, f"scorer {name}")
             except BaseException:  # also when we are cancelled: a late answer must not become the next trajectory's
                 slot.discard()
@@ -124,7 +126,7 @@ class _Slot:
             self._starting = asyncio.create_task(_Worker.start(list(self._specs.values())))
 
     async def worker(self) -> "_Worker":
-        """The worker, when it is ready. Lost when it dies before that, or what its scorers raised when made."""
+        """The worker, when ready. AttemptFailed when it dies before that, or what its scorers raised when made."""
         if self._is_gone():
             self.discard()
         self.fill()
@@ -201,7 +203,7 @@ class _Worker:
         return worker
 
     async def ask(self, message: bytes, seconds: float, who: str) -> Answer:
-        """The answer to one message; Lost when none comes in time, or none at all."""
+        """The answer to one message; AttemptFailed when none comes in time, or none at all."""
         number = next(self._numbers)
         try:
             async with asyncio.timeout(seconds):
@@ -209,13 +211,13 @@ class _Worker:
                 await self._writer.drain()
                 answered, length = FRAME.unpack(await self._reader.readexactly(FRAME.size))
                 if answered != number or length > MAX_ANSWER:
-                    raise Lost(f"{who} wrote something to its socket that is no answer")
+                    raise AttemptFailed(f"{who} wrote something to its socket that is no answer")
                 content = await self._reader.readexactly(length)
         except TimeoutError as error:
-            raise Lost(f"{who} did not answer within {seconds:g} s") from error
+            raise AttemptFailed(f"{who} did not answer within {seconds:g} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             self.kill()
-            raise Lost(f"{who} ended its process: {_how(await self.reap())}") from error
+            raise AttemptFailed(f"{who} ended its process: {_how(await self.reap())}") from error
         return read_answer(content)
 
     def is_gone(self) -> bool:

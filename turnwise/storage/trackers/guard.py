@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from turnwise.errors import one_line
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.tracker import Point, Tracker
@@ -18,6 +19,8 @@ FAILURES = 3
 """Points lost in a row after which a tracker is switched off."""
 LAST_SECONDS = 30.0
 """How long the end of a run waits, for all trackers together."""
+LONGEST_PROBLEM = 300
+"""Characters of a library's error that are said."""
 
 _End = tuple[State, str]
 
@@ -119,7 +122,7 @@ class Guarded:
         # and none of it is a reason to stop training. It is counted and told, so nothing is hidden. (SystemExit would
         # end this thread without a word.)
         except (Exception, SystemExit) as error:
-            self._problem = f"{verb}: {_one_line(error)}"
+            self._problem = f"{verb}: {one_line(error)[:LONGEST_PROBLEM]}"
             return False
         return True
 
@@ -196,8 +199,3 @@ class Trackers:
         for guard in self._guards or ():
             while guard.notes:
                 self._say(guard.notes.popleft())
-
-
-def _one_line(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -3,7 +3,7 @@
 export const frozen = typeof globalThis.FROZEN === "object" && globalThis.FROZEN !== null;
 
 const listeners = new Set();
-let liveState = frozen ? "frozen" : "off"; // off | connecting | live | lost | frozen
+let liveState = frozen ? "frozen" : "off"; // off | connecting | live | lost | refused | frozen
 
 // The canonical address: parameters sorted by name, empty ones (null, undefined, "") left out.
 export function url(path, params) {
@@ -19,11 +19,17 @@ export function runPath(run, tail) {
   return tail ? `${base}/${tail}` : base;
 }
 
+// Whether an address is answered here: a report holds some trajectories, the board all of them.
+export function has(path, params) {
+  return !frozen || url(path, params) in globalThis.FROZEN;
+}
+
+// An error's `answer` is what the server said with it: a title, the place in a filter.
 export async function get(path, params, signal) {
   const address = url(path, params);
   if (frozen) {
     if (address in globalThis.FROZEN) return globalThis.FROZEN[address];
-    throw new Error("not part of this report");
+    throw notInReport(path);
   }
   let response;
   try {
@@ -39,8 +45,19 @@ export async function get(path, params, signal) {
   } catch {
     throw new Error(`${response.status} ${response.statusText}: the answer is not JSON`);
   }
-  if (!response.ok) throw new Error(body.error ?? `${response.status} ${response.statusText}`);
+  if (!response.ok) throw Object.assign(new Error(body.error ?? `${response.status} ${response.statusText}`), { answer: body });
   return body;
+}
+
+export const NO_RUN = "No such run"; // as the server titles it
+
+// A report holds one run; a link to another leads nowhere in it.
+function notInReport(path) {
+  const names = globalThis.FROZEN["/api/runs"].runs.map((run) => run.name);
+  const asked = /^\/api\/runs\/([^/?]+)/.exec(path);
+  if (!asked || names.some((name) => encodeURIComponent(name) === asked[1])) return Object.assign(new Error("not part of this report"), { answer: { title: "Not in this report" } });
+  const words = `this report holds the run ${names.join(", ")}; there is no run ${decodeURIComponent(asked[1])} in it`;
+  return Object.assign(new Error(words), { answer: { title: NO_RUN } });
 }
 
 // Calls onChange() whenever one of these runs' files changed, or any run's if none is named; returns stop(). A page that nobody
@@ -60,7 +77,7 @@ export function live(runs, onChange) {
     };
     source.onerror = () => {
       lost = true;
-      announce("lost"); // the browser tries again by itself
+      announce(source.readyState === EventSource.CLOSED ? "refused" : "lost"); // of a lost one the browser tries again by itself
     };
     source.addEventListener("change", () => onChange());
   };

@@ -2,7 +2,8 @@
 
 import { h, fill } from "board/dom.js";
 import { number, percent } from "board/format.js";
-import { css, data, layout, paletteColour, yRange } from "board/plotting.js";
+import { fileName, saveCsv } from "board/parts/save.js";
+import { css, data, layout, paletteColour, picture, yRange } from "board/plotting.js";
 
 export { paletteColour as colour } from "board/plotting.js";
 
@@ -10,7 +11,7 @@ const TABLE_ROWS = 1000;
 const figures = new Set();
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, showTips: false, scrollZoom: false };
 
-// chart(node, {title, traces: [{name, x, y, low?, high?, colour?, mode?, dash?, faint?, raw?}], xTitle, yTitle, logY?, percent?, range?, height?, note?})
+// chart(node, {title, traces: [{name, x, y, steps?, low?, high?, colour?, mode?, dash?, faint?, raw?}], xTitle, yTitle, logY?, percent?, range?, height?, note?})
 // -> {update(traces, changes?), destroy(), setRange(range|null), onZoom(callback), onVisible(callback), visible(), element}
 // A colour is "#rrggbb" or the name of a CSS variable ("--policy"); a faint trace is the raw line behind a smoothed one of the same name,
 // whose own `raw` holds the values that were measured.
@@ -61,6 +62,11 @@ export function redraw() {
   for (const figure of figures) figure.change();
 }
 
+// Paper waits for nothing: every chart that has values is drawn now, so many pixels wide; null gives them back to the window.
+export function drawForPaper(width) {
+  for (const figure of figures) figure.onPaper(width);
+}
+
 class Figure {
   constructor(node, options) {
     this.options = options;
@@ -84,17 +90,19 @@ class Figure {
 
   build() {
     const { title, note, kind, height = 220 } = this.options;
-    this.last = h("span", { class: "panel-last" });
+    this.last = h("div", { class: "panel-last" });
     this.logButton = h("button", { type: "button", class: "mini", "aria-pressed": this.logY, onClick: () => this.toggleLog() }, "log");
     this.tableButton = h("button", { type: "button", class: "mini", "aria-pressed": false, onClick: () => this.toggleTable() }, "table");
     this.legend = h("div", { class: "legend" });
     this.plot = h("div", { class: "plot", tabIndex: 0, role: "img", style: { height: `${height}px` }, onKeydown: (event) => this.key(event) });
     this.table = h("div", { class: "plot-table", hidden: true, tabIndex: 0, style: { maxHeight: `${height}px` } });
+    const mini = (label, words, onClick) => h("button", { type: "button", class: "mini", title: words, "aria-label": `${words}: ${title}`, onClick }, label);
     this.element = h("section", { class: "panel" },
       h("header", { class: "panel-head" },
-        h("h3", { title: note }, title), this.last,
-        h("span", { class: "panel-tools" }, kind === "lines" ? this.logButton : null, this.tableButton)),
-      this.legend, this.plot, this.table);
+        h("h3", { title: note }, title),
+        h("span", { class: "panel-tools" }, kind === "lines" ? this.logButton : null, this.tableButton,
+          mini("png", "save as a picture", () => this.savePicture()), mini("csv", "save the numbers", () => this.saveNumbers()))),
+      this.last, this.legend, this.plot, this.table);
     this.label();
   }
 
@@ -141,11 +149,22 @@ class Figure {
   paint() {
     if (!this.inView || !this.dirty || this.gone) return;
     this.dirty = false;
+    this.react({});
+  }
+
+  react(size) {
     const view = { ...this.options, range: this.range, logY: this.logY, hidden: this.hidden, traces: this.traces };
     if (this.options.kind === "lines") Object.assign(view, { yRange: yRange(view), xRange: this.range ?? padded(extent(this.traces)) });
-    globalThis.Plotly.react(this.plot, data(view), layout(view), CONFIG);
+    globalThis.Plotly.react(this.plot, data(view), { ...layout(view), ...size }, CONFIG);
     if (!this.drawn) this.listen();
     this.drawn = true;
+  }
+
+  onPaper(width) {
+    this.dirty = true;
+    if (width === null || !globalThis.Plotly || !this.traces.length) return this.draw();
+    this.label();
+    this.react({ width, height: this.options.height ?? 220, autosize: false });
   }
 
   // Plotly also tells of ranges it chose itself; only those a person dragged are a zoom.
@@ -200,17 +219,46 @@ class Figure {
   // The heading's last value, the legend and the words a screen reader says.
   label() {
     const shown = this.traces.filter((trace) => !trace.faint);
-    // Beside a smoothed line the last raw value is said: the smoothed one was never measured.
-    const lastValue = (trace) => lastOf(trace.raw ?? trace.y);
-    const say = this.options.percent ? (x) => percent(x) : (x) => number(x, 3);
     const lines = this.options.kind === "lines";
-    fill(this.last, lines && shown.length === 1 ? say(lastValue(shown[0])) : null);
+    // Where all lines end at one step it is said once, else with each.
+    const ends = new Set(shown.map((trace) => this.lastOf(trace).step));
+    const together = lines && shown.length > 1 && ends.size === 1;
+    fill(this.last, lines && shown.length === 1 ? this.lastWords(shown[0]) : together ? ["last values", atStep(...ends)] : null);
     const focused = [...this.legend.children].indexOf(document.activeElement);
-    fill(this.legend, shown.length > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? say(lastValue(trace)) : null)) : null);
+    fill(this.legend, shown.length > (lines ? 1 : 0) ? shown.map((trace, index) => this.legendKey(trace, index, lines ? this.lastWords(trace).slice(0, together ? 1 : 2) : null)) : null);
     if (focused >= 0) this.legend.children[focused]?.focus();
-    const words = shown.slice(0, 8).map((trace) => `${trace.name} last ${say(lastValue(trace))}`).join(", ");
+    const words = shown.slice(0, 8).map((trace) => `${trace.name} last ${this.lastWords(trace).map((part) => part?.textContent ?? "").join("")}`).join(", ");
     this.plot.setAttribute("aria-label", `${this.options.title}: ${words || "no values yet"}`);
     this.element.classList.toggle("panel-empty", shown.every((trace) => trace.y.length === 0));
+  }
+
+  // Beside a smoothed line the last raw value is said: the smoothed one was never measured.
+  lastOf(trace) {
+    const values = trace.raw ?? trace.y;
+    const at = values.findLastIndex((value) => value !== null);
+    const steps = trace.steps ?? (this.options.xTitle === "step" ? trace.x : []);
+    return at < 0 ? { value: null, step: null } : { value: values[at], step: steps[at] ?? null };
+  }
+
+  // [the last value, the step it is of]
+  lastWords(trace) {
+    const { value, step } = this.lastOf(trace);
+    return [h("b", null, this.options.percent ? percent(value) : number(value, 3)), atStep(step)];
+  }
+
+  async savePicture() {
+    await warm();
+    const view = { ...this.options, range: this.range, logY: this.logY, hidden: this.hidden, traces: this.traces };
+    if (this.options.kind === "lines") Object.assign(view, { yRange: yRange(view), xRange: this.range ?? padded(extent(this.traces)) });
+    await globalThis.Plotly.downloadImage(picture(view), { format: "png", width: 1000, height: 520, scale: 2, filename: fileName(this.options.title) });
+  }
+
+  // One line a number, so that lines with other steps stand beside each other; bands have their edges.
+  saveNumbers() {
+    const axis = this.options.xTitle || "x";
+    const rows = this.traces.filter((trace) => !trace.faint).flatMap((trace) => trace.x.map((x, index) => [
+      trace.name, ...(axis === "step" ? [] : [trace.steps?.[index] ?? ""]), x, (trace.raw ?? trace.y)[index], trace.low?.[index] ?? "", trace.high?.[index] ?? ""]));
+    saveCsv(fileName(this.options.title), [["series", ...(axis === "step" ? [] : ["step"]), axis, "value", "low", "high"], ...rows]);
   }
 
   legendKey(trace, index, value) {
@@ -222,15 +270,14 @@ class Figure {
     };
     const tint = css(trace.colour) ?? paletteColour(index);
     return h("button", { type: "button", class: "legend-key", "aria-pressed": !off, title: off ? "show" : "hide", onClick: toggle },
-      h("i", { class: "swatch", style: { background: tint } }), h("span", { class: "legend-name" }, trace.name),
-      value === null ? null : h("b", null, value));
+      h("i", { class: "swatch", style: { background: tint } }), h("span", { class: "legend-name" }, trace.name), value);
   }
 
   fillTable() {
     const shown = this.traces.filter((trace) => !trace.faint);
     const rows = new Map();
     shown.forEach((trace, column) => trace.x.forEach((x, index) => {
-      if (!rows.has(x)) rows.set(x, new Array(shown.length).fill(null));
+      if (!rows.has(x)) rows.set(x, Array.from({ length: shown.length }, () => null));
       rows.get(x)[column] = trace.y[index];
     }));
     const [low, high] = this.range ?? [-Infinity, Infinity];
@@ -292,6 +339,7 @@ export function warm() {
 // One drawing at a time, with a breath between them in which the page scrolls and answers.
 const waiting = new Set();
 function inTurn(figure) {
+  if (waiting.has(figure)) return;
   waiting.add(figure);
   if (waiting.size === 1) setTimeout(paintNext);
 }
@@ -306,9 +354,8 @@ function paintNext() {
   }
 }
 
-function lastOf(values) {
-  for (let index = values.length - 1; index >= 0; index -= 1) if (values[index] !== null) return values[index];
-  return null;
+function atStep(step) {
+  return step === null ? null : h("span", { class: "legend-step" }, ` at step ${number(step)}`);
 }
 
 function padded([low, high]) {

@@ -1,10 +1,11 @@
 // The shell: the bar on top, a run's header and tabs, which page is shown, the theme, and news from the server.
 
-import { get, runPath, live, onLive, frozen } from "board/api.js";
+import { get, runPath, live, onLive, frozen, NO_RUN } from "board/api.js";
 import { redraw } from "board/charts.js";
 import { h, svg, fill } from "board/dom.js";
 import { ago, moment, number, seconds } from "board/format.js";
 import { badge, progress } from "board/parts/run.js";
+import { lightWhenPrinted } from "board/printing.js";
 import { on, page, link, start } from "board/router.js";
 import * as compare from "board/pages/compare.js";
 import * as config from "board/pages/config.js";
@@ -13,12 +14,13 @@ import * as curves from "board/pages/curves.js";
 import * as group from "board/pages/group.js";
 import * as health from "board/pages/health.js";
 import * as runs from "board/pages/runs.js";
+import * as sample from "board/pages/sample.js";
 import * as tokens from "board/pages/tokens.js";
 import * as tools from "board/pages/tools.js";
 import * as trajectories from "board/pages/trajectories.js";
 
 const TABS = [["curves", "Curves"], ["tools", "Tools & users"], ["trajectories", "Trajectories"], ["health", "Health"], ["config", "Config"]];
-const TAB_OF = { group: "trajectories", trajectory: "trajectories" };
+const TAB_OF = { group: "trajectories", sample: "trajectories", trajectory: "trajectories" };
 const places = new Map(); // where each history entry was scrolled to
 
 on("runs", runs);
@@ -29,17 +31,18 @@ on("tools", tools);
 on("health", health);
 on("trajectories", trajectories);
 on("group", group);
+on("sample", sample);
 on("trajectory", { render: (node, context) => (context.params.view === "tokens" ? tokens : conversation).render(node, context) });
 
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
 const head = h("div", { class: "run-head", hidden: true });
 const main = h("main", { id: "main", tabIndex: -1 });
-const shown = { serial: 0, cleanup: null, stop: null, run: null, path: null, entry: 0 };
+const shown = { serial: 0, cleanup: null, stop: null, run: null, first: "", path: null, entry: 0 };
 
 function shell() {
   const dot = h("span", { class: "live", role: "status" });
   onLive((state) => {
-    const words = { live: "live", connecting: "connecting", lost: "no connection", off: "", frozen: "report" };
+    const words = { live: "live", connecting: "connecting", lost: "no connection", refused: "not live", off: "", frozen: "report" };
     dot.dataset.state = state;
     fill(dot, words[state] ? [h("i", { class: "dot" }), words[state]] : null);
   });
@@ -110,8 +113,11 @@ function show(route) {
 
 function failed(node, error, again) {
   console.warn(error);
-  fill(node, h("h1", null, "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
-    frozen ? null : h("button", { type: "button", onClick: again }, "Try again"));
+  fill(node, h("h1", null, error.answer?.title ?? "This page could not be shown"), h("p", { class: "error", role: "alert" }, error.message),
+    h("p", { class: "links" },
+      frozen ? null : h("button", { type: "button", onClick: again }, "Try again"),
+      /trajectory|group/.test(error.answer?.title) && shown.run ? h("a", { class: "button", href: link(`/run/${shown.run}/trajectories`) }, "All trajectories of this run") : null,
+      h("a", { class: "button", href: link("/") }, "All runs")));
 }
 
 function leave() {
@@ -144,7 +150,10 @@ function runNews(route, callbacks) {
     return { info: null, follow };
   }
   let asked = get(runPath(route.run));
-  const draw = () => asked.then((body) => { if (shown.run === route.run) runLine(body); }, () => {}); // the page says what went wrong
+  const { serial } = shown;
+  const draw = () => asked.then((body) => { if (shown.run === route.run) runLine(body); }, (error) => {
+    if (serial === shown.serial && error.answer?.title === NO_RUN) head.hidden = true; // the page says what went wrong
+  });
   runTabs(route);
   shown.run = route.run;
   draw();
@@ -153,7 +162,9 @@ function runNews(route, callbacks) {
     beat();
     await Promise.all([draw(), tell()]);
   });
-  shown.stop = live([route.run], renew);
+  // Of a run that is not there no news will come.
+  const listen = () => { if (serial === shown.serial) shown.stop ??= live([route.run], renew); };
+  asked.then(listen, (error) => { if (error.answer?.title !== NO_RUN) listen(); });
   return { info: () => asked, follow: () => {} };
 }
 
@@ -183,13 +194,16 @@ function runTabs(route) {
   head.hidden = false;
   if (shown.run !== route.run) fill(head, h("div", { class: "run-line" }, h("span", { class: "run-name" }, route.run)), h("nav", { class: "tabs", "aria-label": "Pages of this run" }));
   const current = (name) => (tab === name ? "page" : null);
-  fill(head.lastElementChild, TABS.map(([name, title]) => h("a", { href: link(`/run/${route.run}/${name}`), "aria-current": current(name) }, title)));
+  if (shown.run !== route.run) shown.first = TABS[0][1];
+  fill(head.lastElementChild, TABS.map(([name, title], index) => h("a", { href: link(`/run/${route.run}/${name}`), "aria-current": current(name) }, index ? title : shown.first)));
   const tabs = head.lastElementChild;
   const here = tabs.querySelector("[aria-current]");
   if (here) tabs.scrollLeft = here.offsetLeft - (tabs.clientWidth - here.offsetWidth) / 2; // on a phone not all fit
 }
 
 function runLine(body) {
+  shown.first = body.results ? "Results" : TABS[0][1];
+  fill(head.lastElementChild.firstElementChild, shown.first);
   const failing = body.reason && body.state !== "running" && body.state !== "finished";
   fill(head.firstElementChild, h("span", { class: "run-name" }, body.name), badge(body.state), progress(body),
     h("span", { class: "muted" }, [body.task, body.model, body.seconds ? seconds(body.seconds) : null].filter(Boolean).join(" · ")),
@@ -221,4 +235,5 @@ setInterval(() => {
 }, 5000);
 history.scrollRestoration = "manual";
 const dot = shell();
+lightWhenPrinted();
 start(show);

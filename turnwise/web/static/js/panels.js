@@ -1,22 +1,28 @@
 // Decides which panels a run's metric names make: sections a person looks for, and everything else at the end.
 
 const FAMILY = /^(.+)\/(mean|max|min)$/;
-const KL = /(^|[/_])kl([/_]|$)/;
+const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy is held to a reference
 
 // panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, metric, low, high, spread}]}], searchable}]
 // A line's low and high are metric names too; spread names a series of /spread, whose band replaces them.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
+  // Without a KL penalty these repeat the reward: they are kept, and at the end.
+  const unpenalised = left.has("actor/reward_kl_penalty") ? [] : ["mean", "max", "min"].map((kind) => `critic/rewards/${kind}`).filter((name) => left.delete(name));
   const spread = new Set(spreads);
+  const { overall, others } = accuracy(left);
+  const [first, ...parts] = reward(left, spread);
+  const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
   const sections = [
-    { title: "Reward", panels: reward(left, spread) },
-    { title: "Accuracy", note: "by data source; train is the policy sampling, eval the held-out samples", panels: accuracy(left) },
-    { title: "Entropy and KL", panels: entropyAndKl(left) },
+    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples", panels: [first, ...overall].filter(Boolean) },
+    { title: "Parts of the reward", panels: parts },
+    { title: "Accuracy by data source", panels: others },
+    { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: families(left, ["rollout_corr/", "mismatch/", "training/rollout_probs_diff"]) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
-    { title: "All other metrics", panels: families(left, [""]), searchable: true },
+    { title: "All other metrics", panels: families(new Set([...left, ...unpenalised]), [""]), searchable: true },
   ];
   return sections.filter((section) => section.panels.length > 0);
 }
@@ -40,7 +46,7 @@ function reward(left, spread) {
   const panels = [];
   const score = take(left, "critic/score/mean");
   ["critic/score/max", "critic/score/min"].forEach((name) => left.delete(name));
-  if (score || spread.has("reward")) panels.push(panel("Reward", [{ label: "reward", metric: score, spread: "reward" }]));
+  panels.push(score || spread.has("reward") ? panel("Reward", [{ label: "reward", metric: score, spread: "reward" }]) : null);
   const parts = new Map();
   for (const name of takeAll(left, "reward_parts/")) {
     const path = name.split("/").slice(1); // a data source may have slashes of its own, a part has none
@@ -55,36 +61,40 @@ function reward(left, spread) {
     panels.push(panel(`Part: ${part}`, lines));
   }
   const after = take(left, "critic/rewards/mean");
+  ["critic/rewards/max", "critic/rewards/min"].forEach((name) => left.delete(name));
   if (after) panels.push(panel("Reward after the KL penalty", [{ label: "reward", metric: after }]));
   return panels;
 }
 
 const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, before the user speaks"], ["val/greedy_first_accuracy", "greedy, before the user speaks"]];
 
+// One panel beside the reward; where there are several data sources, one for each below.
 function accuracy(left) {
   const bySource = new Map();
-  const overall = [];
+  const whole = [];
   for (const [prefix, label] of ACCURACIES) {
-    if (take(left, prefix)) overall.push({ label, metric: prefix });
+    if (take(left, prefix)) whole.push({ label, metric: prefix });
     for (const name of takeAll(left, `${prefix}/`)) {
       const source = name.slice(prefix.length + 1);
       bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name }]);
     }
   }
-  const panels = [...bySource].map(([source, lines]) => panel(source, lines, { percent: true }));
-  if (overall.length && bySource.size !== 1) panels.unshift(panel("All sources", overall, { percent: true }));
-  return [...panels, ...families(left, ["val/", "train/"])];
+  const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
+  const more = families(left, ["val/", "train/"]);
+  if (bySource.size === 1) return { overall: sources, others: more };
+  if (whole.length) return { overall: [panel("Accuracy: all sources", whole, { percent: true })], others: [...sources, ...more] };
+  return { overall: sources.slice(0, MOST_BESIDE), others: [...sources.slice(MOST_BESIDE), ...more] };
 }
 
-function entropyAndKl(left) {
-  const names = [take(left, "actor/entropy"), take(left, "actor/ppo_kl"), ...[...left].filter((name) => KL.test(name))].filter(Boolean);
-  names.forEach((name) => left.delete(name));
-  return names.map((name) => panel(words(name), [{ label: words(name), metric: name }]));
+const MOST_BESIDE = 2; // accuracies beside the reward when there is none over all sources
+
+function named(left, names) {
+  return names.filter((name) => take(left, name)).map((name) => panel(words(name), [{ label: words(name), metric: name }]));
 }
 
 const LEARNING = [
   ["Policy loss", ["actor/pg_loss"]], ["Clipped share", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower", "critic/vf_clipfrac"]],
-  ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
+  ["Change of the policy in an update", ["actor/ppo_kl"]], ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
   ["Value loss", ["critic/vf_loss"]], ["Explained variance of the values", ["critic/vf_explained_var"]],
 ];
 
@@ -134,12 +144,28 @@ function takeAll(left, prefix) {
   return names;
 }
 
+// Names that say less than a person would; those of verl keep "critic" for what needs none.
+const PLAIN = {
+  "actor/ppo_kl": "KL to the policy before the update", "actor/kl_loss": "KL to the reference", "actor/kl_coef": "KL coefficient",
+  "actor/reward_kl_penalty": "KL to the reference, as taken from the reward", "actor/reward_kl_penalty_coeff": "KL coefficient of the reward",
+  "critic/advantages": "Advantages", "critic/returns": "Returns", "critic/values": "Values of the critic", "critic/vpred_mean": "Mean value of the critic",
+  "critic/vf_clipfrac": "critic", "critic/grad_norm": "critic", "critic/lr": "critic", "actor/grad_norm": "policy", "actor/lr": "policy",
+  "actor/pg_clipfrac": "policy", "actor/pg_clipfrac_lower": "policy, lower bound", "rollout_corr/kl": "KL of sampler and learner", "rollout_corr/k3_kl": "KL of sampler and learner, k3 estimate",
+  "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
+  "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
+};
+const SPELT_OUT = [
+  [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
+  [/log_ppl/, "log perplexity"], [/ppl/, "perplexity"], [/chi2_seq$/, "chi-squared of sequences"], [/chi2_token$/, "chi-squared of tokens"],
+];
 const SAID_BY_SECTION = /^(actor|timing_s|perf|rollout_corr|mismatch|agent_loop)\//;
 
 // "actor/ppo_kl" -> "PPO KL": the name as a person says it; the exact one is in the panel's tooltip.
 function words(name) {
+  if (Object.hasOwn(PLAIN, name)) return PLAIN[name];
   let rest = name;
   while (SAID_BY_SECTION.test(rest)) rest = rest.replace(SAID_BY_SECTION, "");
+  for (const [short, long] of SPELT_OUT) rest = rest.replace(short, long);
   const text = rest.replaceAll("/", " ").replaceAll("_", " ").replace(/^num /, "").replace(/\b(kl|ppo|pg|lr|vf|mfu|ess|ppl)\b/g, (word) => word.toUpperCase());
   return text.charAt(0).toUpperCase() + text.slice(1);
 }

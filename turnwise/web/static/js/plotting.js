@@ -86,6 +86,25 @@ export function layout(view) {
   };
 }
 
+// A panel as a picture of its own: with its title, a legend and a ground, which the page has around it.
+export function picture(view) {
+  const base = layout(view);
+  const named = new Set();
+  const traces = data(view).map((trace) => {
+    const first = trace.name !== undefined && trace.hoverinfo !== "skip" && !named.has(trace.name);
+    if (first) named.add(trace.name);
+    return { ...trace, showlegend: first && trace.visible };
+  });
+  const font = { color: css("--text") };
+  return {
+    data: traces,
+    layout: {
+      ...base, title: { text: plain(view.title), font: { ...font, size: 18 }, x: 0.02, xanchor: "left" }, showlegend: named.size > 1,
+      legend: { orientation: "h", y: -0.18, font }, paper_bgcolor: css("--surface"), plot_bgcolor: css("--surface"), margin: { ...base.margin, l: 70, r: 24, t: 54, b: 60 },
+    },
+  };
+}
+
 // The y range of what the x range shows, so that zooming in on steps zooms in on their values too.
 export function yRange(view) {
   const [from, to] = view.range ?? [-Infinity, Infinity];

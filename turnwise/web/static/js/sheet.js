@@ -209,7 +209,7 @@ class Sheet {
   traces({ name, series, colour, dash, low, high }) {
     const along = { step: series.step, time: series.seconds, tokens: series.tokens }[this.view.x] ?? series.step;
     const scale = this.scales[this.view.x];
-    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, low, high };
+    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, steps: series.step, low, high };
     if (!this.view.smooth || series.value.length < 3) return [raw];
     return [{ ...raw, faint: true }, { ...raw, y: smooth(series.value, this.view.smooth), raw: series.value, low: undefined, high: undefined }];
   }

@@ -5,6 +5,7 @@ import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
 import { number, percent } from "board/format.js";
 import { singleSections } from "board/panels.js";
+import { pairsBeside, resultsBeside } from "board/parts/results.js";
 import { badge } from "board/parts/run.js";
 import { go, link } from "board/router.js";
 import { sheet } from "board/sheet.js";
@@ -34,9 +35,20 @@ export async function render(node, { params, live }) {
     return series ? [{ name, series, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
   });
   const table = h("div");
-  const draw = (runs) => fill(table, summary(runs, names));
+  const results = h("div");
+  const draw = (runs) => {
+    fill(table, summary(runs, names));
+    const evaluations = runs.filter((run) => run.results);
+    fill(results, evaluations.length ? resultsBeside(evaluations) : null);
+  };
   draw(abouts);
-  node.append(table, differences(diff.keys, names));
+  const answers = h("div");
+  node.append(table, results, answers, differences(diff.keys, names));
+  if (names.length === 2 && abouts.every(evaluated)) pairs(answers, names);
+  if (abouts.every((about) => about.results)) {
+    live(async () => draw(await Promise.all(names.map((name) => get(runPath(name))))));
+    return () => {};
+  }
   const board = sheet(node, { params, seconds: Math.max(...abouts.map((about) => about.seconds ?? 0)), load, lines });
   board.show(singleSections([...new Set(abouts.flatMap((about) => about.metrics))]));
 
@@ -48,6 +60,15 @@ export async function render(node, { params, live }) {
     board.refresh();
   });
   return () => board.destroy();
+}
+
+const evaluated = (about) => about.shards.some((shard) => shard.split === "eval");
+
+// May take a while on long runs; the rest of the page does not wait for it.
+function pairs(node, names) {
+  fill(node, h("p", { class: "loading", role: "status" }, "Pairing the answers…"));
+  get("/api/pairs", { runs: names.join(",") }).then((body) => fill(node, pairsBeside(body, names)),
+    (error) => fill(node, h("p", { class: "error", role: "alert" }, `The answers could not be paired: ${error.message}`)));
 }
 
 function adder(all, names) {
@@ -66,7 +87,7 @@ function summary(runs, names) {
     h("tbody", null, runs.map((run, index) => h("tr", null,
       h("th", { scope: "row" }, h("span", { class: "run-key" }, h("i", { class: "swatch", style: { background: `var(--series-${(index % COLOURS) + 1})` } }), h("a", { href: link(`/run/${run.name}/curves`) }, run.name))),
       h("td", null, badge(run.state)),
-      h("td", { class: "num" }, number(run.step), run.steps ? ` of ${number(run.steps)}` : null),
+      h("td", { class: "num" }, run.command === "eval" ? "evaluation" : number(run.step), run.steps ? ` of ${number(run.steps)}` : null),
       h("td", { class: "num" }, number(run.reward)),
       h("td", { class: "num" }, percent(run.accuracy)),
       h("td", { class: "num" }, h("button", { type: "button", class: "mini", "aria-label": `Leave ${run.name} out`, onClick: () => go("/compare", { runs: without(run.name) }) }, "✕")))))));

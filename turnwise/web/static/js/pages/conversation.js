@@ -7,7 +7,7 @@ import { codeBlock, jsonBlock } from "board/parts/code.js";
 import { timeSummary, tokenSummary, waterfall } from "board/parts/figures.js";
 import { messageCard, prose } from "board/parts/messages.js";
 import { cropsOf, messageImages } from "board/parts/pictures.js";
-import { trajectoryHead } from "board/parts/trajectory_head.js";
+import { placeOf, trajectoryHead } from "board/parts/trajectory_head.js";
 import { turnCard } from "board/parts/turns.js";
 import { visible } from "board/parts/visible.js";
 import { render as renderTokens } from "board/pages/tokens.js";
@@ -18,7 +18,7 @@ export async function render(node, context) {
   if (context.params.view === "tokens") return renderTokens(node, context);
   const { run, params } = context;
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the conversation…"));
-  const data = await get(runPath(run, "trajectory"), { shard: params.shard, row: params.row });
+  const data = await get(runPath(run, "trajectory"), placeOf(params));
   const head = trajectoryHead(run, data, params, "");
   fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(data))));
   return () => head.stop();

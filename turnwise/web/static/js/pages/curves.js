@@ -4,6 +4,7 @@ import { frozen, get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
 import { panelSections } from "board/panels.js";
+import { resultTable } from "board/parts/results.js";
 import { link, setParams } from "board/router.js";
 import { sheet } from "board/sheet.js";
 
@@ -17,6 +18,7 @@ export async function render(node, { run, params, live, info }) {
   const spreading = get(runPath(run, "spread")); // may take a while on a long run; the curves do not wait for it
   spreading.catch(() => {}); // told below, if the page gets that far
   const about = await info();
+  if (about.results) return evaluation(node, run, about, live, info);
 
   const load = async (metrics, points) => {
     // A report holds one answer with every metric; a live page asks for what is in view.
@@ -29,7 +31,7 @@ export async function render(node, { run, params, live, info }) {
     board.redraw();
   });
   const episodes = (first, last) => link(`/run/${run}/trajectories`, { split: "train", filter: first === last ? `step == ${first}` : `step >= ${first} and step <= ${last}` });
-  const empty = h("p", { class: "empty" }, "This run has written no metrics yet; they appear here as it does.");
+  const empty = h("p", { class: "empty" }, about.command === "eval" ? "The result table appears here when the evaluation is done." : "This run has written no metrics yet; they appear here as it does.");
   fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
   const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice], episodes });
   const show = (body) => {
@@ -48,11 +50,23 @@ export async function render(node, { run, params, live, info }) {
 
   live(async () => {
     const [body, next] = await Promise.all([info(), get(runPath(run, "spread"))]);
+    if (body.results) return dispatchEvent(new HashChangeEvent("hashchange")); // an evaluation that is done has a table instead of curves
     loaded.spread = next.series;
     show(body);
     board.refresh();
   });
   return () => board.destroy();
+}
+
+// An evaluation is one point in time: a table says more than curves of one dot.
+function evaluation(node, run, about, live, info) {
+  const draw = (body) => fill(node, h("h1", { class: "sr" }, `Results of ${run}`), resultTable(body.results, run, !frozen));
+  draw(about);
+  live(async () => {
+    const body = await info();
+    if (body.results) draw(body);
+  });
+  return () => {};
 }
 
 function bandChoice(band, choose) {
@@ -85,8 +99,7 @@ function withSpread(line, spread, loaded, band) {
     tokens: spread.tokens ?? spread.step.map((step) => between(step, clock.step, clock.tokens)),
   };
   if (band === "none") return { name: line.label, series };
-  const around = (sign) => spread.mean.map((mean, index) => (mean === null || spread.std[index] === null ? null : mean + sign * spread.std[index]));
-  const edges = band === "range" ? { low: spread.p10, high: spread.p90 } : { low: around(-1), high: around(1) };
+  const edges = band === "range" ? { low: spread.p10, high: spread.p90 } : { low: spread.std_low, high: spread.std_high };
   return { name: line.label, series, ...edges };
 }
 

@@ -5,13 +5,17 @@ import { number, percent, seconds, signed } from "board/format.js";
 import { link } from "board/router.js";
 import { badge, deltaBar, rightBadge, stopBadge } from "board/parts/badges.js";
 import { codeBlock, jsonBlock } from "board/parts/code.js";
+import { copyableId } from "board/parts/copy.js";
 import { alignedTurns, answersOf } from "board/parts/siblings.js";
 import { messageCard } from "board/parts/messages.js";
+import { questionTitle } from "board/parts/question.js";
 import { backToList } from "board/parts/trail.js";
 import { visible } from "board/parts/visible.js";
 
 export async function render(node, { run, params }) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the group…"));
+  if (!params.shard || !params.sample)
+    throw Object.assign(new Error("This address names no group: it needs a file (shard) and a sample in it."), { answer: { title: "No such group" } });
   const data = await get(runPath(run, "group"), { shard: params.shard, sample: params.sample });
   const answers = answersOf(data.siblings);
   fill(
@@ -36,12 +40,17 @@ function head(run, data, params) {
       { class: "head-line" },
       h("a", { class: "back", href: backToList(run) }, "← Trajectories"),
       h("span", { class: "muted" }, `${params.shard}`),
+      h(
+        "span",
+        { class: "moves" },
+        h("a", { class: "button", href: link(`/run/${run}/sample`, { sample: params.sample }) }, "Over steps and runs"),
+      ),
     ),
-    h("h1", null, "Group ", visible(data.sample_id)),
+    questionTitle(run, data.question, data.sample_id, "Group"),
     h(
       "div",
       { class: "outcome" },
-      h("span", null, h("b", null, number(data.size)), " siblings of ", visible(data.data_source)),
+      h("span", null, h("b", null, number(data.size)), " siblings of ", visible(data.data_source), ", sample ", copyableId(data.sample_id)),
       h("span", null, "reward ", h("b", null, number(data.mean)), " ± ", number(data.std)),
       Object.entries(data.pass_at_k).map(([k, value]) => h("span", null, `pass@${k} `, h("b", null, percent(value, 0)))),
       data.size > data.siblings.length && badge(`the first ${data.siblings.length} are shown`, "warn"),
@@ -140,10 +149,10 @@ function answerChip(answers, sibling) {
   );
 }
 
-function siblingHead(run, sibling, params, answers) {
+function siblingHead(run, sibling, params, answers, column) {
   return h(
     "div",
-    { class: "sibling-head", id: `sibling-${sibling.sibling}` },
+    { class: "sibling-head", id: `sibling-${sibling.sibling}`, style: { "--column": String(column) } },
     h(
       "div",
       { class: "head-line" },
@@ -172,12 +181,16 @@ function sideBySide(run, data, params, answers) {
   const grid = h(
     "div",
     { class: "siblings-grid", style: { "--siblings": String(data.siblings.length) } },
-    data.siblings.map((sibling) => siblingHead(run, sibling, params, answers)),
+    data.siblings.map((sibling, column) => siblingHead(run, sibling, params, answers, column)),
     rows.map((cells, turn) =>
-      cells.map((cell) =>
+      cells.map((cell, column) =>
         h(
           "div",
-          { class: cell.messages.length > 0 ? "cell" : "cell over", "aria-label": `turn ${turn}` },
+          {
+            class: cell.messages.length > 0 ? "cell" : "cell over",
+            "aria-label": `turn ${turn}`,
+            style: { "--column": String(column) }, // on paper one sibling follows the other
+          },
           cell.messages.map((message, index) =>
             messageCard(message, [], index === 0 && cell.sameAs !== null && badge(`same as #${cell.sameAs}`, "plain", "word for word")),
           ),

@@ -1,4 +1,4 @@
-// All runs at a glance: which are alive, why the others are not, how they score, and which to compare.
+// All runs in one list: which are alive, why the others are not, how they score, and which to compare.
 
 import { get } from "board/api.js";
 import { h, fill } from "board/dom.js";

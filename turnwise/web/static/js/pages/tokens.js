@@ -6,11 +6,11 @@ import { setParams } from "board/router.js";
 import { channelsOf } from "board/parts/channels.js";
 import { TokenCursor } from "board/parts/token_cursor.js";
 import { TokenText } from "board/parts/token_text.js";
-import { trajectoryHead } from "board/parts/trajectory_head.js";
+import { placeOf, trajectoryHead } from "board/parts/trajectory_head.js";
 
 export async function render(node, { run, params }) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the tokens…"));
-  const place = { shard: params.shard, row: params.row };
+  const place = placeOf(params);
   const [trajectory, data] = await Promise.all([get(runPath(run, "trajectory"), place), get(runPath(run, "tokens"), place)]);
   let head = trajectoryHead(run, trajectory, params, "tokens");
   const page = h("article", { class: "trajectory" }, head.node);

@@ -2,8 +2,12 @@
 import { get, runPath } from "board/api.js";
 import { bars, chart, linkZoom } from "board/charts.js";
 import { clear, h } from "board/dom.js";
-import { count, percent, seconds } from "board/format.js";
+import { count, percent } from "board/format.js";
 import { link } from "board/router.js";
+import { csvButton } from "board/parts/csv.js";
+import { quoted } from "board/parts/filter_text.js";
+import { everRan, failingSince, failingTools, STATUS_COLOURS, toolRows, toolTable, total } from "board/parts/tool_table.js";
+import { visible } from "board/parts/visible.js";
 
 // [key, name, what it means, colour over the steps]
 const STAGES = [
@@ -25,20 +29,8 @@ const LEADS = {
 
 // A policy invents names of tools; the ones called most are drawn and listed.
 const MOST_DRAWN = 6;
-const MOST_LISTED = 40;
 const MOST_SOURCES = 12;
 const MUCH = 0.25; // a stage that loses a quarter is where to look first
-
-const STATUS_COLOURS = {
-  ok: "--good",
-  malformed: "--series-2",
-  bad_arguments: "--series-4",
-  unknown_tool: "--series-5",
-  refused: "--muted",
-  error: "--bad",
-  timeout: "--series-6",
-  unknown: "--series-7",
-};
 
 export async function render(node, { run, live }) {
   const charts = chartShelf();
@@ -63,12 +55,15 @@ export async function render(node, { run, live }) {
 
 function layout() {
   const status = h("div", { class: "insight-status" }, h("p", { class: "loading", role: "status" }, "Reading the tool calls…"));
+  const alarm = h("div", { class: "failing-tools" });
   const summary = h("dl", { class: "figures" });
   const bucket = h("p", { class: "lead bucket" });
   const names = ["funnel", "funnelSteps", "tools", "flips", "stops", "failures"];
   const places = Object.fromEntries(names.map((name) => [name, h("div")]));
+  const downloads = Object.fromEntries(["funnel", "tools", "failures"].map((name) => [name, h("span", { class: "download" })]));
   const section = (name, title) =>
-    h("section", { class: "insight-section" }, h("h2", null, title), LEADS[name] && h("p", { class: "lead" }, LEADS[name]), places[name]);
+    h("section", { class: "insight-section" },
+      h("div", { class: "title-line" }, h("h2", null, title), downloads[name]), LEADS[name] && h("p", { class: "lead" }, LEADS[name]), places[name]);
   const root = h(
     "div",
     { class: "insight" },
@@ -77,6 +72,7 @@ function layout() {
     h(
       "div",
       { class: "insight-body", hidden: true },
+      alarm,
       summary,
       bucket,
       section("funnel", "From call to correct answer"),
@@ -87,13 +83,18 @@ function layout() {
     ),
   );
   const say = (text) => status.replaceChildren(h("p", { class: "error", role: "alert" }, text));
-  return { root, status, say, body: root.querySelector(".insight-body"), summary, bucket, ...places };
+  return { root, status, say, body: root.querySelector(".insight-body"), alarm, summary, bucket, downloads, ...places };
 }
 
 function draw(sections, charts, data, run) {
   clear(sections.status);
   sections.body.hidden = false;
+  sections.alarm.replaceChildren(...failingTools(data.tools, run));
   sections.summary.replaceChildren(...figures(data));
+  const { downloads } = sections;
+  downloads.funnel.replaceChildren(csvButton(`${run}-funnel`, () => funnelRows(data.funnel)));
+  downloads.tools.replaceChildren(csvButton(`${run}-tools`, () => toolRows(data.tools)));
+  downloads.failures.replaceChildren(csvButton(`${run}-failures`, () => failureRows(data.failures)));
   const together = `Each point of a chart is ${data.bucket} steps taken together: counts are added, shares and seconds averaged.`;
   sections.bucket.textContent = data.bucket > 1 ? together : "";
   drawFunnel(sections.funnel, data.funnel, run);
@@ -130,8 +131,6 @@ function figures(data) {
 function figure(name, value, note) {
   return h("div", { class: "figure" }, h("dt", null, name), h("dd", null, h("strong", null, value), h("span", null, note)));
 }
-
-const total = (numbers) => numbers.reduce((sum, value) => sum + (value ?? 0), 0);
 
 // ---- the funnel ----
 
@@ -174,13 +173,7 @@ function funnelOf(source, stages, split, run) {
   });
   const filter = `data_source == ${quoted(source)} and failure == null`;
   const href = link(`/run/${run}/trajectories`, { filter, split });
-  return h("article", { class: "source-funnel" }, h("h3", null, h("a", { href }, source)), h("ol", null, rows));
-}
-
-// A text for a filter expression, in which characters that nobody sees must be spelled out.
-function quoted(text) {
-  const spell = (code) => (code > 0xffff ? `\\U${code.toString(16).padStart(8, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`);
-  return JSON.stringify(text).replace(/(?! )[\p{C}\p{Z}]/gu, (letter) => spell(letter.codePointAt(0)));
+  return h("article", { class: "source-funnel" }, h("h3", null, h("a", { href }, visible(source))), h("ol", null, rows));
 }
 
 function lost(before, here) {
@@ -212,7 +205,9 @@ function drawFunnelSteps(place, charts, funnelSteps) {
 // ---- tools, flips, stop reasons, failures ----
 
 function drawTools(place, charts, tools) {
-  const used = Object.entries(tools).sort(([, a], [, b]) => total(b.calls) - total(a.calls));
+  // What fails in every call comes first, however seldom it was called.
+  const fails = (tool) => Number(failingSince(tool) !== null);
+  const used = Object.entries(tools).sort(([, a], [, b]) => fails(b) - fails(a) || total(b.calls) - total(a.calls));
   if (!used.length) return place.replaceChildren(nothing("No tool was called in this run."));
   let table = place.querySelector(".scroll");
   if (!table) {
@@ -238,37 +233,16 @@ function drawTools(place, charts, tools) {
   }
 }
 
-// Calls that could not be read, or of a tool that is not there, were never carried out: they took no time worth a chart.
-function everRan(tool) {
-  return ["ok", "error", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
+// ---- the tables as CSV ----
+
+function funnelRows({ split, sources }) {
+  const keys = STAGES.map(([key]) => key);
+  return [["data_source", "split", ...keys], ...Object.entries(sources).map(([source, stages]) => [source, split, ...keys.map((key) => stages[key])])];
 }
 
-function toolTable(used) {
-  const row = ([name, tool]) => {
-    const calls = total(tool.calls);
-    const failed = total(tool.failed);
-    const last = tool.step.length - 1;
-    const worst = Object.entries(tool.statuses)
-      .map(([status, values]) => [status, total(values)])
-      .filter(([status, n]) => status !== "ok" && status !== "unknown" && n > 0)
-      .sort((a, b) => b[1] - a[1]);
-    return h(
-      "tr",
-      null,
-      h("th", { scope: "row" }, name),
-      h("td", { class: "num" }, count(calls)),
-      h("td", { class: "num" }, count(failed)),
-      h("td", { class: "num" }, calls ? percent(failed / calls) : ""),
-      h("td", { class: "num" }, seconds(everRan(tool) ? tool.p50[last] : null)),
-      h("td", { class: "num" }, seconds(everRan(tool) ? tool.p90[last] : null)),
-      h("td", null, worst.map(([status, n]) => `${status.replaceAll("_", " ")} ${count(n)}`).join(", ") || "none"),
-    );
-  };
-  const heads = ["tool", "calls", "failed", "share", "p50 now", "p90 now", "how they failed"];
-  const head = heads.map((text, index) => h("th", { scope: "col", class: index > 0 && index < 6 ? "num" : null }, text));
-  const rest = used.length - MOST_LISTED;
-  const caption = rest > 0 ? h("caption", null, `and ${count(rest)} more names that were called less often`) : null;
-  return h("table", null, caption, h("thead", null, h("tr", null, head)), h("tbody", null, used.slice(0, MOST_LISTED).map(row)));
+function failureRows(failures) {
+  const keys = ["text", "count", "first_step", "last_step"];
+  return [keys, ...failures.map((failure) => keys.map((key) => failure[key]))];
 }
 
 function drawFlips(place, charts, flips, run) {
@@ -317,7 +291,7 @@ function drawFailures(place, failures, run) {
     return h(
       "tr",
       null,
-      h("td", { class: "failure-text" }, failure.text),
+      h("td", { class: "failure-text" }, visible(failure.text)),
       h("td", { class: "num" }, count(failure.count)),
       h("td", { class: "num" }, steps),
       h("td", null, failure.filter && h("a", { href, "aria-label": `Show the ${failure.count} episodes: ${failure.text}` }, "show")),

@@ -1,8 +1,9 @@
 // The list of a run's trajectories: search, filter, presets, order, pages; every state of it is a link.
-import { frozen, get, runPath } from "board/api.js";
+import { frozen, get, runPath, url } from "board/api.js";
 import { fill, h } from "board/dom.js";
 import { number } from "board/format.js";
 import { link, setParams } from "board/router.js";
+import { csvButton } from "board/parts/csv.js";
 import { filterBar } from "board/parts/filter_bar.js";
 import { FullText, searchStatus } from "board/parts/full_text.js";
 import { columnsFor } from "board/parts/list_columns.js";
@@ -51,7 +52,8 @@ class ListPage {
     this.bar = filterBar(this.state, known, {
       search: (text) => this.change({ search: text, text: "" }),
       fullText: (text) => this.change(text.trim() === "" ? { text: "", search: "" } : { text: text.trim(), search: "" }),
-      filter: (text, sort) => this.change({ filter: text.trim(), ...(sort && text !== "" ? { sort, order: "desc" } : {}) }),
+      filter: (text) => this.change({ filter: text.trim() }),
+      preset: (preset) => this.choose(preset),
       split: (split) => this.change({ split }),
     });
     this.status = h("p", { class: "list-status", role: "status" });
@@ -64,6 +66,7 @@ class ListPage {
         this.change({});
       },
     });
+    this.download = h("span", { class: "download" });
     this.place = h("div", { class: "list-place" });
     this.pages = h("nav", { class: "pages", "aria-label": "pages" });
     this.node = h(
@@ -71,7 +74,7 @@ class ListPage {
       { class: "trajectories" },
       h("div", { class: "page-head" }, h("h1", null, "Trajectories")),
       frozen ? this.chosen() : this.bar.node,
-      h("div", { class: "list-line" }, this.status, this.news),
+      h("div", { class: "list-line" }, this.status, this.news, this.download),
       this.place,
       this.pages,
     );
@@ -128,6 +131,12 @@ class ListPage {
     return this.load();
   }
 
+  /** A preset brings its order along; without one the list is as it was at first, so that switching it off undoes it. */
+  choose(preset) {
+    const { sort, order } = preset?.sort ? preset : START;
+    return this.change({ filter: preset?.filter ?? "", sort, order });
+  }
+
   query(offset = this.state.offset) {
     const { split, filter, search, sort, order } = this.state;
     return { split, filter, search, sort, order, offset, limit: LIMIT };
@@ -144,28 +153,29 @@ class ListPage {
     try {
       body = await get(runPath(this.run, "trajectories"), this.query());
     } catch (error) {
-      if (serial === this.serial) this.fail(error.message);
+      if (serial === this.serial) this.fail(error);
       return;
     }
     if (serial !== this.serial) return;
-    this.bar.show(this.state, "");
+    this.bar.show(this.state);
     this.total = body.total;
     this.show(body);
     // Files without an index line are read in slices; the list fills up meanwhile.
     if (body.pending > 0) this.timer = setTimeout(() => this.load(), 1000);
   }
 
-  fail(message) {
+  fail(error) {
     this.place.removeAttribute("aria-busy");
     fill(this.pages);
-    if (this.state.filter !== "" && !frozen) {
-      this.bar.show(this.state, message);
+    fill(this.download);
+    if (error.answer?.filter && !frozen) {
+      this.bar.show(this.state, error);
       fill(this.status, "The filter was not understood.", this.total === null ? null : " Below is what the last one found.");
       this.place.classList.add("stale");
       return;
     }
     fill(this.status);
-    fill(this.place, h("p", { class: "error", role: "alert" }, message));
+    fill(this.place, h("p", { class: "error", role: "alert" }, error.message));
   }
 
   show(body) {
@@ -184,6 +194,25 @@ class ListPage {
     else fill(this.place, listTable(this.run, body.rows, columns, this.state, onSort, this.state.search).node);
     if (focused !== undefined) this.place.querySelectorAll("th")[focused]?.querySelector("button")?.focus();
     fill(this.pages, this.steps(body));
+    fill(this.download, body.matched > 0 && body.pending === 0 && this.csv(body));
+  }
+
+  /** The whole list as it is filtered and sorted; a report holds what is inside it. */
+  csv(body) {
+    const title = `all ${number(body.matched)} rows of this list, with every field`;
+    if (frozen) return csvButton(`${this.run}-trajectories`, () => this.rowsInReport(body), title);
+    const { split, filter, search, sort, order } = this.state;
+    const href = url(runPath(this.run, "trajectories.csv"), { split, filter, search, sort, order });
+    return h("a", { class: "button", href, download: "", title }, "CSV");
+  }
+
+  async rowsInReport({ matched }) {
+    const rows = [];
+    for (let offset = 0; offset < matched; offset += LIMIT) rows.push(...(await get(runPath(this.run, "trajectories"), this.query(offset))).rows);
+    const names = ["shard", "row", ...Object.keys(rows[0]).filter((name) => name !== "shard" && name !== "row" && name !== "parts")];
+    const parts = [...new Set(rows.flatMap((row) => Object.keys(row.parts ?? {})))];
+    const cells = (row) => [...names.map((name) => row[name]), ...parts.map((part) => row.parts?.[part])];
+    return [[...names, ...parts.map((part) => `parts.${part}`)], ...rows.map(cells)];
   }
 
   steps(body) {
@@ -230,6 +259,7 @@ class ListPage {
     const table = listTable(this.run, [], columns, state, null, text);
     table.node.hidden = true;
     fill(this.pages);
+    fill(this.download);
     fill(this.place, table.node);
     this.place.removeAttribute("aria-busy");
     this.place.classList.remove("stale");
@@ -242,7 +272,7 @@ class ListPage {
       table.body.append(...fresh.map((row) => listRow(this.run, row, columns, text)));
       table.node.hidden = search.hits.length === 0;
       leaveTrail(this.run, location.hash, search.hits, 0, search.hits.length);
-      this.bar.show(this.state, search.state === "failed" ? search.problem : "");
+      this.bar.show(this.state, search.error);
       status.update(search);
     });
     this.search.go();

@@ -1,11 +1,12 @@
 // Small coloured words for outcomes: right or wrong, how a call ended, why an episode stopped.
 import { h } from "board/dom.js";
 import { signed } from "board/format.js";
-import { spelled } from "board/parts/visible.js";
+import { visibleText } from "board/parts/visible.js";
 
 const STATUS_TONES = {
   ok: "good",
   error: "bad",
+  crashed: "bad",
   timeout: "bad",
   malformed: "warn",
   unknown_tool: "warn",
@@ -16,7 +17,7 @@ const STOP_TONES = { answered: "plain", user_ended: "plain", failed: "bad" };
 
 /** A word in a tone: good, warn, bad, plain or accent. */
 export function badge(text, tone = "plain", title = null) {
-  return h("span", { class: `mark mark-${tone}`, title }, spelled(String(text)));
+  return h("span", { class: `mark mark-${tone}`, title }, visibleText(String(text)));
 }
 
 /** "user_ended" as a person writes it. */

@@ -1,5 +1,6 @@
-// A button that copies a value as JSON and says whether that worked.
+// Buttons that copy a text, or a value as JSON, and say whether that worked.
 import { h } from "board/dom.js";
+import { visible } from "board/parts/visible.js";
 
 /** Where the page is not a secure context (another host, plain http) only the old way exists. */
 function copyOldWay(text) {
@@ -22,14 +23,23 @@ async function copy(text) {
 }
 
 export function copyButton(value, label) {
+  return copying(() => JSON.stringify(value, null, 2), label, { class: "button" });
+}
+
+/** An id as text, with a small button that copies it. */
+export function copyableId(id) {
+  return h("span", { class: "copyable" }, h("code", null, visible(id)), copying(() => id, "copy", { class: "mini", title: "copy the id" }));
+}
+
+function copying(text, label, attributes) {
   const said = h("span", { role: "status" }, label);
   return h(
     "button",
     {
-      class: "button",
+      ...attributes,
       type: "button",
       onClick: async () => {
-        said.textContent = (await copy(JSON.stringify(value, null, 2))) ? "Copied" : "The browser refused";
+        said.textContent = (await copy(text())) ? "Copied" : "The browser refused";
         setTimeout(() => {
           said.textContent = label;
         }, 1600);

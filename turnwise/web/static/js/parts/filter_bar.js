@@ -95,6 +95,7 @@ function filterForm(state, act) {
   });
   const typed = later(500, () => act.filter(input.value));
   input.addEventListener("input", typed);
+  input.addEventListener("scroll", () => input.style.setProperty("--scrolled", `${input.scrollLeft}px`));
   const submit = (event) => {
     event.preventDefault();
     typed.cancel();
@@ -111,14 +112,36 @@ function filterForm(state, act) {
   return { form, input, typed };
 }
 
-function presetButton(preset, input, act) {
-  const title = `${preset.doc ?? ""}\n${preset.filter}`.trim();
-  const toggle = () => act.filter(input.value.trim() === preset.filter ? "" : preset.filter, preset.sort);
-  return h(
-    "button",
-    { type: "button", class: "preset", title, dataset: { filter: preset.filter }, "aria-pressed": "false", onClick: toggle },
-    preset.name,
-  );
+function presetButton(preset, act) {
+  const order = preset.sort ? `\nsorted by ${preset.sort}, ${preset.order === "asc" ? "smallest" : "largest"} first` : "";
+  const toggle = () => act.preset(button.getAttribute("aria-pressed") === "true" ? null : preset);
+  const title = `${preset.doc}\n${preset.filter}${order}`;
+  const button = h("button", { type: "button", class: "preset", title, "aria-pressed": "false", onClick: toggle }, preset.name);
+  const press = (now) => {
+    const sorted = !preset.sort || (now.sort === preset.sort && now.order === preset.order);
+    button.setAttribute("aria-pressed", String(now.filter === preset.filter && sorted));
+  };
+  return { button, press };
+}
+
+/** The expression again with the wrong part marked; `place` is {message, column, end}, columns counting characters from 1. */
+function faultOf(expression, { message, column, end }) {
+  const letters = [...expression];
+  const part = (from, to) => letters.slice(from, to).join("");
+  const wrong = part(column - 1, end - 1);
+  return [
+    h("code", { class: "fault-text" }, part(0, column - 1), h("mark", { class: "fault" }, wrong === "" ? "\u2003" : wrong), part(end - 1)),
+    h("span", null, `column ${column}: ${message}`),
+  ];
+}
+
+/** Underlines the wrong part inside the input too, whose letters are all equally wide. */
+function underline(input, place) {
+  input.classList.toggle("has-fault", place !== null);
+  if (place === null) return;
+  input.style.setProperty("--fault-from", String(place.column - 1));
+  input.style.setProperty("--fault-length", String(place.end - place.column));
+  input.style.setProperty("--scrolled", `${input.scrollLeft}px`);
 }
 
 /** Which files are listed, with how many trajectories each kind has. */
@@ -141,21 +164,23 @@ function splitGroup(act) {
   return { node, press, setCounts };
 }
 
-/** The bar: {node, splits, show(state, problem), setCounts(counts), stop}. `act` has search, fullText, filter and split. */
+/** The bar: {node, splits, show(state, error), setCounts(counts), stop}. `act` has search, fullText, filter, preset and split. */
 export function filterBar(state, known, act) {
   const search = searchForm(state, act);
   const filter = filterForm(state, act);
   const fields = fieldList(known.fields, filter.input);
-  const presets = known.presets.map((preset) => presetButton(preset, filter.input, act));
+  const presets = known.presets.map((preset) => presetButton(preset, act));
   const splits = splitGroup(act);
-  const problem = h("p", { class: "filter-problem", id: "filter-problem", role: "alert", hidden: true });
-  const show = (now, message) => {
+  const problem = h("div", { class: "filter-problem", id: "filter-problem", role: "alert", hidden: true });
+  const show = (now, error = null) => {
+    const place = error?.answer?.filter ?? null;
     if (document.activeElement !== filter.input || now.filter === "") filter.input.value = now.filter;
-    filter.input.setAttribute("aria-invalid", String(message !== ""));
-    problem.hidden = message === "";
-    fill(problem, message);
-    if (message !== "") fields.open = true;
-    for (const button of presets) button.setAttribute("aria-pressed", String(button.dataset.filter === now.filter));
+    filter.input.setAttribute("aria-invalid", String(error !== null));
+    underline(filter.input, place?.column ? place : null);
+    problem.hidden = error === null;
+    fill(problem, error === null ? null : place?.column ? faultOf(now.filter, place) : error.message);
+    if (error !== null) fields.open = true;
+    for (const preset of presets) preset.press(now);
     splits.press(now.split);
   };
   const node = h(
@@ -164,7 +189,7 @@ export function filterBar(state, known, act) {
     h("div", { class: "bar-line" }, search.form, splits.node),
     filter.form,
     problem,
-    h("div", { class: "presets", role: "group", "aria-label": "presets" }, presets),
+    h("div", { class: "presets", role: "group", "aria-label": "presets" }, presets.map((preset) => preset.button)),
     fields,
   );
   const stop = () => {

@@ -17,7 +17,7 @@ export class FullText {
     this.of = null;
     this.cursor = null;
     this.state = "idle"; // idle | searching | stopped | paused | done | failed
-    this.problem = "";
+    this.error = null;
     this.until = PAUSE_AFTER;
     this.abort = null;
   }
@@ -35,7 +35,7 @@ export class FullText {
       } catch (error) {
         if (error.name === "AbortError") return;
         this.state = "failed";
-        this.problem = error.message;
+        this.error = error;
         this.onNews(this, []);
         return;
       }
@@ -81,7 +81,7 @@ export function searchStatus(text, onBack) {
   const update = (search) => {
     current = search;
     const searching = search.state === "searching";
-    const word = { stopped: ", stopped", paused: ", paused: that is a lot", failed: `: ${search.problem}` }[search.state] ?? "";
+    const word = { stopped: ", stopped", paused: ", paused: that is a lot", failed: `: ${search.error?.message}` }[search.state] ?? "";
     fill(found, h("b", null, number(search.hits.length)), " found for ", h("q", null, text), ` · ${files(search)}${word}`);
     bar.value = search.of ? search.searched / search.of : 0;
     bar.hidden = stop.hidden = !searching;

@@ -3,7 +3,7 @@ import { h } from "board/dom.js";
 import { count, number, seconds, signed } from "board/format.js";
 import { link } from "board/router.js";
 import { words } from "board/parts/badges.js";
-import { spelled, visible } from "board/parts/visible.js";
+import { visibleText, visible } from "board/parts/visible.js";
 
 function verdict(row) {
   const [sign, tone, text] = { true: ["✓", "good", "right"], false: ["✗", "bad", "wrong"] }[String(row.right)] ?? [
@@ -24,7 +24,7 @@ function calls(row) {
   const malformed = row.malformed > 0 && h("span", { class: "tone-warn", title: `${row.malformed} malformed` }, ` ⚠${row.malformed}`);
   return h(
     "span",
-    { title: row.tools.length > 0 ? spelled(row.tools.join(", ")) : "no tool was called" },
+    { title: row.tools.length > 0 ? visibleText(row.tools.join(", ")) : "no tool was called" },
     String(row.calls),
     failed,
     malformed,
@@ -34,14 +34,14 @@ function calls(row) {
 function ending(row) {
   const tone =
     row.stop_reason === "failed" ? "tone-bad" : row.stop_reason === "answered" || row.stop_reason === "user_ended" ? "" : "tone-warn";
-  return h("span", { class: tone, title: row.failure === null ? null : spelled(row.failure) }, words(row.stop_reason));
+  return h("span", { class: tone, title: row.failure === null ? null : visibleText(row.failure) }, words(row.stop_reason));
 }
 
 function reward(row) {
   const parts = Object.entries(row.parts ?? {})
     .map(([name, value]) => `${name} ${number(value)}`)
     .join(", ");
-  return h("span", { title: parts === "" ? null : spelled(parts) }, number(row.reward));
+  return h("span", { title: parts === "" ? null : visibleText(parts) }, number(row.reward));
 }
 
 function advantage(row) {
@@ -66,7 +66,7 @@ function always(run) {
           {
             class: "group-link",
             href: link(`/run/${run}/group`, { shard: row.shard, sample: row.sample_id }),
-            title: `siblings of ${spelled(row.sample_id)} side by side`,
+            title: `siblings of ${visibleText(row.sample_id)} side by side`,
           },
           `#${row.sibling}`,
           h("span", { class: "sr" }, " group"),

@@ -8,7 +8,8 @@ export function badge(state) {
 }
 
 // "12 / 40" with a bar; without a known end only the step.
-export function progress({ step, steps, state }) {
+export function progress({ step, steps, state, command }) {
+  if (command === "eval") return h("span", { class: "muted" }, "evaluation"); // it has no steps
   if (step === null || step === undefined) return null;
   const share = steps ? Math.min(1, step / steps) : null;
   return h("span", { class: "progress", dataset: { state } },

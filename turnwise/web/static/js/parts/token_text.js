@@ -2,7 +2,7 @@
 import { h } from "board/dom.js";
 import { number } from "board/format.js";
 import { NOTHING, POLICY } from "board/parts/channels.js";
-import { spelled } from "board/parts/visible.js";
+import { visibleText } from "board/parts/visible.js";
 
 // A block ends at a line end after this many tokens, so that what is out of sight need not be laid out.
 const BLOCK = 150;
@@ -12,7 +12,7 @@ const SLICE_MS = 10;
 /** What a token looks like in the flow: white space stays, a line end is drawn, nothing is empty. */
 function drawn(piece) {
   if (piece === "") return "◦";
-  return spelled(piece).replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
+  return visibleText(piece).replace(/\n/g, "↵\n").replace(/\t/g, "→\t");
 }
 
 function later() {
@@ -46,7 +46,7 @@ function labelOf(segment, index) {
 export class TokenText {
   constructor(data) {
     this.data = data;
-    this.spans = data.segments.map((segment) => new Array(segment.ids.length).fill(null));
+    this.spans = data.segments.map((segment) => Array.from(segment.ids, () => null));
     this.channel = null;
     this.bins = data.segments.map(() => null);
     this.blocks = []; // {at, from, to, node}, in order
@@ -129,7 +129,7 @@ export class TokenText {
   paint(channel) {
     this.channel = channel;
     this.bins = this.data.segments.map((segment) => channel.bins(segment));
-    const counts = new Array(channel.classes.length).fill(0);
+    const counts = channel.classes.map(() => 0);
     for (const bins of this.bins) for (const bin of bins) if (bin !== NOTHING) counts[bin] += 1;
     const waiting = [];
     for (const block of this.blocks) {

@@ -3,13 +3,20 @@ import { h } from "board/dom.js";
 import { number, seconds, signed } from "board/format.js";
 import { link } from "board/router.js";
 import { badge, rightBadge, stopBadge } from "board/parts/badges.js";
-import { copyButton } from "board/parts/copy.js";
+import { copyButton, copyableId } from "board/parts/copy.js";
+import { questionTitle } from "board/parts/question.js";
 import { backToList, onTrail } from "board/parts/trail.js";
 import { visible } from "board/parts/visible.js";
 
 const TYPING = "input, textarea, select, [contenteditable]";
 // Inside these the arrow keys scroll or move already.
 const OWN_ARROWS = ".token, .output, pre, .scroll-box, details, summary";
+
+/** Which trajectory an address names: {shard, row}; an error with a title of its own when it names none. */
+export function placeOf({ shard, row }) {
+  if (shard && /^\d{1,8}$/.test(row ?? "")) return { shard, row };
+  throw Object.assign(new Error("This address names no trajectory: it needs a file (shard) and a row in it."), { answer: { title: "No such trajectory" } });
+}
 
 function neighbour(place, label, key, address) {
   const attributes = { class: "button", title: `${label.toLowerCase()} trajectory (${key})` };
@@ -84,7 +91,7 @@ export function trajectoryHead(run, data, params, view) {
       h("span", { class: "muted" }, note),
       h("span", { class: "moves" }, neighbour(previous, "Previous", "k", address), neighbour(next, "Next", "j", address)),
     ),
-    h("h1", null, visible(entry.sample_id)),
+    questionTitle(run, entry.question, entry.sample_id),
     h(
       "div",
       { class: "outcome" },
@@ -100,7 +107,8 @@ export function trajectoryHead(run, data, params, view) {
         { class: "muted" },
         `step ${entry.step} · sibling ${entry.sibling} · `,
         visible(entry.data_source),
-        ` · ${seconds(entry.seconds)}`,
+        ` · ${seconds(entry.seconds)} · sample `,
+        copyableId(entry.sample_id),
       ),
     ),
     data.failure && h("p", { class: "failure", role: "alert" }, h("b", null, "Failed: "), visible(data.failure)),
@@ -113,6 +121,15 @@ export function trajectoryHead(run, data, params, view) {
         "span",
         { class: "moves" },
         h("a", { class: "button", href: link(`/run/${run}/group`, { shard: data.shard, sample: entry.sample_id }) }, "Group"),
+        h(
+          "a",
+          {
+            class: "button",
+            href: link(`/run/${run}/sample`, { sample: entry.sample_id }),
+            title: "this sample at every step it was played, and in other runs",
+          },
+          "Over steps and runs",
+        ),
         copyButton(data, "Copy as JSON"),
       ),
     ),

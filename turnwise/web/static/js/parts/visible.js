@@ -60,13 +60,13 @@ export function visible(text) {
 }
 
 /** The text as one plain string in which hidden characters are written out; for titles, labels and tokens. */
-export function spelled(text) {
+export function visibleText(text) {
   return text.replace(HIDDEN, (character) => `‹${nameOf(character)}›`);
 }
 
 /** A token's text with its white space drawn too: "·the↵". */
 export function withSpaces(text) {
-  return spelled(text)
+  return visibleText(text)
     .replace(/ /g, "·")
     .replace(/\u00a0/g, "⍽")
     .replace(/\t/g, "→")

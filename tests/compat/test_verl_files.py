@@ -1,0 +1,176 @@
+"""Files as verl's users have them: what works unchanged, and what is answered with the line to change."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from turnwise import configure, evaluate
+from turnwise.compose import compose
+from turnwise.errors import ConfigError, PluginError
+from turnwise.preflight import preflight
+from turnwise.rollout.toolbox import load_tool
+
+DOC = Path(__file__).parent.parent.parent / "docs" / "coming-from-verl.md"
+SYSTEM = {"role": "system", "content": "You are a math expert. Answer as `#### <answer>`."}
+ROW: dict[str, Any] = {
+    "data_source": "openai/gsm8k",
+    "prompt": [SYSTEM, {"role": "user", "content": "What is 6 times 7?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "42"},
+}
+INFO = {"split": "test", "index": 0, "answer": "#### 42", "question": "What is 6 times 7?"}
+TOOLS_KWARGS = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}}
+WITH_TOOL = {
+    **INFO, "need_tools_kwargs": True, "tools_kwargs": TOOLS_KWARGS,
+    "interaction_kwargs": {"query": "What is 6 times 7?", "ground_truth": "42"},
+}  # fmt: skip
+WITH_USER = {**INFO, "interaction_kwargs": {"name": "gsm8k", "query": "What is 6 times 7?", "ground_truth": "42"}}
+CLASS = """\
+{imports}
+
+class MineInteraction(BaseInteraction):
+    def __init__(self, config: dict):
+        super().__init__(config)
+        self._seen = {{}}
+
+    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
+        self._seen[instance_id] = ground_truth
+        return instance_id
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        right = self._seen[instance_id] in messages[-1]["content"]
+        return right, "right" if right else "try again", 1.0 if right else 0.0, {{}}
+
+    async def calculate_score(self, instance_id, **kwargs):
+        return 0.0
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        del self._seen[instance_id]
+"""
+YAML = "interaction:\n  - name: mine\n    class_name: {name}\n    config: {{}}\n"
+TOOL_YAML = """\
+tools:
+  - class_name: verl.tools.gsm8k_tool.Gsm8kTool
+    config: {type: native}
+    tool_schema:
+      type: function
+      function: {name: calc_gsm8k_reward, description: x, parameters: {type: object, properties: {}, required: []}}
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[..., str]:
+    """(row, overrides) -> the errors of `turnwise check` in one text; "" when it passed."""
+
+    def found(row: dict[str, Any], *overrides: str) -> str:
+        file = tmp_path / "test.parquet"
+        pq.write_table(pa.Table.from_pylist([row]), file)
+        scorer = "scoring.scorers={default: gsm8k}"
+        report = preflight(compose(["task=null", f"data.eval_files={file}", scorer, *overrides]))
+        return " | ".join(finding.text for finding in report.errors)
+
+    return found
+
+
+def test_rows_of_all_four_gsm8k_scripts_are_read(check: Callable[..., str], tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    (tmp_path / "tools.py").write_text(code)
+    offered = f"rollout.tools=[{tmp_path}/tools.py:calc_gsm8k_reward]"
+    assert check({**ROW, "extra_info": INFO}) == ""
+    assert check({**ROW, "agent_name": "tool_agent", "extra_info": WITH_TOOL}, offered) == ""
+    assert check({**ROW, "extra_info": WITH_TOOL}, offered) == ""
+    assert check({**ROW, "extra_info": WITH_USER}) == ""
+    row = tmp_path / "row.jsonl"
+    row.write_text(json.dumps({**ROW, "extra_info": WITH_TOOL}))
+    call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "42"}}</tool_call>'
+    script = ["engine=scripted", f"engine.script=['{call}', '#### 42']", f"runs_dir={tmp_path}/runs", offered]
+    scorer = "scoring.scorers={default: gsm8k}"
+    report = evaluate(configure("task=null", f"data.eval_files={row}", scorer, *script), console=Console(quiet=True))
+    (played,) = report.trajectories
+    assert [reply.text for turn in played.turns for reply in turn.replies] == ["right"] and played.reward == 1.0
+
+
+@pytest.mark.parametrize("agent", [{}, {"agent_name": "tool_agent"}])
+def test_rows_with_arguments_for_a_missing_tool_say_how_to_offer_it(check: Callable[..., str], agent: dict) -> None:
+    found = check({**ROW, **agent, "extra_info": WITH_TOOL})
+    assert "has tools_kwargs for the tool 'calc_gsm8k_reward', which is not among rollout.tools" in found
+    assert "rollout.tools=[FILE.py:calc_gsm8k_reward]" in found and "agent_name" not in found
+
+
+def test_an_interaction_of_verls_works_after_its_import_is_changed(check: Callable[..., str], tmp_path: Path) -> None:
+    row = {**ROW, "extra_info": {**INFO, "interaction_kwargs": {"name": "mine", "ground_truth": "42"}}}
+    registry = tmp_path / "interaction.yaml"
+    registry.write_text(YAML.format(name="mine_verl.MineInteraction"))
+    (tmp_path / "mine_verl.py").write_text(CLASS.format(imports="from verl.interactions.base import BaseInteraction"))
+    with_verl = check(row, f"rollout.interactions_file={registry}")
+    assert "mine_verl.py, line 1: `from verl.interactions.base import BaseInteraction` needs verl" in with_verl
+    assert "write `from turnwise import BaseInteraction`" in with_verl
+    (tmp_path / "mine_ours.py").write_text(CLASS.format(imports="from turnwise import BaseInteraction"))
+    registry.write_text(YAML.format(name="mine_ours.MineInteraction"))
+    assert check(row, f"rollout.interactions_file={registry}") == ""
+    (tmp_path / "sly.py").write_text("import importlib\nimportlib.import_module('verl.tools.base_tool')\n")
+    with pytest.raises(PluginError, match="it needs verl, which is not installed; nothing of verl is needed"):
+        load_tool(f"{tmp_path}/sly.py:anything")
+    (tmp_path / "loose.py").write_text(CLASS.format(imports="from verl.interactions.base import BaseInteraction"))
+    loose = check({**ROW, "extra_info": INFO}, f"rollout.interaction={tmp_path}/loose.py:MineInteraction")
+    assert "write `from turnwise import BaseInteraction`" in loose
+
+
+def test_verls_own_classes_are_answered_with_ours(check: Callable[..., str], tmp_path: Path) -> None:
+    registry = tmp_path / "interaction.yaml"
+    registry.write_text(YAML.format(name="verl.interactions.gsm8k_interaction.Gsm8kInteraction"))
+    found = check({**ROW, "extra_info": INFO}, f"rollout.interactions_file={registry}")
+    assert "verl is not installed" in found and "rollout.interaction=gsm8k" in found
+
+
+def test_a_tool_config_of_verls_is_recognised(check: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_tool.yaml").write_text(TOOL_YAML)
+    found = check({**ROW, "extra_info": INFO}, f"rollout.tools=[{tmp_path}/gsm8k_tool.yaml]")
+    assert "verl's tool config, whose classes (verl.tools.gsm8k_tool.Gsm8kTool) are not run here yet" in found
+    assert "file.py:function, a typed function with @turnwise.tool" in found and "module" not in found
+    (tmp_path / "mine.py").write_text("class Mine:\n    async def execute(self, instance_id, parameters): ...\n")
+    with pytest.raises(PluginError, match="looks like verl's tool class, which is not run here yet"):
+        load_tool(f"{tmp_path}/mine.py:Mine")
+    with pytest.raises(PluginError, match=r"nothing.yaml is a YAML file: name tools themselves"):
+        load_tool("nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["data_source, solution_str, ground_truth, extra_info=None", "data_source, solution_str, ground_truth, **kwargs"],
+)
+def test_a_compute_score_of_verls_scores(check: Callable[..., str], tmp_path: Path, signature: str) -> None:
+    (tmp_path / "reward.py").write_text(
+        f"def compute_score({signature}):\n    return float(ground_truth in solution_str)\n"
+    )
+    own = f"scoring.scorers={{default: '{tmp_path}/reward.py:compute_score'}}"
+    assert check({**ROW, "extra_info": INFO}, own) == ""
+
+
+def test_arrow_nulls_among_kwargs_are_dropped(check: Callable[..., str], tmp_path: Path) -> None:
+    lines = [{**ROW, "extra_info": INFO}, {**ROW, "extra_info": {**WITH_USER, "index": 1, "tools_kwargs": None}}]
+    pq.write_table(pa.Table.from_pylist(lines), tmp_path / "mixed.parquet")
+    assert check({**ROW, "extra_info": INFO}, f"data.eval_files={tmp_path}/mixed.parquet") == ""
+
+
+def test_keys_of_verl_are_answered_with_ours() -> None:
+    for key, ours in (
+        ("actor_rollout_ref.rollout.n=8", "training.group_size"),
+        ("train=false", "turnwise eval"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path=x", "rollout.tools"),
+        ("algorithm.lam=0.9", "algorithm.gae_lambda"),
+    ):
+        with pytest.raises(ConfigError, match=ours):
+            compose([key])
+
+
+def test_jsonl_rows_are_read_too(check: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text(json.dumps({**ROW, "extra_info": WITH_USER}) + "\n")
+    assert check({**ROW, "extra_info": INFO}, f"data.eval_files={tmp_path}/test.jsonl") == ""

@@ -1,0 +1,31 @@
+"""Thoughts between <think> tags, for the formats that write them so."""
+
+THINK, UNTHINK = "<think>", "</think>"
+
+
+def render_thought(thought: str, *, is_open: bool) -> str:
+    """The text of a thought; `is_open` when the prompt opened it."""
+    opening = "" if is_open else f"{THINK}\n"
+    return f"{opening}{thought}\n{UNTHINK}\n\n"
+
+
+def split_thoughts(text: str, in_reasoning: bool) -> tuple[list[str], str]:
+    """(thoughts, everything else). A thought that is never closed goes on to the end."""
+    thoughts, said, position = [], [], 0
+    thinking = in_reasoning and not text.lstrip().startswith(THINK)
+    while position < len(text):
+        mark = UNTHINK if thinking else THINK
+        end = text.find(mark, position)
+        piece = text[position : end if end >= 0 else None]
+        if thinking:
+            thoughts.append(piece.strip())
+        elif UNTHINK in piece:  # closed without being opened: all before was thought
+            before, _, after = piece.rpartition(UNTHINK)
+            thoughts.append(before.strip())
+            said.append(after)
+        else:
+            said.append(piece)
+        if end < 0:
+            break
+        position, thinking = end + len(mark), not thinking
+    return thoughts, "".join(said)

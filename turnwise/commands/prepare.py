@@ -1,0 +1,21 @@
+"""`turnwise prepare TASK`: the files of a task that reads files; what can be chosen is the task's to say."""
+
+import argparse
+import sys
+
+HELP = "make train and test parquet files of a task"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command; those after the task are the task's own."""
+    parser.add_argument("task", metavar="TASK", help="such as gsm8k, or my_task.py; `TASK --help` lists its options")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="--out FOLDER (default data/TASK) and more")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and say how many rows each has."""
+    from turnwise.task import prepare_files
+
+    for path, count in prepare_files(args.task, args.options).items():
+        sys.stdout.write(f"wrote {path} ({count} rows)\n")
+    return 0

@@ -1,0 +1,41 @@
+"""`turnwise train`: reinforcement learning with checkpoints, then an evaluation."""
+
+import argparse
+import json
+import sys
+
+from turnwise.commands import add_config, add_json, refuse_unread
+
+HELP = "train with reinforcement learning, then evaluate"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
+    )
+    parser.epilog = """\
+examples:
+  turnwise train run=first board=true                        with the board beside it
+  turnwise train run=first resume=auto training.steps=100    resume it, and go further
+  turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet learner.device=cuda
+  turnwise train algorithm.advantage=gae training.max_lag=1 learner.lora_rank=16
+"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """A run that goes on has its own config; only what is given anew differs."""
+    from turnwise.trainer.resuming import compose_training
+
+    composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
+    refuse_unread(composed)
+    from rich.console import Console
+
+    from turnwise.train import train
+
+    report = train(composed.config)
+    Console().print(report, highlight=False, soft_wrap=True)
+    if args.json:
+        sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    return 0

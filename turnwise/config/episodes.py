@@ -1,0 +1,127 @@
+"""Knobs of an episode: what ends it, where the code it writes runs, and what it is worth."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.choices import Keep, SandboxLevel, ScoringRun
+from turnwise.knobs import at_least, duration, knob, only, share, url
+
+
+@dataclass
+class RolloutConfig:
+    """How an episode runs and what ends it. Null budgets are unlimited."""
+
+    agent: str | None = None
+    """Loop for rows that name none: single_turn, tool_calling, module:function; null infers it from tools and
+    interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    tools: list[str] = field(default_factory=list)
+    """Tools the policy may call: built-in names, module:function or file.py:function. Set it to give it yours."""
+    interaction: str | None = None
+    """A simulated user for rows that name none: a built-in name, a name from `interactions_file`, module:Class. Set it
+    when answers should be replied to; null lets the first answer without a tool call end the episode."""
+    interaction_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.interaction", "*"))
+    """Config of that interaction, such as {max_turns: 2}. Set what the class reads."""
+    interactions_file: str | None = None
+    """A verl-style YAML registry of interactions. Set it when rows name interactions of your own."""
+    max_assistant_turns: int | None = knob(16, at_least(1))
+    """Turns of the policy after which the episode ends. Raise it for tasks that need many tool calls."""
+    max_user_turns: int | None = knob(None, at_least(0))
+    """Messages of the simulated user after which the episode ends; tool replies do not count. Set it when the user
+    would never stop."""
+    max_parallel_calls: int = knob(8, at_least(1))
+    """Tool calls of one turn that are run; each further one is answered with an error. Lower it when the policy floods
+    an expensive tool."""
+    max_malformed_calls: int = knob(3, at_least(1))
+    """Turns in a row whose calls cannot be parsed, after which the episode ends. Raise it for a model that still learns
+    the format."""
+    max_tokens: int | None = knob(None, at_least(1))
+    """Tokens after the first prompt, after which the episode ends: the policy's, the tools' and the user's together.
+    Set it so that an episode fits the model's context."""
+    max_seconds: float | None = knob(600.0, duration())
+    """Seconds of one episode, tools included; waiting for a slot or for new weights is not counted. Raise it for slow
+    tools."""
+    max_tool_reply_chars: int = knob(2048, at_least(1))
+    """Characters of a tool's reply; longer ones are cut as `rollout.keep` says. Raise it for tools that return pages,
+    while the context has room."""
+    keep: Keep = Keep.both
+    """Which part of an over-long tool reply is kept. Take `tail` when the end matters, as with a traceback."""
+    tool_timeout: float | None = knob(None, duration())
+    """Seconds for one call of any tool; null uses each tool's own. Set it to bound tools that declare none."""
+    concurrency: int = knob(256, at_least(1))
+    """Episodes under way at once. Lower it when tools, users or an endpoint cannot serve as many."""
+    max_failures: float = knob(0.5, share())
+    """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far. Lower it
+    when no failure is normal, raise it when a service is known to be shaky."""
+
+
+LOCAL = ("sandbox.url", "None")
+
+
+@dataclass
+class SandboxConfig:
+    """Where the code that a model writes is run."""
+
+    level: SandboxLevel = knob(SandboxLevel.auto, only(*LOCAL))
+    """Exactly this isolation, or the highest that can be proven. Set it to get the same one on every machine."""
+    min_level: SandboxLevel = SandboxLevel.L2
+    """Below this isolation no code is run. Raise it for models you do not trust; lower it only in a throw-away
+    machine."""
+    stateless: bool = False
+    """Forget variables and files after each call. Set it when every call must stand alone."""
+    seconds: float = knob(10.0, duration())
+    """Seconds of one call; then it is interrupted. Raise it for heavy computations."""
+    memory_mb: int = knob(512, at_least(1, 2**30), only(*LOCAL))
+    """Memory of one session, beyond what the preloaded packages take. Raise it for data frames and plots."""
+    scratch_mb: int = knob(64, at_least(1, 2**30), only(*LOCAL))
+    """Size of the files of one session. Raise it when the code writes data."""
+    preload: list[str] = field(
+        default_factory=lambda: ["numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot"], metadata=only(*LOCAL)
+    )
+    """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
+    what your task's code imports."""
+    url: str | None = knob(None, url())
+    """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
+    environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""
+
+
+@dataclass
+class ScoringConfig:
+    """What a trajectory is worth."""
+
+    scorers: dict[str, str] = field(default_factory=dict)
+    """Scorer by data source: a built-in name or module:function; the key "default" serves all others. Set it to reward
+    with your own function."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options by scorer, such as {gsm8k: {wrong: -0.1}}. Set those of the scorer in use; others are refused."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weight by part: the reward is then the weighted sum of the parts; those not named count fully. Set it when a
+    scorer returns several parts that should count differently."""
+    run: ScoringRun = ScoringRun.inline
+    """How scorers are run; what they say is the same. Take `pool` for slow or unreliable ones, `http` for a server."""
+    workers: int = knob(0, at_least(0, 4096), only("scoring.run", "pool", "http"))
+    """Processes of the pool, or requests under way; 0 takes the number of cores, and 32 requests. Raise it when scoring
+    is what a step waits for."""
+    timeout: float = knob(30.0, duration(), only("scoring.run", "pool", "http", "batch"))
+    """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites."""
+    retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
+    """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
+    url: str | None = knob(None, url(), only("scoring.run", "http"))
+    """The reward server's address, such as http://127.0.0.1:8200. Its token is the value of the environment variable
+    TURNWISE_REWARD_TOKEN. Must be set with scoring.run=http."""
+    batch_size: int = knob(64, at_least(1), only("scoring.run", "batch"))
+    """Most trajectories given to a batch scorer in one call. Set it to what your function can take at once."""
+    max_failures: float = knob(0.2, share())
+    """Share of a step's trajectories whose scoring may fail; above it the run stops. Raise it for a judge that is often
+    unreachable: such trajectories get no reward and are not trained on."""
+
+
+@dataclass
+class EvalConfig:
+    """One evaluation."""
+
+    samples: int | None = knob(128, at_least(1))
+    """Samples evaluated, from the start; null takes all. Raise it for smaller error bars: they shrink with its root."""
+    group_size: int = knob(1, at_least(1))
+    """Episodes per sample. Raise it to measure pass@k, or to average out the sampling."""
+    dump_jsonl: str | None = None
+    """Also write the episodes as readable JSONL to this file. Set it to read them with other tools."""

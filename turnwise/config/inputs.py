@@ -1,0 +1,101 @@
+"""Knobs of what goes in: the model, its chat template, the data, the engine and how a turn is sampled."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.choices import EngineName, HistoryPolicy, Overlong, Precision
+from turnwise.knobs import at_least, duration, knob, more_than, only, url
+
+RENDERING = ("torch", "scripted")
+"""Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
+
+
+@dataclass
+class ModelConfig:
+    """Which model."""
+
+    path: str = knob("tiny", only("engine.name", *RENDERING))
+    """A Hugging Face folder or hub id, or `tiny` for the bundled model. Set it first: to the model you want to evaluate
+    or train, or to the folder that `turnwise sft` or `turnwise train` wrote."""
+    precision: Precision = knob(Precision.float32, only("engine.name", "torch"))
+    """The number format the sampler computes in; what is trained is float32 always. Take bfloat16 when memory is short;
+    log-probs then differ more from the learner's (see training.max_logprob_gap)."""
+
+
+@dataclass
+class ChatConfig:
+    """How messages become tokens."""
+
+    template: str | None = knob(None, only("engine.name", *RENDERING))
+    """A built-in name (`chatml_hermes`) or a Jinja file; null uses the model's own. Set it when the model has none, or
+    when `turnwise check` says that its template hides tools or rewrites earlier messages."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
+    """Passed to the template, such as {enable_thinking: false}. Set what the model's card names."""
+    tool_format: str = "hermes"
+    """How the model writes tool calls; a file of turnwise/chat/formats. Set it to what the model was trained with."""
+    history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
+    """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
+    models whose template drops earlier reasoning."""
+
+
+@dataclass
+class DataConfig:
+    """Where samples come from."""
+
+    train_files: list[str] = field(default_factory=list)
+    """verl-shaped parquet or jsonl files to train on; empty uses the task's own generator. Set it to train on your
+    data."""
+    eval_files: list[str] = field(default_factory=list)
+    """Files to evaluate on, in the same shape; empty uses the task's own generator. Never name a training file here:
+    the accuracy would be of samples the model has seen."""
+    prompt_key: str = "prompt"
+    """The column that holds the messages. Set it when your files call it something else."""
+    max_prompt_tokens: int = knob(1024, at_least(1), only("engine.name", *RENDERING))
+    """Longer first prompts, tools included, are handled by `data.overlong`. Raise it when `turnwise check` counts many
+    left out and the model's context has room."""
+    overlong: Overlong = knob(Overlong.filter, only("engine.name", *RENDERING))
+    """What happens to prompts that are too long. Take `error` when no row of the data may be missing."""
+
+
+@dataclass
+class EngineConfig:
+    """What runs the model."""
+
+    name: EngineName = EngineName.torch
+    """Which sampler writes the completions; `engine=openai` is short for `engine.name=openai`. Take `openai` to
+    evaluate a model that is served elsewhere, `scripted` to try tools and scorers without a model."""
+    max_batch: int = knob(64, at_least(1), only("engine.name", "torch"))
+    """Most sequences decoded together. Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
+    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch"))
+    """CPU threads; 0 measures and takes the fastest count that gives reproducible sums. Set it on a shared machine, or
+    to get the same tokens on machines that would measure differently."""
+    base_url: str | None = knob(None, url(), only("engine.name", "openai"))
+    """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
+    environment variable OPENAI_API_KEY. Must be set with engine=openai."""
+    model: str | None = knob(None, only("engine.name", "openai"))
+    """The model's name at the endpoint; null asks it, and it must serve exactly one. Set it when it serves several."""
+    timeout_seconds: float = knob(120.0, duration(), only("engine.name", "openai"))
+    """Seconds for one request to the endpoint. Raise it for long answers or a busy server."""
+    retries: int = knob(3, at_least(0), only("engine.name", "openai"))
+    """How often a request that failed is sent again. Lower it to see failures at once, raise it for a shaky network."""
+    script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))
+    """What the scripted sampler says, turn by turn; the last line repeats. Must be set with engine=scripted."""
+
+
+@dataclass
+class SamplingConfig:
+    """How one assistant turn is drawn."""
+
+    temperature: float = knob(1.0, at_least(0, 100))
+    """How evenly tokens are drawn; 0 always takes the likeliest. Use 0 for an evaluation that repeats exactly; leave 1
+    for training, where the log-probs must be those of the policy itself."""
+    top_p: float = knob(1.0, more_than(0, 1))
+    """Draw from the likeliest tokens that hold this share of the probability. Lower it for evaluation only: what is cut
+    off cannot be learned from."""
+    top_k: int = knob(0, at_least(0), only("engine.name", *RENDERING))
+    """Draw from this many of the likeliest tokens; 0 considers every token. Set it for evaluation only, as for
+    top_p."""
+    max_tokens: int = knob(128, at_least(1))
+    """Most tokens of one assistant turn. Raise it when turns end by length, as they do with models that reason."""
+    stop: list[str] = field(default_factory=list)
+    """Strings that end a turn, kept in the text. Set it when the model does not end its turns itself."""

@@ -1,0 +1,207 @@
+"""Knobs of learning: supervised fine-tuning, the training loop, the algorithm, the learner and the trackers."""
+
+from dataclasses import dataclass, field
+
+from turnwise.choices import (
+    Advantage,
+    Aggregation,
+    Correction,
+    Credit,
+    Decay,
+    Excess,
+    KLEstimator,
+    OldLogprobs,
+    PolicyLoss,
+    Precision,
+)
+from turnwise.knobs import any_number, at_least, choice_or_plugin, knob, more_than, only, share
+
+
+@dataclass
+class SftConfig:
+    """Supervised fine-tuning on recorded or scripted trajectories."""
+
+    steps: int = knob(2000, at_least(1))
+    """Weight updates. Lower it for a short imitation before reinforcement learning, or when the loss has settled."""
+    batch_tokens: int = knob(8192, at_least(1))
+    """Tokens packed into one batch. Lower it when memory is short; raise it for a smoother gradient."""
+    lr: float = knob(2e-3, more_than(0))
+    """Learning rate after warm-up. The default suits the bundled model; large pretrained models need about 1e-5."""
+    warmup: int = knob(50, at_least(0))
+    """Updates over which the learning rate rises. Raise it when the loss jumps at the start."""
+    script: str | None = None
+    """Who writes the traces to learn from: module:function giving a Script. Set it when there are no recorded ones."""
+    traces: int = knob(2000, at_least(1))
+    """Scripted episodes, one per training sample. Raise it when the loss is low and the policy still errs."""
+    recorded: list[str] = field(default_factory=list)
+    """Recorded trajectories to learn from instead of a script: runs (which stand for their training trajectories),
+    parquet files, or patterns such as runs/NAME/trajectories/*.parquet. Those of evaluations would teach the test."""
+    min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
+    """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
+
+
+@dataclass
+class TrainingConfig:
+    """The training loop: how much, how often, when to stop."""
+
+    steps: int = knob(40, at_least(1))
+    """Steps of the run; each collects episodes and updates the weights. Raise it while the reward still climbs."""
+    groups: int = knob(12, at_least(1))
+    """Samples per step. Raise it for a smoother gradient; a step takes longer by as much."""
+    group_size: int = knob(8, at_least(1))
+    """Episodes per sample; the others of its group are an episode's baseline. Raise it when most groups are all right
+    or all wrong and so teach nothing."""
+    epochs: int = knob(1, at_least(1))
+    """Passes over a step's episodes. Raise it when episodes are dear; more than a few overfit them."""
+    minibatches: int = knob(1, at_least(1))
+    """Weight updates per pass. Raise it for faster learning from the same episodes; the clip bounds how far."""
+    max_lag: int = knob(0, at_least(0))
+    """Steps by which collection may run ahead of the weights; 0 is on-policy. With 0 every episode is written by the
+    newest weights; with 1 the next step's episodes are collected while this step's are trained on, so that a step takes
+    the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers. Each
+    further step makes episodes staler and clips more tokens: above 1, set algorithm.old_logprobs=learner and
+    algorithm.correction=token. Lower it when the reward falls or the log-prob gap grows."""
+    samples: int | None = knob(4096, at_least(1))
+    """Samples to train on, from the start of the files or the generator; null takes all. Lower it for a quick trial."""
+    shuffle: bool = True
+    """Shuffle the samples anew each epoch, from `seed`. Switch it off for a curriculum that the files' order gives."""
+    eval_every: int = knob(10, at_least(0))
+    """Steps between evaluations; 0 evaluates before and after only. Lower it to see where learning turns."""
+    save_every: int = knob(10, at_least(0))
+    """Steps between checkpoints; 0 saves at the end only. Lower it when a lost hour would hurt."""
+    keep: int = knob(2, at_least(1))
+    """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
+    target: float | None = knob(None, share())
+    """Evaluation accuracy at which the run ends early. Set it to stop when it is good enough."""
+    max_minutes: float | None = knob(None, more_than(0))
+    """Wall time after which the run ends cleanly. Set it for machines that are taken back at a known time."""
+    max_tokens: int | None = knob(None, at_least(1))
+    """Policy tokens after which the run ends cleanly. Set it to compare runs at equal cost."""
+    drop_constant_groups: bool = False
+    """Draw on until the step has enough groups whose rewards differ (dynamic sampling). At most three times
+    `training.groups` samples are drawn. Switch it on when many groups are all right or all wrong."""
+    max_logprob_gap: float | None = knob(None, at_least(0))
+    """Mean difference between the sampler's and the learner's log-probs accepted before the first update; 99 % of the
+    tokens may differ by ten times as much. Null takes 0.001, and 0.02 where products are in bfloat16. Where both are
+    proven to compute the same, any difference stops the run. Raise it only when you know where the gap comes from."""
+    warn_logprob_gap: float = knob(0.05, at_least(0))
+    """Mean difference between them above which a step warns; measured on the first minibatch of every step. Raise it
+    when stale episodes (max_lag) make the gap expected."""
+
+
+@dataclass
+class AlgorithmConfig:
+    """From rewards to the gradient."""
+
+    advantage: str = knob(Advantage.grpo.value, choice_or_plugin(Advantage))
+    """What a reward is compared with. Start with grpo; take gae when single tokens or turns should be told apart and a
+    critic can be afforded, rloo or dr_grpo when groups differ much in difficulty."""
+    credit: Credit = Credit.uniform
+    """Which tokens of a trajectory answer for what. Take `turn` when the scorer scores turns."""
+    turn_weight: float = knob(0.5, at_least(0), only("algorithm.credit", "turn"))
+    """What a turn's own score is worth beside the reward. Lower it when the policy pleases turn by turn and loses."""
+    turn_gamma: float = knob(0.0, share(), only("algorithm.credit", "turn"))
+    """How much a turn answers for the scores of those after it: 0 for its own only, 1 for all. Raise it when early
+    turns prepare later ones."""
+    loss: str = knob(PolicyLoss.ppo_clip.value, choice_or_plugin(PolicyLoss))
+    """How an advantage becomes a loss. Keep ppo_clip unless a recipe says otherwise; gspo wants
+    algorithm.aggregation=sequence_mean_token_mean."""
+    aggregation: Aggregation = Aggregation.token_mean
+    """How losses of tokens become one number. Change it when long answers weigh too much or too little."""
+    aggregation_length: int = knob(1024, at_least(1), only("algorithm.aggregation", "sequence_sum_norm"))
+    """The constant that sums are divided by. Set it to the longest answer you allow, as Dr. GRPO does."""
+    clip_low: float = knob(0.2, at_least(0), only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
+    """How far below 1 the probability ratio may fall before it is clipped. gspo needs far smaller values (about
+    3e-4)."""
+    clip_high: float = knob(0.2, at_least(0), only("algorithm.loss", "ppo_clip", "gspo", "cispo"))
+    """How far above 1 the ratio may rise. Raise it alone (about 0.28) when entropy falls too early; gspo: about
+    4e-4."""
+    clip_dual: float | None = knob(3.0, more_than(1), only("algorithm.loss", "ppo_clip"))
+    """With a negative advantage the loss is at most this times it; null sets no bound. Seldom worth touching."""
+    gamma: float = knob(1.0, share(), only("algorithm.advantage", "gae", "reinforce_pp"))
+    """Discount per token. Lower it only when early tokens should answer less for what comes much later."""
+    gae_lambda: float = knob(1.0, share(), only("algorithm.advantage", "gae"))
+    """How far advantages look past the critic: 1 waits for the reward, less trusts the critic sooner. Lower it (0.95)
+    once the critic is good."""
+    entropy: float = knob(0.0, any_number())
+    """Coefficient of the entropy bonus. Raise it a little (1e-3) when the policy stops trying other answers."""
+    kl_loss: float = knob(0.0, at_least(0))
+    """Coefficient of a KL loss against the reference policy; 0 needs no reference. Set it (1e-3) when the model drifts
+    from what it could do before; it costs a second copy of the model."""
+    kl_loss_estimator: KLEstimator = knob(KLEstimator.k3, only("algorithm.kl_loss", "*"))
+    """How that KL is estimated at a token. Keep k3 unless a recipe names another."""
+    kl_reward: float = knob(0.0, at_least(0))
+    """Coefficient of a KL penalty in the reward; 0 needs no reference. Set it instead of kl_loss when following a
+    recipe that does."""
+    kl_reward_estimator: KLEstimator = knob(KLEstimator.k1, only("algorithm.kl_reward", "*"))
+    """How that KL is estimated at a token. Keep k1 unless a recipe names another."""
+    kl_target: float | None = knob(None, more_than(0), only("algorithm.kl_reward", "*"))
+    """The KL that the coefficient is steered to: it grows while the measured KL is above, and shrinks below; null keeps
+    it as it is. Set it (0.1) when no fixed coefficient suits the whole run."""
+    value_loss: float = knob(1.0, at_least(0), only("algorithm.advantage", "gae"))
+    """Coefficient of the critic's loss. Lower it with learner.shared_critic when the critic's gradient drowns the
+    policy's."""
+    value_clip: float | None = knob(0.5, more_than(0), only("algorithm.advantage", "gae"))
+    """How far a new value may lie from the old one before it is pulled back in the loss; null never. Raise it when
+    rewards are much larger than 1."""
+    old_logprobs: OldLogprobs = OldLogprobs.sampler
+    """Whose log-probs the ratio of the policy loss is taken against. Take `learner` when sampler and learner differ, as
+    with a large training.max_lag or bfloat16; it costs one more forward pass."""
+    correction: Correction = knob(Correction.none, only("algorithm.old_logprobs", "learner"))
+    """Importance weight for the gap between sampler and learner. Set `token` with stale episodes (training.max_lag)."""
+    correction_mode: Excess = knob(Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric"))
+    """What happens to importance ratios outside the threshold. Take `reject` with geometric."""
+    correction_threshold: float = knob(2.0, at_least(1), only("algorithm.correction", "token", "sequence", "geometric"))
+    """The largest importance ratio used as it is. Lower it when single tokens rule the gradient."""
+    overlong_tokens: int = knob(0, at_least(0))
+    """Length of the zone before `rollout.max_tokens` in which the reward falls; 0 switches it off. Set it when many
+    episodes run into that limit."""
+    overlong_penalty: float = knob(1.0, at_least(0), only("algorithm.overlong_tokens", "*"))
+    """What an episode loses at the end of that zone. Set it to the size of your reward."""
+
+
+@dataclass
+class LearnerConfig:
+    """How weights change."""
+
+    lr: float = knob(1e-5, at_least(0))
+    """Learning rate of the policy. The first to lower when a run collapses; about 1e-6 for models of billions of
+    weights, ten times as much with LoRA."""
+    critic_lr: float = knob(1e-4, at_least(0), only("algorithm.advantage", "gae"))
+    """Learning rate of the critic. Raise it when the explained variance of its values stays low."""
+    shared_critic: bool = knob(False, only("algorithm.advantage", "gae"))
+    """Put the value head on the policy's own trunk instead of a copy. Switch it on when a second model does not fit."""
+    weight_decay: float = knob(0.0, at_least(0))
+    """AdamW's decay of matrices. Set it (0.01) for long runs on little data."""
+    warmup: int = knob(0, at_least(0))
+    """Updates of linear warm-up. Raise it (10) when the first steps do harm."""
+    decay: Decay = Decay.constant
+    """How the learning rate falls after warm-up, until training.steps. A run that has one cannot be made longer."""
+    grad_clip: float = knob(1.0, more_than(0))
+    """Largest norm of a gradient; a larger one is scaled down to it. Lower it when the norm on the board has spikes."""
+    token_budget: int = knob(8192, at_least(1))
+    """Tokens of one forward pass; a batch is worked off in as many as it needs. Lower it when memory is short: the
+    gradient stays the same."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them. Switch it on when memory is short; a step takes longer."""
+    device: str = "cpu"
+    """Where gradients are computed: cpu, cuda or one GPU such as cuda:0; the sampler stays on the CPU. Set it to cuda
+    where there is a GPU."""
+    precision: Precision | None = None
+    """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
+    log-prob gap to the sampler is too large."""
+    lora_rank: int = knob(0, at_least(0, 65536))
+    """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
+    lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
+    """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
+
+
+@dataclass
+class TrackingConfig:
+    """Where a training's numbers go beside metrics.jsonl, which has them always."""
+
+    to: list[str] = field(default_factory=lambda: ["console"])
+    """Any of console, tensorboard, wandb, mlflow; one that fails is switched off and never stops training. Set it to
+    where your team looks."""
+    project: str = "turnwise"
+    """The project in Weights & Biases, the experiment in MLflow. Set it to keep work apart."""

@@ -1,0 +1,122 @@
+"""What a training run came to: its reward, accuracy before and after, what to look at and what to do next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.report import CAPTION, Printable, is_detail, shown
+from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.transcript import visible
+
+LAST_STEPS = 5
+"""The end of training is the mean over so many steps: one step's reward is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReward:
+    """What a step says of its reward: the mean, and whether there was anything to learn from it."""
+
+    step: int
+    reward: float | None
+    """None when nothing of the step could be trained on."""
+    has_signal: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainReport(Printable):
+    """A training run: what ended it, its reward, and accuracy on held-out samples before and after."""
+
+    run: Path
+    reason: str
+    steps: int
+    seconds: float
+    tokens: int
+    """Written by the policy in training."""
+    before: dict[str, float]
+    """`accuracy`, `accuracy_stderr`, `accuracy_n`, the same by data source (`accuracy/SOURCE`) and greedily."""
+    after: dict[str, float]
+    rewards: list[StepReward]
+    resume: str
+    """The command that goes on with the run."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """After training, as sampled; None when the run was stopped before it was measured."""
+        return self.after.get("accuracy")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should look at before believing the numbers."""
+        idle = sum(not one.has_signal for one in self.rewards)
+        if not idle:
+            return []
+        found = f"{idle} of {len(self.rewards)} steps had nothing to learn from: all rewards compared were the same"
+        return [f"{found} (`turnwise show {self.run}` shows an episode)" if idle == len(self.rewards) else found]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        changed = {"run": str(self.run), "seconds": round(self.seconds, 3), "warnings": self.warnings}
+        return asdict(self) | changed
+
+    def table(self) -> Table:
+        """Before and after, one row per measurement; the reward over the steps below."""
+        table = Table(title=f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}", caption=CAPTION)
+        for column in ("held-out samples", "before", "after"):
+            table.add_column(column, justify="left" if column[0] == "h" else "right")
+        for name in dict.fromkeys((*self.before, *self.after)):
+            if not is_detail(name):
+                table.add_row(Text(name), *(shown(side, name) for side in (self.before, self.after)))
+        return table
+
+    def __rich__(self) -> RenderableType:
+        lines = [*_reward_lines(self.rewards), f"tokens: {self.tokens:,} written by the policy"]
+        lines += [f"warning: {text}" for text in self.warnings]
+        checkpoint = max(self.run.glob("checkpoints/step_*"), default=None)
+        lines += [] if checkpoint is None else [f"policy: {checkpoint / 'policy'}"]
+        lines += [f"run directory: {self.run}"]
+        lines += [f"curves and episodes: turnwise board {self.run}", f"one episode: turnwise show {self.run}"]
+        longer = f"train longer: {self.resume} training.steps={2 * self.steps}"
+        lines += [longer if self.after else f"go on with: {self.resume}"]
+        return Group(self.table(), *(Text(visible(line)) for line in lines))
+
+
+def step_rewards(run: Path) -> list[StepReward]:
+    """The reward of every step that a run's metrics.jsonl has."""
+    lines = RunDir(run).read_jsonl(METRICS) if (run / METRICS).is_file() else []
+    return [
+        StepReward(line["step"], line.get("critic/score/mean"), has_signal(line))
+        for line in lines
+        if "groups/total" in line
+    ]
+
+
+def has_signal(line: Mapping[str, float | None]) -> bool:
+    """Whether a training step's metrics show anything to learn from: rewards that differ where they are compared.
+
+    Entropy and KL terms move weights without any, so the gradient alone does not tell.
+    """
+    most, least = line.get("critic/score/max"), line.get("critic/score/min")
+    if most is None or line.get("actor/grad_norm") == 0.0:
+        return False
+    if line.get("turn_credit/scored_turns"):
+        return True
+    flat = line.get("critic/advantages/max") == line.get("critic/advantages/min") == 0.0
+    return most != least and not flat
+
+
+def _reward_lines(rewards: Sequence[StepReward]) -> list[str]:
+    known = [(one.step, one.reward) for one in rewards if one.reward is not None]
+    if not known:
+        return ["reward: none, no step was trained on"]
+    last = known[-LAST_STEPS:]
+    best_step, best = max(known, key=lambda one: one[1])
+    mean = sum(reward for _, reward in last) / len(last)
+    return [
+        f"reward: {known[0][1]:.3f} at step {known[0][0]}, {mean:.3f} in the last {len(last)} steps, "
+        f"best {best:.3f} at step {best_step}"
+    ]

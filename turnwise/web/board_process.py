@@ -1,0 +1,93 @@
+"""A board beside a training: a process of its own that ends with its parent, and never stops it."""
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+READY = "board: "
+START_SECONDS = 30.0
+_LONGEST = 20_000
+
+
+@dataclass(slots=True)
+class BoardProcess:
+    """A board that was started: where it is, or in `note` why there is none."""
+
+    url: str | None
+    note: str
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def close(self) -> None:
+        """End it. Closing the pipe does it kindly; it would also end if this process was killed."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) -> BoardProcess:
+    """Start a board for a folder of runs, on this port or else a free one.
+
+    A board that cannot start is a note, whatever the reason: it is there to look at the training, not to stop it.
+    """
+    command = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", str(port), "--child"]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the training, which may want to finish its step
+        )
+    except OSError as error:
+        return BoardProcess(None, f"the board could not start: {error.strerror or error}")
+    assert process.stdout is not None
+    with process.stdout as output:
+        text = _first_output(output.fileno(), time.monotonic() + start_seconds)
+    for line in text.splitlines():
+        if line.startswith(READY):
+            return BoardProcess(line.removeprefix(READY), line, process)
+    BoardProcess(None, "", process).close()
+    last = text.strip().splitlines()[-1:] or [f"it did not say where it is for {start_seconds:.0f} s"]
+    return BoardProcess(None, f"the board could not start: {last[0]}")
+
+
+def _first_output(descriptor: int, until: float) -> str:
+    """What is written until the URL is told, the writer ends, or the time is up."""
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while len(said) < _LONGEST and not _has_url(said):
+            left = until - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                break
+            chunk = os.read(descriptor, 4096)
+            if not chunk:
+                break
+            said += chunk
+    return said.decode("utf-8", "replace")
+
+
+def _has_url(said: bytes) -> bool:
+    """Whether a whole line with the URL is among the words."""
+    return any(line.startswith(READY.encode()) for line in said.splitlines(keepends=True) if line.endswith(b"\n"))

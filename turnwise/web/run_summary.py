@@ -1,0 +1,152 @@
+"""What the list of runs shows of each: a few numbers of metrics.jsonl, read on as it grows."""
+
+import json
+import math
+import re
+import statistics
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from turnwise.files import cannot, check_regular
+from turnwise.storage.file_tail import FileTail
+from turnwise.storage.run_dir import METRICS, RunDir
+
+REWARD, ACCURACY = "critic/score/mean", "val/accuracy"
+SPARK = 60
+_RECENT = 20
+_NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}])")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The newest step, seconds, reward and accuracy of a run, and the reader of its reward in at most 60 values."""
+
+    step: int = 0
+    seconds: float | None = None
+    reward: float | None = None
+    accuracy: float | None = None
+    spark: tuple[float, ...] = ()
+    step_seconds: float = 0.0
+    """Typical seconds between the newest steps."""
+
+
+class MetricsReader:
+    """What a summary needs of a run's metrics.jsonl: read once, then on from where it was left."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._tail = FileTail(run.path / METRICS)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.recent: deque[bytes] = deque(maxlen=_RECENT)
+        self.rewards = array("d")
+        self.accuracy: float | None = None
+
+    def read_on(self) -> None:
+        """Take in the whole lines that are new; a file that was replaced is read again."""
+        replaced, new = self._tail.poll()
+        if replaced:
+            self._forget()
+        for line in self._tail.read(new):
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        self.recent.append(line)
+        if (reward := _value(line, REWARD)) is not None:
+            self.rewards.append(reward)
+        if (accuracy := _value(line, ACCURACY)) is not None:
+            self.accuracy = accuracy
+
+
+def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummary:
+    """A run's newest numbers; the accuracy of an evaluation without metrics is looked up in its report.
+
+    `reader` has what was read before.
+    """
+    reader = reader or MetricsReader(run)
+    try:
+        reader.read_on()
+    except OSError as error:
+        raise cannot("read", run.path / METRICS, error) from error
+    if not reader.recent:
+        return RunSummary(accuracy=_reported(run))
+    recent = [record for line in reader.recent if (record := _record(line))]
+    newest = recent[-1] if recent else {}
+    trained = [(record["step"], seconds) for record in recent if (seconds := number(record, "seconds")) is not None]
+    between = [
+        later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
+    ]
+    rewards = reader.rewards
+    count = min(SPARK, len(rewards))
+    return RunSummary(
+        step=newest.get("step", 0),
+        seconds=number(newest, "seconds"),
+        reward=rewards[-1] if rewards else None,
+        accuracy=reader.accuracy,
+        spark=tuple(rewards[(len(rewards) - 1) * place // max(count - 1, 1)] for place in range(count)),
+        step_seconds=statistics.median(between) if between else 0.0,
+    )
+
+
+def _value(line: bytes, name: str) -> float | None:
+    """A metric of a line, which is not read whole: a run has thousands of lines with a hundred metrics each."""
+    at = line.find(needle := json.dumps(name).encode() + b":")
+    found = _NUMBER.match(line, at + len(needle)) if at >= 0 else None
+    value = float(found[0]) if found else math.nan
+    return value if math.isfinite(value) else None
+
+
+def read_report(run: RunDir) -> dict[str, Any] | None:
+    """The newest report of an evaluation; None when there is none, or it cannot be read."""
+    found_here = sorted((run.path / "eval").glob("step_*.json"))
+    reports = [path for path in found_here if path.is_file() and not path.is_symlink()]  # a pipe would wait for ever
+    return _record(_bytes(reports[-1])) if reports else None
+
+
+def _reported(run: RunDir) -> float | None:
+    """The accuracy in the newest report of an evaluation."""
+    found = read_report(run)
+    if found is None:
+        return None
+    if (accuracy := number(found, "accuracy")) is not None:
+        return accuracy
+    sources = found.get("sources")
+    parts = [one for one in sources.values() if isinstance(one, dict)] if isinstance(sources, dict) else []
+    pairs = [(number(one, "accuracy"), number(one, "episodes")) for one in parts]
+    known = [(accuracy, episodes) for accuracy, episodes in pairs if accuracy is not None and episodes]
+    total = sum(episodes for _, episodes in known)
+    return sum(accuracy * episodes for accuracy, episodes in known) / total if total else None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        check_regular(path)
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot("read", path, error) from error
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line's object; None for anything else, which Series.problems tells of."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    return record if type(record.setdefault("step", 0)) is int else None
+
+
+def number(record: dict[str, Any] | None, name: str) -> float | None:
+    """A finite number of a record; None for anything else."""
+    value = None if record is None else record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
