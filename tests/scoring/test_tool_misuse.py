@@ -194,7 +194,7 @@ def test_penalties_are_bounded_and_named() -> None:
     assert chosen.total({ToolMisuse.LARGE_CROP}) == -0.1
     assert chosen.total({ToolMisuse.LARGE_CROP, ToolMisuse.DUPLICATE_CALL}) == pytest.approx(-0.6)
     assert chosen.total({ToolMisuse.PRINT_ONLY, ToolMisuse.DUPLICATE_CALL}) == -1.0
-    with pytest.raises(ConfigError, match="unknown red line 'printonly': did you mean 'print_only'"):
+    with pytest.raises(ConfigError, match="unknown misuse 'printonly': did you mean 'print_only'"):
         Penalties.of({"printonly": -1.0}, 0.9)
     with pytest.raises(ConfigError, match="tool_misuse.print_only must lie between -1 and 0, not 0.5"):
         Penalties.of({"print_only": 0.5}, 0.9)

@@ -174,7 +174,7 @@ def _from_hub(source: str) -> Path:
     try:
         return Path(snapshot_download(source, repo_type="dataset", allow_patterns=[f"{HUB_CONFIG}/*.parquet"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = str(error).strip().partition("\n")[0][:200]
         raise DataError(
             f"{source!r} is not a folder here, and the hub does not give it: {reason}; "
             "download it elsewhere and give --source the folder that holds train.jsonl and test.jsonl"
