@@ -21,7 +21,7 @@ LAYERS = (
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},
     {"assemble", "report"},
-    {"plan_text", "checks", "train_report"},
+    {"plan_text", "checks", "train_report", "demonstrations"},
     {"run"},
     {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
     {"train", "models"},

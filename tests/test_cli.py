@@ -110,15 +110,15 @@ def test_check_fails_with_code_one_and_names_the_row(tmp_path: Path) -> None:
 def test_sft_trains_and_the_result_loads_in_transformers(tmp_path: Path) -> None:
     done = turnwise(
         "sft", "sft.traces=6", "sft.steps=2", "sft.batch_tokens=512", "rollout.tools=[calculate]",
-        "rollout.interaction=null", "sft.out=model", cwd=tmp_path,
+        "rollout.interaction=null", "run=first", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    code = "from transformers import AutoModelForCausalLM, AutoTokenizer as T\nAutoModelForCausalLM.from_pretrained('model'); T.from_pretrained('model')"
+    code = "from transformers import AutoModelForCausalLM, AutoTokenizer as T\nAutoModelForCausalLM.from_pretrained('runs/first/policy'); T.from_pretrained('runs/first/policy')"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False
     )
     assert loaded.returncode == 0, loaded.stderr
-    done = turnwise("eval", "model.path=model", "eval.samples=2", "--no-transcript", cwd=tmp_path)
+    done = turnwise("eval", "model.path=runs/first/policy", "eval.samples=2", "--no-transcript", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -411,10 +411,15 @@ def test_a_signal_during_rescoring_or_fine_tuning_leaves_nothing(tmp_path: Path,
     assert contents(copy) == before and not (copy / "rescored").exists()
     (tmp_path / "reached").unlink()
     (tmp_path / "plug.py").write_text(SLOW_IMPORT)
-    process = start(tmp_path, "sft", "sft.script=plug.py:script", "sft.out=out")
+    process = start(tmp_path, "sft", "sft.script=plug.py:script", "run=tuned")
     wait_for(tmp_path / "reached", "", process)
     check_stopped(tmp_path, process, number, "sft")
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "runs" / "tuned").exists()
+    process = start(tmp_path, "sft", "sft.recorded=[r]", "sft.steps=100000", "sft.batch_tokens=64", "run=tuned")
+    wait_for(tmp_path / "runs" / "tuned" / "metrics.jsonl", "sft/loss", process)
+    check_stopped(tmp_path, process, number, "sft")
+    status = status_of(tmp_path / "runs" / "tuned")
+    assert status.state is State.STOPPED and status.step > 0 and not (tmp_path / "runs" / "tuned" / "policy").exists()
 
 
 def test_a_signal_that_the_parent_has_us_ignore_stays_ignored(tmp_path: Path) -> None:

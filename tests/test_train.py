@@ -21,7 +21,7 @@ from turnwise import configure
 from turnwise.chat.tokenizer import load_template
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError, TurnwiseError
-from turnwise.sft import run_sft
+from turnwise.sft import fine_tune
 from turnwise.storage import checkpoints, index
 from turnwise.storage.index import parse_line
 from turnwise.storage.run_dir import RunDir
@@ -176,8 +176,8 @@ def test_the_policy_folder_loads_in_transformers_and_can_be_evaluated(tmp_path: 
     assert AutoTokenizer.from_pretrained(policy).chat_template == template.read_text()
     assert GenerationConfig.from_pretrained(policy).eos_token_id is not None
     recorded = done.run / "trajectories" / "step_000001.parquet"
-    tuned = run_sft(config(tmp_path, f"sft.out={tmp_path}/sft", f"sft.recorded=[{recorded}]", "sft.steps=1",
-                           f"chat.template={template}"), QUIET)  # fmt: skip
+    asked = config(tmp_path, f"sft.recorded=[{recorded}]", "sft.steps=1", f"chat.template={template}")
+    tuned = fine_tune(asked, console=QUIET).policy
     assert {path.name: path.read_bytes() for path in tuned.iterdir() if path.name != "model.safetensors"} == {
         path.name: path.read_bytes() for path in policy.iterdir() if path.name != "model.safetensors"
     }
@@ -302,7 +302,7 @@ def test_the_sampler_writes_in_the_models_precision(tmp_path: Path) -> None:
         "two formats cannot agree to the last bit"
     )
     with pytest.raises(ConfigError, match=r"model\.precision"):
-        run_sft(config(tmp_path, "model.precision=bfloat16", f"sft.out={tmp_path}/sft"), QUIET)
+        fine_tune(config(tmp_path, "model.precision=bfloat16"), console=QUIET)
 
 
 @pytest.mark.parametrize(

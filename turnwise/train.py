@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from turnwise.assemble import Prepared, prepare
+from turnwise.assemble import Prepared
 from turnwise.chat.selfcheck import render_problem
 from turnwise.checks.start import check_before_run
-from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
 from turnwise.engines.learner import NotFinite
 from turnwise.errors import TurnwiseError
@@ -22,14 +21,13 @@ from turnwise.run import printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
-from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task_metrics import declared_by
 from turnwise.train_report import TrainReport
 from turnwise.trainer.collecting import Collected, Groups, SampleStream
 from turnwise.trainer.engines import Engines, open_engines
-from turnwise.trainer.given import check_given, describe, write_given
+from turnwise.trainer.given import write_given
 from turnwise.trainer.loop_lag import LoopLag
-from turnwise.trainer.resuming import existing_run
+from turnwise.trainer.preparing import prepare_training
 from turnwise.trainer.train_run import TrainRun, open_train_run
 from turnwise.training.advantages import by_trajectory
 from turnwise.training.optimise import check_logprob_gap
@@ -53,30 +51,8 @@ def train(
     `samples` (to train on), `eval_samples` (held out), `tools`, `scorer` and `interaction` replace the configured ones,
     as in `evaluate`. A run that was given any goes on only when it is given them again.
     """
-    check_training(config)
-    check_trackers(config.tracking.to)
-    samples, eval_samples = (None if given is None else list(given) for given in (samples, eval_samples))
-    given = describe(samples=samples, eval_samples=eval_samples, tools=tools, scorer=scorer, interaction=interaction)
-    check_given(existing_run(config), given, eval_files=config.data.eval_files)
-    limit, eval_limit = config.training.samples, config.eval.samples
-    prepared = prepare(
-        config,
-        "train",
-        samples=samples,
-        limit=limit if samples is None else None,
-        tools=tools,
-        scorer=scorer,
-        interaction=interaction,
-    )
-    check_enough_samples(prepared)
-    heldout = prepare(
-        config,
-        "test",
-        samples=eval_samples,
-        limit=eval_limit if eval_samples is None else None,
-        tools=prepared.toolbox.shared(),
-        scorer=scorer,
-        interaction=interaction,
+    prepared, heldout, given = prepare_training(
+        config, samples, eval_samples, tools=tools, scorer=scorer, interaction=interaction
     )
     return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True), given))
 

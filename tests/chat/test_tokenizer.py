@@ -45,14 +45,6 @@ def test_cut_text_decodes_to_itself(chatml, text, cuts):
     assert all(0 <= start <= end <= len(text) for start, end in encoding.offsets)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_plain_text_has_no_control_tokens(chatml, text):
-    ids = chatml.encode_plain(text)
-    assert not chatml.special_ids & set(ids)
-    assert chatml.decode(ids) == text
-    assert chatml.has_special(text) == bool(chatml.special_ids & set(chatml.encode(text).ids))
-
-
 def test_left_context_gives_the_tokens_of_a_longer_text(renderer):
     tokenizer = renderer("llama2").tokenizer
     whole = tokenizer.encode("</s>hello world").ids

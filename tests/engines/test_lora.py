@@ -1,11 +1,13 @@
 """LoRA adds nothing at the start, trains its factors and nothing else, merges to the same model, and peft reads it."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from turnwise.choices import Precision
@@ -110,6 +112,35 @@ def test_a_narrow_base_takes_wide_factors() -> None:
     kinds = {parameter.dtype for parameter in learner.decoder.parameters() if parameter.requires_grad}
     assert kinds == {torch.float32}
     assert learner.published()["layers.0.qkv"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("targets", [TARGETS, SOME])
+def test_the_adapter_has_pefts_names_and_is_the_merged_policy(
+    base: Decoder, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    base.save(tmp_path / "base")
+    learner = make(base, targets)
+    train(learner, 3)
+    assert isinstance(learner.decoder, LoraDecoder)
+    learner.decoder.save_adapter(tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    learner.decoder.save(tmp_path / "merged")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"], config["bias"]) == ("LORA", "CAUSAL_LM", "none")
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    assert set(config["target_modules"]) == set(targets) and (config["r"], config["lora_alpha"]) == (4, 12.0)
+    start, merged, factors = (
+        load_file(tmp_path / name)
+        for name in ("base/model.safetensors", "merged/model.safetensors", "adapter/adapter_model.safetensors")
+    )
+    trained = [name.removesuffix(".weight") for name in start if name.split(".")[-2] in targets]
+    prefix = "base_model.model."
+    assert factors.keys() == {f"{prefix}{name}.lora_{kind}.weight" for name in trained for kind in "AB"}
+    for name, tensor in start.items():
+        if (module := name.removesuffix(".weight")) in trained:
+            a, b = (factors[f"{prefix}{module}.lora_{kind}.weight"] for kind in "AB")
+            assert (a.shape, b.shape) == ((4, tensor.shape[1]), (tensor.shape[0], 4))
+            tensor = tensor + 12.0 / 4 * (b @ a)
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed (pip install peft)")

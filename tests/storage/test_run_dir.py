@@ -7,9 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from turnwise.errors import ConfigError, StorageError
 from turnwise.files import replacing
@@ -74,12 +72,10 @@ def test_files_and_layout(tmp_path: Path) -> None:
     run.write_text("config.yaml", "seed: 0\n")
     run.write_text("plan.txt", "é \ud800\n")
     run.write_json("eval/step_000010.json", {"mean": 0.5})
-    run.write_table("eval/table.parquet", pa.table({"x": [1, 2]}))
     assert run.file("trajectories/step_000012.parquet").parent.is_dir()
     assert run.log_path == run.path / "log.txt"
     assert run.read_text("plan.txt") == "é \\ud800\n"
-    assert parquet.read_table(run.path / "eval" / "table.parquet")["x"].to_pylist() == [1, 2]
-    assert names(run.path / "eval") == ["step_000010.json", "table.parquet"]
+    assert names(run.path / "eval") == ["step_000010.json"]
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "", "."])
@@ -100,8 +96,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
     run.write_text("plan.txt", "old")
     with largest_file(1000), pytest.raises(StorageError, match=r"cannot write .*plan\.txt: File too large"):
         run.write_text("plan.txt", "x" * 5000)
-    with largest_file(1000), pytest.raises(StorageError, match=r"cannot write .*table\.parquet: "):
-        run.write_table("table.parquet", pa.table({"x": list(range(5000))}))
     assert names(run.path) == ["plan.txt"] and run.read_text("plan.txt") == "old"
 
 

@@ -12,7 +12,7 @@ from turnwise.engines.decoder import Decoder
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training.sequences import TrainSequence
-from turnwise.training.sft import loss_on, train_sft
+from turnwise.training.sft import SftStep, loss_on, train_sft
 
 
 def decoder() -> Decoder:
@@ -56,21 +56,29 @@ def test_tokens_of_others_change_nothing_but_their_context() -> None:
 def test_training_learns_and_is_reproducible() -> None:
     data = [sequence((1, 2, 3, 40 + n % 3, 50 + n % 3), (3, 4)) for n in range(30)]
     config = SftConfig(steps=40, batch_tokens=60, lr=1e-2, warmup=5)
-    steps: list[int] = []
-    first = train_sft(decoder(), data, config, seed=1, report=lambda step, loss: steps.append(step))
-    assert first[-1] < 0.6 * first[0] and steps == list(range(40))
-    assert train_sft(decoder(), data, config, seed=1, report=lambda step, loss: None) == first
+    runs: list[list[SftStep]] = []
+    for _ in range(2):
+        runs.append([])
+        assert train_sft(decoder(), data, config, seed=1, report=runs[-1].append) == pytest.approx(
+            13.4
+        )  # 12, 12 and 6 sequences a pass
+    first, second = runs
+    assert [step.number for step in first] == list(range(1, 41)) and first[-1].loss < 0.6 * first[0].loss
+    assert [(s.loss, s.lr, s.grad_norm) for s in second] == [(s.loss, s.lr, s.grad_norm) for s in first]
+    assert first[0].lr == pytest.approx(1e-2 / 5) and first[4].lr == pytest.approx(1e-2)
+    assert 0 < first[-1].lr < first[4].lr
+    assert first[0].grad_norm > 0 and (first[0].tokens, first[0].policy_tokens) == (60, 24)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     model = decoder()
     with torch.no_grad():
         model.embed.fill_(math.nan)
-    with pytest.raises(TurnwiseError, match="nan at step 0"):
-        train_sft(model, [sequence((1, 2), (1,))], SftConfig(steps=1), seed=0, report=lambda step, loss: None)
+    with pytest.raises(TurnwiseError, match="nan at step 1"):
+        train_sft(model, [sequence((1, 2), (1,))], SftConfig(steps=1), seed=0, report=lambda step: None)
 
 
 def test_nothing_to_learn_from_is_an_error() -> None:
     for data in ([], [sequence((1, 2), (0, 1))]):
         with pytest.raises(DataError):
-            train_sft(decoder(), data, SftConfig(steps=1), seed=0, report=lambda step, loss: None)
+            train_sft(decoder(), data, SftConfig(steps=1), seed=0, report=lambda step: None)

@@ -75,18 +75,10 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text whose control tokens are mere characters."""
-        return self.encode(text, cuts=[start + 1 for start, _ in occurrences(self.special_texts, text)]).ids
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
         text: str = self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-    def has_special(self, text: str) -> bool:
-        """Whether a text spells a control token."""
-        return any(special in text for special in self.special_texts)
 
     def apply_template(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], reply: bool, kwargs: dict[str, Any]

@@ -31,7 +31,10 @@ class MakeBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all episodes of a run share."""
+    """What all episodes of a run share: the part of `assemble.Prepared` that they need, and who writes them.
+
+    One run has several: sampled and greedy episodes, training and evaluation.
+    """
 
     config: Config
     plan: Plan

@@ -6,6 +6,8 @@ runs/<name>/
   metrics.jsonl                       one object a step
   trajectories/step_000012.parquet    see storage/trajectories.py
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
+  checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
+  policy/                             what a fine-tuning made
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids
@@ -20,13 +22,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.errors import ConfigError, StorageError, nearest
 from turnwise.files import cannot, check_regular, replacing
-
-if TYPE_CHECKING:
-    import pyarrow
 
 CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt"
 TOKENIZER = "tokenizer.json"
@@ -117,15 +116,6 @@ class RunDir:
     def write_json(self, name: str, value: Any) -> Path:
         """Write a value as indented JSON."""
         return self.write_text(name, _json(value, name, indent=2) + "\n")
-
-    def write_table(self, name: str, table: "pyarrow.Table") -> Path:
-        """Write an Arrow table as parquet."""
-        from pyarrow import parquet
-
-        path = self.file(name)
-        with replacing(path) as file:
-            parquet.write_table(table, file, compression="zstd")
-        return path
 
     def append_jsonl(self, name: str, record: Mapping[str, Any]) -> None:
         """Add one line, whole or not at all: a reader never sees half of it, nor does the next writer."""

@@ -50,6 +50,8 @@ class Engines:
     """Whether the sampler's arithmetic is proven not to depend on batching: its log-probs can be compared exactly."""
     threads: int
     policy: PolicyFolder
+    base_model: str
+    """What an adapter is put on: the folder the run started from, or its name on the hub."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
@@ -83,8 +85,11 @@ class Engines:
         await self.sampler.publish(self.learner.published(), version)
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
-        """Write a checkpoint: a Hugging Face folder `policy`, and all that is needed to go on."""
-        self.policy.save(folder / "policy", self.learner.decoder)
+        """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
+        decoder = self.learner.decoder
+        self.policy.save(folder / "policy", decoder)
+        if isinstance(decoder, LoraDecoder):
+            decoder.save_adapter(folder / "policy_adapter", self.base_model)
         tensors, info = self.learner.state()
         with replacing(folder / TENSORS) as file:
             file.write(save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}))
@@ -123,6 +128,8 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     algorithm = config.algorithm
     controller = kl.controller(algorithm.kl_reward, algorithm.kl_target)
     renderer = prepared.renderer or make_renderer(config)
+    local = Path(config.model.path).expanduser().exists() or "/" not in config.model.path
+    base_model = str(source.resolve()) if local else config.model.path
     policy = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     sampler = TorchSampler(
         writer,
@@ -134,7 +141,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     try:
         same = learner.device.type == "cpu" and not learner.forward.narrow and writer.dtype == base.dtype
         exact = choice.invariant and same
-        yield Engines(learner, reference, controller, sampler, exact, choice.threads, policy)
+        yield Engines(learner, reference, controller, sampler, exact, choice.threads, policy, base_model)
     finally:
         await sampler.close()
 

@@ -3,7 +3,9 @@
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,8 +17,32 @@ from turnwise.engines.decoder import Decoder
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.sequences import TrainSequence, batches
 
-Report = Callable[[int, float], None]
-"""Called with (step, loss) after every step."""
+
+@dataclass(frozen=True, slots=True)
+class SftStep:
+    """One weight update, counted from 1."""
+
+    number: int
+    loss: float
+    lr: float
+    grad_norm: float
+    """Before it is clipped."""
+    tokens: int
+    """Of the batch."""
+    policy_tokens: int
+    """Among them, those that were learned."""
+    seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """As metrics.jsonl has them."""
+        return {
+            "sft/loss": self.loss,
+            "sft/lr": self.lr,
+            "sft/grad_norm": self.grad_norm,
+            "sft/policy_tokens": self.policy_tokens,
+            "perf/total_num_tokens": self.tokens,
+            "timing_s/step": self.seconds,
+        }
 
 
 def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
@@ -32,28 +58,33 @@ def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
 
 
 def train_sft(
-    decoder: Decoder, sequences: list[TrainSequence], config: SftConfig, seed: int, report: Report
-) -> list[float]:
-    """Train in place for `config.steps` steps; returns the losses. A loss that is not finite stops the run."""
+    decoder: Decoder, sequences: list[TrainSequence], config: SftConfig, seed: int, report: Callable[[SftStep], None]
+) -> float:
+    """Train in place for `config.steps` steps and report each; returns how often the data was gone through.
+
+    A loss that is not finite stops the run.
+    """
     if not sequences:
         raise DataError("no sequence with policy tokens to train on")
     if any(sequence.loss_mask[0] for sequence in sequences):
         raise DataError("a sequence starts with a policy token: there is nothing to predict it from")
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, config))
-    losses: list[float] = []
+    seen = 0
     for step, batch in enumerate(itertools.islice(_endless(sequences, config.batch_tokens, seed), config.steps)):
+        started, lr = time.perf_counter(), optimizer.param_groups[0]["lr"]
         loss = loss_on(decoder, batch)
         if not math.isfinite(loss.item()):
-            raise TurnwiseError(f"the loss became {loss.item()} at step {step}; lower sft.lr")
+            raise TurnwiseError(f"the loss became {loss.item()} at step {step + 1}; lower sft.lr")
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
-        report(step, losses[-1])
-    return losses
+        seen += len(batch)
+        tokens, learned = sum(len(s.token_ids) for s in batch), sum(s.policy_tokens for s in batch)
+        report(SftStep(step + 1, loss.item(), lr, norm.item(), tokens, learned, time.perf_counter() - started))
+    return seen / len(sequences)
 
 
 def _scale(step: int, config: SftConfig) -> float:

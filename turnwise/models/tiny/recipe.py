@@ -5,6 +5,8 @@ Run `python -m turnwise.models.tiny.recipe --out DIR`; with `--out` at this fold
 
 import argparse
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from turnwise.engines.checkpoint_format import config_from_hf
 from turnwise.engines.decoder import Decoder
 from turnwise.rollout.interactions.code_verify import FEEDBACK
 from turnwise.rollout.toolbox import load_tool
-from turnwise.sft import run_sft
+from turnwise.sft import fine_tune
 from turnwise.tasks.arithmetic import SYSTEM, problem_at, write_out
 
 VOCABULARY = 768
@@ -108,8 +110,9 @@ def make_model(out: Path, config: Config) -> None:
     make_tokenizer(out)
     Decoder.fresh(config_from_hf(SHAPE), config.seed).save(out)
     config.model.path = str(out)
-    config.sft.out = str(out)
-    run_sft(config)
+    with tempfile.TemporaryDirectory() as runs:
+        config.runs_dir = runs
+        shutil.copytree(fine_tune(config).policy, out, dirs_exist_ok=True)
 
 
 def main() -> None:

@@ -1,0 +1,153 @@
+"""Recorded trajectories to learn from: found by file, pattern or run, chosen by reward, never of the evaluation set."""
+
+import glob
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.assemble import load_samples
+from turnwise.config import Config
+from turnwise.errors import DataError, TurnwiseError
+from turnwise.storage.run_dir import TOKENIZER, RunDir
+from turnwise.storage.trajectories import read_trajectories
+from turnwise.types import Sample, Trajectory
+
+TRAINING_ROWS = (
+    "use a training run's trajectories (sft.recorded=[runs/NAME]), or evaluate on training rows and use those "
+    "(turnwise eval data.eval_files=[train.parquet])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """What is learned from, and what became of the rest."""
+
+    used: list[Trajectory]
+    read: int
+    dropped: dict[str, int]
+    """How many were left out, by reason."""
+    origin: str = "recorded"
+
+    def __str__(self) -> str:
+        left_out = "".join(f", {count} {reason}" for reason, count in self.dropped.items())
+        return f"{self.read} {self.origin} trajectories{left_out}, {len(self.used)} used"
+
+
+def read_demonstrations(config: Config, tokenizer: str, vocabulary: int, note: Callable[[str], None]) -> Demonstrations:
+    """The trajectories of `sft.recorded`; `tokenizer` and `vocabulary` are those of the model that is to learn."""
+    files = find_files(config.sft.recorded)
+    for file in files:
+        _refuse_other_tokenizer(file, tokenizer)
+    found = [trajectory for file in files for trajectory in read_trajectories(file)]
+    chosen = choose(found, config, vocabulary, note)
+    from_evaluations = [file for file in files if _run_of(file) is not None and file.parent.name == "eval"]
+    if from_evaluations:
+        note(
+            f"warning: {from_evaluations[0]} was recorded by an evaluation; a model that learns from the samples it is "
+            f"measured on has no held-out accuracy. If those are evaluation rows, {TRAINING_ROWS}"
+        )
+    return chosen
+
+
+def choose(
+    trajectories: Sequence[Trajectory], config: Config, vocabulary: int, note: Callable[[str], None]
+) -> Demonstrations:
+    """Those that can be learned from and have at least `sft.min_reward`; DataError for samples of the evaluation."""
+    reasons = [_reason_against(trajectory, config.sft.min_reward) for trajectory in trajectories]
+    used = [one for one, reason in zip(trajectories, reasons, strict=True) if reason is None]
+    dropped = dict(Counter(reason for reason in reasons if reason is not None).most_common())
+    if not used:
+        why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        raise DataError(
+            f"none of {len(trajectories)} recorded trajectories is left to learn from: {why or 'none read'}"
+        )
+    most = max(token for one in used for ledger in one.segments for token in ledger.token_ids)
+    if most >= vocabulary:
+        raise DataError(
+            f"the trajectories hold token {most} and {config.model.path} knows {vocabulary}: another model's"
+        )
+    _refuse_evaluation_samples(used, config, note)
+    rewards = [trajectory.reward for trajectory in used if trajectory.reward is not None]
+    if config.sft.min_reward is None and rewards and min(rewards) < max(rewards):
+        note(
+            f"warning: trajectories with rewards from {min(rewards):g} to {max(rewards):g} are all imitated alike; "
+            "sft.min_reward leaves out the bad ones"
+        )
+    return Demonstrations(used, len(trajectories), dropped)
+
+
+def find_files(places: Sequence[str]) -> list[Path]:
+    """Trajectory files by name or pattern; a run's folder stands for its training trajectories."""
+    found: dict[Path, None] = {}
+    for place in places:
+        path = Path(place).expanduser()
+        if path.is_dir() or not (path.exists() or path.suffix or glob.has_magic(place)):
+            here = sorted(RunDir.open(path).path.glob("trajectories/*.parquet"))
+            if not here:
+                raise DataError(f"sft.recorded: {path} has no training trajectories; {TRAINING_ROWS}")
+        elif path.is_file() or not glob.has_magic(place):
+            here = [path]
+        else:
+            here = [Path(name) for name in sorted(glob.glob(os.path.expanduser(place)))]
+            if not here:
+                raise DataError(f"sft.recorded: no file is called {place} (from {Path.cwd()})")
+        found |= dict.fromkeys(file.resolve() for file in here)
+    return list(found)
+
+
+def _reason_against(trajectory: Trajectory, min_reward: float | None) -> str | None:
+    if trajectory.failure is not None:
+        return "failed"
+    if not any(any(ledger.loss_mask) for ledger in trajectory.segments):
+        return "without tokens (an endpoint records none)"
+    if min_reward is not None and trajectory.reward is None:
+        return "without a reward"
+    if min_reward is not None and trajectory.reward is not None and not trajectory.reward >= min_reward:
+        return f"with reward < {min_reward:g}"
+    return None
+
+
+def _refuse_evaluation_samples(used: Sequence[Trajectory], config: Config, note: Callable[[str], None]) -> None:
+    try:
+        heldout = {_key(sample) for sample in load_samples(config, "test", config.eval.samples)}
+    except TurnwiseError as error:
+        note(f"warning: whether the trajectories are of evaluation samples is not known: {error}")
+        return
+    same = [trajectory for trajectory in used if _key(trajectory.sample) in heldout]
+    if same:
+        raise DataError(
+            f"{len(same)} of {len(used)} trajectories are of samples that this config evaluates on (first: "
+            f"{same[0].sample.id}), so its accuracy would say nothing; {TRAINING_ROWS}"
+        )
+
+
+def _key(sample: Sample) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Id and words: small tasks ask the same question in both splits, and two files may have one name."""
+    return sample.id, tuple((message.role.value, message.text) for message in sample.prompt)
+
+
+def _run_of(file: Path) -> Path | None:
+    """The folder of the run that a trajectory file lies in."""
+    run = file.parent.parent
+    return run if (run / "config.yaml").is_file() else None
+
+
+def _refuse_other_tokenizer(file: Path, tokenizer: str) -> None:
+    """Token ids mean nothing to a model with another vocabulary; a run keeps the tokenizer it was recorded with."""
+    run = _run_of(file)
+    if run is not None and (run / TOKENIZER).is_file():
+        recorded = RunDir(run).read_text(TOKENIZER)
+        if recorded != tokenizer and _vocabulary(recorded) != _vocabulary(tokenizer):
+            raise DataError(f"sft.recorded: {file} was recorded with another tokenizer than that of the model")
+
+
+def _vocabulary(tokenizer: str) -> Any:
+    try:
+        content = json.loads(tokenizer)
+        return content["model"]["vocab"], [(token["id"], token["content"]) for token in content["added_tokens"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"a recorded {TOKENIZER} cannot be read: {error}") from error
