@@ -68,7 +68,7 @@ class ChatTemplate:
         entries = [self._entry(message) for message in messages]
         try:
             return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
-        except Exception as error:  # a template is a stranger's program
+        except Exception as error:  # a template is a program of the model's authors
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
 

@@ -74,7 +74,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
 
-    thread = threading.Thread(target=body, daemon=True, name="turnwise-stranger")
+    thread = threading.Thread(target=body, daemon=True, name="turnwise-plugin")
     try:
         thread.start()
     except RuntimeError as error:

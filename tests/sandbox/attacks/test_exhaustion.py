@@ -174,7 +174,7 @@ def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, leve
         own.do(own.pool.close(), limit=20)
 
 
-class Speaker:
+class Child:
     """A zygote that has just said something, or never does."""
 
     def __init__(self, silent: bool) -> None:
@@ -194,7 +194,7 @@ def test_only_silence_is_not_waited_for(monkeypatch):
         waiting = loop.create_future()
         loop.call_later(0.5, lambda: waiting.done() or waiting.set_result("a session"))
         try:
-            return await process.answered(waiting, Speaker(silent)), waiting.cancelled()
+            return await process.answered(waiting, Child(silent)), waiting.cancelled()
         except TimeoutError as error:
             return str(error), waiting.cancelled()
 

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from turnwise.report import EvalReport, Judged, summarise
+from turnwise.report import EpisodeResult, EvalReport, summarise
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
@@ -209,8 +209,8 @@ def evaluations(runs_folder):
         run = GrowingRun(RunDir(runs_folder / name), Random(seed))
         made = [run.trajectory(f"test:{number}", 0) for number in range(8)]
         record(run.run, "eval/step_000000.parquet", made)
-        judged = [Judged(one, one.right, one.right, False) for one in made]
-        report = EvalReport(run.run.path, 2.0, 90.0, [summarise("arithmetic", judged)], made)
+        graded = [EpisodeResult(one, one.right, one.right, False) for one in made]
+        report = EvalReport(run.run.path, 2.0, 90.0, {"arithmetic": summarise("arithmetic", graded)}, made)
         run.run.write_json("eval/step_000000.json", report.as_json())
         write_status(run.run, Status.beginning("eval").ended(State.FINISHED, ""))
     (runs_folder / "dead").mkdir()

@@ -307,8 +307,8 @@ class Inputs:
             namespace["image_filename"] = namespace["image_path"] = source.name
         image = source.image()
         if status is not None:
-            files.remember(status, trail_of(image))
-            files.remember_content(bytes(source.data), trail_of(image))
+            files.add(status, trail_of(image))
+            files.add_content(bytes(source.data), trail_of(image))
         namespace[f"img{number}"] = image
         self._images.give(source)
 

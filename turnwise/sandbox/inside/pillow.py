@@ -199,7 +199,7 @@ def wrap_lifecycle(cls: Any) -> None:
     def save_(self: Any, fp: Any, *given: Any, **keywords: Any) -> None:
         trail = trail_of(self)  # before: saving may convert
         save(self, fp, *given, **keywords)
-        files.remember_path(getattr(fp, "name", fp) if hasattr(fp, "write") else fp, trail)
+        files.add_path(getattr(fp, "name", fp) if hasattr(fp, "write") else fp, trail)
 
     cls._new, cls.__getstate__, cls.__setstate__ = _new, __getstate__, __setstate__
     cls.split, cls.copy, cls.save = split_, copy_, save_

@@ -168,20 +168,20 @@ class Files:
         self._trails: dict[Identity, Trail] = {}
         self._contents: list[tuple[bytes, Trail]] = []
 
-    def remember_content(self, content: bytes, trail: Trail) -> None:
+    def add_content(self, content: bytes, trail: Trail) -> None:
         """A file was given; the code may read it itself and open the bytes."""
         self._contents.append((content, trail))
 
-    def remember(self, status: stat_result, trail: Trail) -> None:
+    def add(self, status: stat_result, trail: Trail) -> None:
         """A file was written."""
         self._trails[identity(status)] = trail
         if len(self._trails) > MAX_FILES:
             del self._trails[next(iter(self._trails))]
 
-    def remember_path(self, path: Any, trail: Trail) -> None:
+    def add_path(self, path: Any, trail: Trail) -> None:
         """An image was saved; anything but a path of an existing file is of no interest."""
         try:
-            self.remember(stat(path), trail)
+            self.add(stat(path), trail)
         except (OSError, TypeError, ValueError):
             return
 
