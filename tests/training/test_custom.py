@@ -8,10 +8,11 @@ import torch
 
 from turnwise import configure
 from turnwise.checks.training import check_training
+from turnwise.config import AlgorithmConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
 from turnwise.training.custom import check_choices
-from turnwise.training.losses import PolicySettings, policy_objective
+from turnwise.training.losses import policy_objective
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT
 
@@ -64,9 +65,9 @@ def test_a_loss_of_ones_own_has_the_gradient_of_the_built_in_it_repeats(draw, mi
     ]
     batch = pack(made, tokens_by_trajectory(made))
     gradients = []
-    for settings in (PolicySettings(dual_clip=None), PolicySettings(loss=f"{mine}:ppo")):
+    for algorithm in (AlgorithmConfig(clip_dual=None), AlgorithmConfig(loss=f"{mine}:ppo")):
         logprobs = torch.tensor([-0.5, -2.1, -1.6, -1.9], requires_grad=True)
-        objective, _ = policy_objective(logprobs, torch.zeros(4), batch, settings)
+        objective, _ = policy_objective(logprobs, torch.zeros(4), batch, algorithm)
         objective.backward()
         gradients.append((objective.item(), logprobs.grad.tolist()))
     assert gradients[0] == gradients[1] and any(gradients[0][1])
