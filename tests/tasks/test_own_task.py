@@ -37,7 +37,7 @@ def test_one_file_brings_rows_tools_user_reward_and_metric(tmp_path: Path, monke
     assert [line["step"] for line in _lines(report.run / "metrics.jsonl") if "task/shop/looked_up" in line] == [1]
     said = configure(f"task={SHOP}", "engine=scripted", "eval.samples=1")
     said.engine.script = [PRICE, "#### 1", "#### 9"]
-    (source,) = evaluate(said).sources
+    (source,) = evaluate(said).sources.values()
     assert (source.data_source, source.accuracy, source.first_accuracy) == ("shop", 1.0, 0.0)
     assert source.user_turns == 1.0 and source.task["looked_up"] == 1.0
 
