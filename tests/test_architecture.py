@@ -16,7 +16,7 @@ LAYERS = (
     | {"concurrency", "time_budget"},
     {"chat", "data", "sandbox", "storage", "config_readers"},
     {"engines", "scoring"},
-    {"rollout", "training", "web", "weights"},
+    {"rollout", "training", "web"},
     {"task"},
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},

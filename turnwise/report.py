@@ -252,13 +252,13 @@ def summarise(
 
 def _metrics(entry: EpisodeResult) -> list[Metric]:
     trajectory = entry.trajectory
-    said = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
+    user_replies = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
     valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
     metrics = [
         Metric("reward", trajectory.reward or 0.0),
         Metric("num_turns", len(trajectory.turns)),
         Metric("valid_call", float(valid)),
-        Metric("user_turns", len(said)),
+        Metric("user_turns", len(user_replies)),
         Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
     ]
     if trajectory.turns:

@@ -30,7 +30,7 @@ def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [*entries, {"role": Role.USER.value, "content": drawn}] if drawn else entries
 
 
-def spoken(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def assistant_entry(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """An assistant's message with calls that its text does not spell."""
     entry: dict[str, Any] = {"role": Role.ASSISTANT.value, "content": text}
     if calls:
@@ -101,7 +101,7 @@ def _check(content: bytes, size: int, name: str) -> str:
 def _entry(message: Message) -> dict[str, Any]:
     if message.role is Role.ASSISTANT:
         spelled = "<tool_call>" in message.text
-        entry = spoken(message.text, () if spelled else message.tool_calls)
+        entry = assistant_entry(message.text, () if spelled else message.tool_calls)
     else:
         entry = {"role": message.role.value, "content": message.text}
     parts = _parts(message)

@@ -8,7 +8,7 @@ from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.train_report import has_signal
 from turnwise.types import Trajectory
 
-SAID_AT = (3, 10, 30, 100, 300, 1000, 3000, 10000)
+WARN_AT = (3, 10, 30, 100, 300, 1000, 3000, 10000)
 """Steps in a row without a signal after which it is said: soon, and then ever more rarely."""
 MANY_CUT = 0.25
 
@@ -27,7 +27,7 @@ class Alerts:
         found = [f"warning: {text} in this step" for name, text in broken.items() if name not in self._named]
         self._named |= broken.keys()
         self._in_a_row = 0 if has_signal(metrics) else self._in_a_row + 1
-        if self._in_a_row in SAID_AT:
+        if self._in_a_row in WARN_AT:
             found.append(f"warning: no learning signal for {self._in_a_row} steps: {self._why(metrics)}")
         return found
 

@@ -88,8 +88,8 @@ class TrainRun(Run):
         self.progress.evaluated = self.progress.step
         self.log({f"val/{name}": value for name, value in found.items() if not name.partition("/")[0].endswith("_n")})
         kinds = [name for name in found if "/" not in name and not is_detail(name)]
-        said = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
-        self.note(f"step {self.progress.step}: {said or 'no episode was scored'}")
+        numbers = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
+        self.note(f"step {self.progress.step}: {numbers or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
