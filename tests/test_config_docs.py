@@ -4,9 +4,9 @@ import pytest
 
 from turnwise import choices
 from turnwise.choices import Advantage
-from turnwise.compose import task_names
 from turnwise.config_docs import field_docs, find, meanings, pages, read_by, section_docs, shown
 from turnwise.errors import ConfigError
+from turnwise.task import builtin_tasks
 
 PAGES = pages()
 
@@ -64,4 +64,4 @@ def test_members_without_a_string_below_them_have_no_docs() -> None:
 
     assert field_docs(Unwritten) == {}, "a class inside a function is not the module's"
     assert shown([1.0, None, True, Advantage.gae]) == "[1, null, true, gae]"
-    assert "arithmetic" in task_names()
+    assert "arithmetic" in builtin_tasks()

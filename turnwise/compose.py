@@ -34,7 +34,7 @@ class Composed:
     config: Config
     origins: dict[str, str]
     recorded: Path | None = None
-    """The config of the run that this one goes on from."""
+    """The config of the run that is resumed."""
     from_task: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the task sets, by section."""
 
@@ -48,8 +48,8 @@ def compose(
 ) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
 
-    `recorded` is the config of a run that goes on: what is not given anew stays as it was there. It names every key, so
-    a task of the user's that only it names is not asked, and its file not run: the run may have been sent by somebody.
+    `recorded` is the config of a run that is resumed: what is not given anew stays as it was there. It names every key,
+    so a task of the user's that only it names is not asked, and its file not run: somebody may have sent the run.
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
@@ -84,7 +84,7 @@ def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
 def unread(composed: Composed) -> list[str]:
     """Keys somebody set to something new that this run will not read; each with the reason.
 
-    Not those of a run that goes on: they were read then, and are not asked for now.
+    Not those of a run that is resumed: they were read then, and are not asked for now.
     """
     values = composed.values()
     # A recorded config holds every key: most say nothing new.

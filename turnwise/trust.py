@@ -1,7 +1,7 @@
 """What a run's folder would have us import, reach or write to: nothing of that unless we are told to trust the run.
 
 A config.yaml is a program as soon as it names plug-ins, and a run may have been sent by somebody. What a person says on
-the command line, or in a file given with --config, was told; what only the run says needs `--trust-run`.
+the command line, or in a file given with --config, was given; what only the run says needs `--trust-run`.
 """
 
 import os
@@ -46,7 +46,7 @@ def check_trust(run: RunDir, found: Config, given: Config, *, trusted: bool, sec
 
 
 def needs_trust(config: Config, place: Path) -> bool:
-    """Whether a run with this config, in the folder `place`, goes on only when it is trusted."""
+    """Whether a run with this config, in the folder `place`, is resumed only when it is trusted."""
     try:
         return bool(reaches(config, place)) or any(_plugins_of_rows(config.data, DataConfig()))
     except DataError:  # a file that has changed since: nobody knows what it names now

@@ -114,7 +114,7 @@ class Batcher:
         self._pausing: float | None = None
         """Since when everybody stands still because weights are being replaced."""
         self._stale = True
-        """Whether the arrays below still describe the lanes."""
+        """Whether the arrays below still describe the active requests."""
         self._tokens = np.zeros(0, dtype=np.int64)
         self._places = np.zeros(0, dtype=np.int64)
         self._noise_bits = np.zeros(0, dtype=np.uint64)
