@@ -13,7 +13,7 @@ LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
-    | {"concurrency", "time_budget"},
+    | {"concurrency", "time_budget", "image_bytes"},
     {"chat", "data", "sandbox", "storage", "config_readers"},
     {"engines", "scoring"},
     {"rollout", "training", "web"},

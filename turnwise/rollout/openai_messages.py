@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.prompts import image_kind
 from turnwise.errors import DataError
+from turnwise.image_bytes import KINDS, media_type
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -92,9 +92,9 @@ def _check(content: bytes, size: int, name: str) -> str:
     """The kind of an image of this size with this beginning."""
     if size > MAX_IMAGE_BYTES:
         raise DataError(f"the image {name} has {size / 2**20:.1f} MiB; at most {MAX_IMAGE_BYTES // 2**20} MiB are sent")
-    kind = image_kind(content)
+    kind = media_type(content)
     if kind is None:
-        raise DataError(f"the image {name} is not a PNG, JPEG, GIF, WebP or BMP image")
+        raise DataError(f"the image {name} is not a {KINDS} image")
     return kind
 
 
