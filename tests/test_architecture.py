@@ -13,10 +13,10 @@ LAYERS = (
     {"choices", "knobs"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
-    | {"concurrency", "time_budget"},
+    | {"concurrency", "time_budget", "image_bytes"},
     {"chat", "data", "sandbox", "storage", "config_readers"},
     {"engines", "scoring"},
-    {"rollout", "training", "web", "weights"},
+    {"rollout", "training", "web"},
     {"task"},
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},

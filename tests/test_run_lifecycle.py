@@ -261,7 +261,7 @@ def test_a_failure_of_what_is_around_saves_the_last_good_state(tmp_path: Path) -
     status = status_of(tmp_path / "r")
     assert status.state is State.FAILED and "\n" not in status.reason and "the service went away" in status.reason
     log = (tmp_path / "r" / "log.txt").read_text()
-    assert "checkpoints/step_000001" in log and "go on with: turnwise train run=r" in log
+    assert "checkpoints/step_000001" in log and "resume with: turnwise train run=r" in log
     assert "Traceback" in log and "moody.py" in log and "ExceptionGroup" not in log
     (tmp_path / "down").unlink()
     assert run(tmp_path, *asked, "resume=auto").steps == 2
@@ -395,7 +395,7 @@ def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp
     process.send_signal(number)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "Traceback" not in out, out
-    assert "go on with: turnwise train run=r resume=auto" in out
+    assert "resume with: turnwise train run=r resume=auto" in out
     status = status_of(tmp_path / "runs" / "r")
     assert (status.state, status.reason) == (State.STOPPED, "stopped by a signal")
 

@@ -50,7 +50,7 @@ def test_sources_without_declared_metrics_have_none() -> None:
 def test_the_console_and_the_file_of_an_evaluation_show_them() -> None:
     declared = {"lab/zoom": ZOOM, "chat": CHAT}
     sources = {
-        source: summarise(source, [EpisodeResult(t, True, True, False) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
+        source: summarise(source, [EpisodeResult(t, True, True) for t in BATCH if t.sample.data_source == source and not t.failure], declared)
         for source in declared
     }  # fmt: skip
     report = EvalReport(Path("r"), 1.0, 1.0, sources, [])

@@ -109,7 +109,7 @@ def test_a_wait_told_by_another_thread_does_not_count(run):
     async def main(move):
         told = [0.0]
         async with time_budget.budget(10.0) as deadline:
-            with time_budget.told_by(lambda: told[0]):
+            with time_budget.reported_wait(lambda: told[0]):
                 thread = threading.Thread(target=lambda: told.__setitem__(0, 50.0))
                 thread.start()
                 thread.join()
@@ -123,7 +123,7 @@ def test_a_wait_told_by_another_thread_does_not_count(run):
 def test_outside_an_episode_waits_are_nobodys(run):
     async def main(move):
         async with time_budget.slot(asyncio.Semaphore(1)):
-            with time_budget.told_by(lambda: 1.0):
+            with time_budget.reported_wait(lambda: 1.0):
                 return "done"
 
     assert run(main) == "done"

@@ -277,8 +277,8 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
     if script is not None or config.engine.name is EngineName.scripted:
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        said = script or lines(config.engine.script)
-        return ScriptedSampler(renderer.tokenizer, said, end_id=renderer.end_id, call_format=renderer.call_format)
+        replies = script or lines(config.engine.script)
+        return ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
     import torch
 
     from turnwise.engines.decoder import Decoder

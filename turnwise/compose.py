@@ -34,7 +34,7 @@ class Composed:
     config: Config
     origins: dict[str, str]
     recorded: Path | None = None
-    """The config of the run that this one goes on from."""
+    """The config of the run that is resumed."""
     from_task: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What the task sets, by section."""
 
@@ -48,8 +48,8 @@ def compose(
 ) -> Composed:
     """The config of a command. Every mistake is a ConfigError with the nearest valid name; torch is not imported.
 
-    `recorded` is the config of a run that goes on: what is not given anew stays as it was there. It names every key, so
-    a task of the user's that only it names is not asked, and its file not run: the run may have been sent by somebody.
+    `recorded` is the config of a run that is resumed: what is not given anew stays as it was there. It names every key,
+    so a task of the user's that only it names is not asked, and its file not run: somebody may have sent the run.
     """
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise ConfigError("overrides are texts such as 'sampling.temperature=0'")
@@ -59,9 +59,9 @@ def compose(
     from_file = _over(from_run, anew)
     given = [_read_override(text, knobs) for text in overrides]
     on_line = {key: text for key, text, _ in given}
-    told = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
-    task = from_run.get("task", Config.task) if told is DEFAULT else told
-    from_task = _task_layer(task, knobs, is_told=told is not DEFAULT)
+    named = next((value for key, _, value in reversed(given) if key == "task"), anew.get("task", DEFAULT))
+    task = from_run.get("task", Config.task) if named is DEFAULT else named
+    from_task = _task_layer(task, knobs, is_named=named is not DEFAULT)
     if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
     config = _hydra(from_task, from_file, list(on_line.values()), config_file or recorded)
@@ -84,7 +84,7 @@ def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
 def unread(composed: Composed) -> list[str]:
     """Keys somebody set to something new that this run will not read; each with the reason.
 
-    Not those of a run that goes on: they were read then, and are not asked for now.
+    Not those of a run that is resumed: they were read then, and are not asked for now.
     """
     values = composed.values()
     # A recorded config holds every key: most say nothing new.
@@ -287,9 +287,9 @@ def _placed(value: Any, folder: Path) -> Any:
     return f"{found}{colon}{name}" if found.exists() else value
 
 
-def _task_layer(task: Any, knobs: Mapping[str, Knob], *, is_told: bool) -> dict[str, Any]:
+def _task_layer(task: Any, knobs: Mapping[str, Knob], *, is_named: bool) -> dict[str, Any]:
     """What the task sets, by section; nothing of a task whose file nobody told us to run."""
-    if task is None or (is_own(str(task)) and not is_told):
+    if task is None or (is_own(str(task)) and not is_named):
         return {}
     tree: dict[str, Any] = {}
     for key, value in config_values(str(task)).items():

@@ -1,6 +1,6 @@
 """The error classes: what the model may read, what ends one episode, and what stops the run.
 
-1. `ToolError` is told to the model as the tool's reply; the episode goes on.
+1. `ToolError` becomes the tool's reply to the model; the episode continues.
 2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
 3. `ScoringFailed` leaves one trajectory without a reward and out of baselines; it is counted, never a zero.
 4. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
@@ -40,7 +40,7 @@ class StorageError(TurnwiseError):
 
 
 class ToolError(Exception):
-    """A tool's failure that the model is told about; the episode goes on."""
+    """A tool's failure that the model gets as the reply; the episode continues."""
 
 
 class ScoringFailed(Exception):

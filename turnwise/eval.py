@@ -34,7 +34,7 @@ from turnwise.storage.trajectories import write_jsonl
 from turnwise.task_metrics import TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
 
-FEWEST_TO_JUDGE_FAILURES = 8
+MIN_EPISODES = 8
 
 
 def evaluate(
@@ -173,7 +173,7 @@ class Failures:
         self._reasons.update(failed)
         self._failed += len(failed)
         self._episodes += len(trajectories)
-        if self._episodes >= FEWEST_TO_JUDGE_FAILURES and self._failed > self._allowed * self._episodes:
+        if self._episodes >= MIN_EPISODES and self._failed > self._allowed * self._episodes:
             commonest, count = self._reasons.most_common(1)[0]
             raise TurnwiseError(
                 f"{self._failed} of {self._episodes} episodes failed (rollout.max_failures={self._allowed:g}); "

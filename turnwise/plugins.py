@@ -99,8 +99,8 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     except ModuleNotFoundError as error:
         if needs_verl(error):
             own = place.split(".")[0] == "verl"
-            said = f"verl is not installed; {instead(place)}" if own else advice(error)
-            raise PluginError(f"{kind} {spec!r}: {said}") from error
+            reason = f"verl is not installed; {instead(place)}" if own else advice(error)
+            raise PluginError(f"{kind} {spec!r}: {reason}") from error
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
             raise PluginError(

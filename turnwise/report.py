@@ -36,7 +36,6 @@ class EpisodeResult:
     trajectory: Trajectory
     first_right: bool | None
     right: bool | None
-    had_feedback: bool
 
 
 class Printable:
@@ -167,15 +166,15 @@ async def grade(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
     before = turns_before_feedback(trajectory)
     spoke = any(reply.role is Role.USER for turn in trajectory.turns for reply in turn.replies)
     if is_failed(trajectory) or trajectory.reward is None:
-        return EpisodeResult(trajectory, None, None, spoke)
+        return EpisodeResult(trajectory, None, None)
     final = is_right(trajectory.reward, trajectory.parts)
     if not spoke:
-        return EpisodeResult(trajectory, final, final, spoke)
+        return EpisodeResult(trajectory, final, final)
     try:
         first = await score_answer(scorer, trajectory, before)
     except ScoringFailed:  # the final answer has its score; of the first nothing is known
         first = None
-    return EpisodeResult(trajectory, None if first is None else is_right(first.reward, first.parts), final, spoke)
+    return EpisodeResult(trajectory, None if first is None else is_right(first.reward, first.parts), final)
 
 
 async def grade_all(trajectories: Sequence[Trajectory], scorers: Mapping[str, Scorer]) -> list[EpisodeResult]:
@@ -252,13 +251,13 @@ def summarise(
 
 def _metrics(entry: EpisodeResult) -> list[Metric]:
     trajectory = entry.trajectory
-    said = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
+    user_replies = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
     valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
     metrics = [
         Metric("reward", trajectory.reward or 0.0),
         Metric("num_turns", len(trajectory.turns)),
         Metric("valid_call", float(valid)),
-        Metric("user_turns", len(said)),
+        Metric("user_turns", len(user_replies)),
         Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
     ]
     if trajectory.turns:
@@ -300,9 +299,6 @@ def _cells(source: SourceReport) -> dict[str, str]:
 def _tool_cell(report: ToolReport) -> str:
     error = report.commonest_error
     return str(report) if error is None else f"{report}\n{visible(error)[:LONGEST_ERROR_SHOWN]}"
-
-
-SPREAD = (Reduction.MEAN, Reduction.MAX, Reduction.MIN)
 
 
 def step_metrics(

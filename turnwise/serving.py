@@ -21,7 +21,7 @@ from turnwise.errors import ConfigError
 RETRY_SECONDS = "1"
 IDLE_SECONDS = 75.0
 """Longer than a client keeps an idle connection, so that none is used as it closes."""
-_HELD = 8
+_MOST_BODIES = 8
 """Bodies of the largest size that may be in memory at once."""
 _WATCH_SECONDS = 1.0
 _HOST = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::\d{1,5})?", re.ASCII)
@@ -92,9 +92,9 @@ class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(self.patience, self._look, None)
+        self.loop.call_later(self.patience, self._close_if_idle, None)
 
-    def _look(self, idle_since: object) -> None:
+    def _close_if_idle(self, idle_since: object) -> None:
         """Close it when nothing was asked since the last look; `idle_since` is the request that had ended by then."""
         if self.transport.is_closing():
             return
@@ -102,7 +102,7 @@ class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if is_idle and self.cycle is idle_since:
             self.transport.close()
         else:
-            self.loop.call_later(self.patience, self._look, self.cycle if is_idle else self)
+            self.loop.call_later(self.patience, self._close_if_idle, self.cycle if is_idle else self)
 
 
 def is_loopback(host: str) -> bool:
@@ -245,7 +245,7 @@ class Gate:
                     self._held += len(piece)
                     if len(body) > intake.body:
                         return too_long
-                    if self._held > _HELD * intake.body:
+                    if self._held > _MOST_BODIES * intake.body:
                         headers = {"Retry-After": RETRY_SECONDS, "Connection": "close"}
                         return refuse(429, "as many bytes are held as this server takes; try again", headers)
                     if not message.get("more_body", False):

@@ -22,11 +22,11 @@ class _Waits:
         self._ended = 0.0
         self._deep = 0
         self._since = 0.0
-        self._told: list[Callable[[], float]] = []
+        self._reported: list[Callable[[], float]] = []
 
     def seconds(self) -> float:
         here = clock() - self._since if self._deep else 0.0
-        return self._ended + here + sum(one() for one in self._told)
+        return self._ended + here + sum(one() for one in self._reported)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -40,12 +40,12 @@ class _Waits:
                 self._ended += clock() - self._since
 
     @contextlib.contextmanager
-    def told(self, seconds: Callable[[], float]) -> Iterator[None]:
-        self._told.append(seconds)
+    def reported(self, seconds: Callable[[], float]) -> Iterator[None]:
+        self._reported.append(seconds)
         try:
             yield
         finally:
-            self._told.remove(seconds)
+            self._reported.remove(seconds)
             self._ended += seconds()
 
 
@@ -53,10 +53,10 @@ _waits: ContextVar[_Waits | None] = ContextVar("waits", default=None)
 
 
 @contextlib.contextmanager
-def told_by(seconds: Callable[[], float]) -> Iterator[None]:
+def reported_wait(seconds: Callable[[], float]) -> Iterator[None]:
     """While the block runs, `seconds` says how much of it is waiting so far; any thread may move it on."""
     waits = _waits.get()
-    with contextlib.nullcontext() if waits is None else waits.told(seconds):
+    with contextlib.nullcontext() if waits is None else waits.reported(seconds):
         yield
 
 
@@ -78,12 +78,12 @@ async def budget(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
     waits, start, loop = _Waits(), clock(), asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
-    def look(limit: float) -> None:
+    def check(limit: float) -> None:
         """Nobody tells when a wait begins or ends, so at the end of the time it is asked how much of it was waiting."""
         nonlocal timer
         left = limit - (clock() - start - waits.seconds())
         if left > 0:
-            timer = loop.call_later(max(left, SOONEST), look, limit)
+            timer = loop.call_later(max(left, SOONEST), check, limit)
         else:
             deadline.reschedule(loop.time())
 
@@ -91,7 +91,7 @@ async def budget(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
     try:
         async with asyncio.timeout(None) as deadline:
             if seconds is not None:
-                look(seconds)
+                check(seconds)
             try:
                 yield deadline
             finally:

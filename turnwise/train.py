@@ -23,13 +23,11 @@ from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
 from turnwise.task_metrics import declared_by
 from turnwise.train_report import TrainReport
-from turnwise.trainer.collecting import Collected, Groups, SampleStream
+from turnwise.trainer.collecting import Collected, Groups
 from turnwise.trainer.engines import Engines, open_engines
-from turnwise.trainer.given import write_given
 from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.preparing import prepare_training
 from turnwise.trainer.train_run import TrainRun, open_train_run
-from turnwise.training.advantages import by_trajectory
 from turnwise.training.optimise import check_logprob_gap
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
@@ -49,22 +47,18 @@ def train(
     """Train the configured model; everything is in the run directory at the end, also when the run is stopped.
 
     `samples` (to train on), `eval_samples` (held out), `tools`, `scorer` and `interaction` replace the configured ones,
-    as in `evaluate`. A run that was given any goes on only when it is given them again.
+    as in `evaluate`. A run that was given any is resumed only when it is given them again.
     """
-    prepared, heldout, given = prepare_training(
-        config, samples, eval_samples, tools=tools, scorer=scorer, interaction=interaction
-    )
-    return run_stoppable(train_prepared(prepared, heldout, console or Console(stderr=True), given))
+    parts = prepare_training(config, samples, eval_samples, tools=tools, scorer=scorer, interaction=interaction)
+    return run_stoppable(train_prepared(*parts, console or Console(stderr=True)))
 
 
 async def train_prepared(
-    prepared: Prepared, heldout: Prepared, console: Console, given: Mapping[str, str] | None = None
+    prepared: Prepared, heldout: Prepared, given: Mapping[str, str], console: Console
 ) -> TrainReport:
     """The run from its first evaluation to its last."""
     await check_before_run(prepared, heldout, say=printer(console))
-    with open_train_run(prepared.config, console, prepared.samples) as run:
-        if not run.resuming:
-            write_given(run.dir, given or {})
+    with open_train_run(prepared.config, console, prepared.samples, given) as run:
         if run.is_over():
             return replace(run.report(), reason=f"already finished: {run.status.reason}")
         with run.active():
@@ -75,9 +69,8 @@ async def train_prepared(
 
 async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> None:
     """Every step that is left, between two evaluations."""
-    config = run.config
     services = prepared.running(run.note), heldout.running(run.note)
-    async with services[0], services[1], open_engines(config, prepared, run.note) as engines, LoopLag() as lag:
+    async with services[0], services[1], open_engines(run.config, prepared, run.note) as engines, LoopLag() as lag:
         run.resume(engines)
         run.progress.after = None
         with run.stop_on_signal():
@@ -87,16 +80,12 @@ async def run_steps(run: TrainRun, prepared: Prepared, heldout: Prepared) -> Non
 
 async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, heldout: Prepared, lag: LoopLag) -> None:
     """The steps, with what is due before, between and after them."""
-    config = run.config
     await engines.publish(run.progress.step)
     if run.progress.before is None:
         run.progress.before = await evaluate(run, engines, heldout, greedy=True)
     elif run.should_evaluate():  # a stop may have come before it
         await evaluate(run, engines, heldout, greedy=False)
-    stream = SampleStream(
-        run.loader, run.progress.prompt_batches, run.progress.prompt_batches + 1 + config.training.max_lag
-    )
-    groups = Groups(engines, prepared, stream)
+    groups = Groups(engines, prepared, run.loader, run.progress.prompt_batches)
     async with groups.collector:
         while run.should_continue():
             run.start_step()
@@ -137,25 +126,20 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
-        for number, advantage in by_trajectory(sequences).items():
-            trajectories[number].advantage = advantage
         write_back(sequences, trajectories)
     await engines.publish(run.progress.step + 1)  # first: what is collected meanwhile comes from the new weights
     await run.recorder.record(file, trajectories)
     run.finish_step(collected.prompt_batches, trajectories)
     metrics |= run.timings(trajectories, time.perf_counter() - start)
-    gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
-    if not gap <= config.training.warn_logprob_gap:
-        run.note(f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)")
     for text in run.alerts.after_step(metrics, trajectories):
         run.note(text)
     await run.recorder.do(run.log, metrics | lag.take())
 
 
 async def evaluate(run: TrainRun, engines: Engines, heldout: Prepared, *, greedy: bool) -> dict[str, float] | None:
-    """Accuracy on held-out samples as trained (and greedily); recorded, and remembered when it is the best.
+    """Accuracy on held-out samples as trained (and greedily); logged, and kept when it is the best.
 
-    None when a signal came first: then the run evaluates when it goes on.
+    None when a signal came first: then the run evaluates when it is resumed.
     """
     work = measure(heldout, engines.context, run.recorder, run.progress.step, greedy=greedy)
     found = await run.until_stopped(work)

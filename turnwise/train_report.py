@@ -42,7 +42,7 @@ class TrainReport(Printable):
     after: dict[str, float]
     rewards: list[StepReward]
     resume: str
-    """The command that goes on with the run."""
+    """The command that resumes the run."""
 
     @property
     def accuracy(self) -> float | None:
@@ -81,7 +81,7 @@ class TrainReport(Printable):
         lines += [f"run directory: {self.run}"]
         lines += [f"curves and episodes: turnwise board {self.run}", f"one episode: turnwise show {self.run}"]
         longer = f"train longer: {self.resume} training.steps={2 * self.steps}"
-        lines += [longer if self.after else f"go on with: {self.resume}"]
+        lines += [longer if self.after else f"resume with: {self.resume}"]
         return Group(self.table(), *(Text(visible(line)) for line in lines))
 
 

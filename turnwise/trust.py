@@ -1,7 +1,7 @@
 """What a run's folder would have us import, reach or write to: nothing of that unless we are told to trust the run.
 
 A config.yaml is a program as soon as it names plug-ins, and a run may have been sent by somebody. What a person says on
-the command line, or in a file given with --config, was told; what only the run says needs `--trust-run`.
+the command line, or in a file given with --config, was given; what only the run says needs `--trust-run`.
 """
 
 import os
@@ -36,17 +36,17 @@ def check_run(run: RunDir, *, trusted: bool) -> None:
     _refuse(run, [*found, *_links(run.path)])
 
 
-def check_trust(run: RunDir, found: Config, told: Config, *, trusted: bool, section: str = "") -> None:
+def check_trust(run: RunDir, found: Config, given: Config, *, trusted: bool, section: str = "") -> None:
     """Refuse a config that reaches for what was not told, by name; `section` is all that will be read of it."""
     if trusted:
         return
-    known = set(reaches(told, run.path.parent))
+    known = set(reaches(given, run.path.parent))
     new = [one for one in reaches(found, run.path.parent) if one not in known]
-    _refuse(run, [one for one in (*new, *_plugins_of_rows(found.data, told.data)) if one.startswith(section)])
+    _refuse(run, [one for one in (*new, *_plugins_of_rows(found.data, given.data)) if one.startswith(section)])
 
 
 def needs_trust(config: Config, place: Path) -> bool:
-    """Whether a run with this config, in the folder `place`, goes on only when it is trusted."""
+    """Whether a run with this config, in the folder `place`, is resumed only when it is trusted."""
     try:
         return bool(reaches(config, place)) or any(_plugins_of_rows(config.data, DataConfig()))
     except DataError:  # a file that has changed since: nobody knows what it names now
@@ -84,11 +84,11 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
         yield from ((key, name) for name in files if _lies_in(name, place))
 
 
-def _plugins_of_rows(found: DataConfig, told: DataConfig) -> Iterator[str]:
+def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
     """Rows may name plug-ins too, wherever their file lies: of each that only the run names, the first that does."""
     for key in ("train_files", "eval_files"):
         for name in getattr(found, key):
-            if name in getattr(told, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
+            if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
                 continue
             for row in read_rows(name):
                 sample = to_sample(row, prompt_key=found.prompt_key)

@@ -131,12 +131,12 @@ def test_published_weights_write_and_carry_their_version(decoder: Decoder, regim
 
     async def body(sampler: TorchSampler) -> None:
         before, versions = await episode(sampler, 0, 2, 1.0, 96)
-        assert versions == [3, 3] and sampler.parked_bytes > 0
+        assert versions == [3, 3] and sampler.cached_bytes > 0
         assert learner.logprobs(*packed([before]), exact=True).tolist() == recorded([before])
         for _ in range(4):
             push(learner, packed([before]))
         await sampler.publish(learner.published(), version=4)
-        assert sampler.policy_version == 4 and sampler.parked_bytes == 0
+        assert sampler.policy_version == 4 and sampler.cached_bytes == 0
         # The conversation goes on from its past without the old policy's cache; a sibling finds no old prefix either.
         reused = sampler.stats.reused_tokens
         more = SamplingParams(max_tokens=12)

@@ -108,7 +108,7 @@ def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[s
         await two_turns(sampler, "before", key(9), start)
         result = await two_turns(sampler, "again", key(), start)
         reused = sampler.stats.reused_tokens
-        assert sampler.parked_bytes == 0 or "session_budget" not in options
+        assert sampler.cached_bytes == 0 or "session_budget" not in options
         # 4 blocks of the prompt, the cached turn of 173 tokens, or the prompt and all blocks of the second turn.
         assert {"prefix_budget": reused >= 346, "session_budget": reused > 0}[next(iter(options))]
         return result
@@ -327,12 +327,12 @@ def test_parked_memory_is_counted_and_released(decoder: Decoder) -> None:
         for index in range(4):
             await sampler.generate(f"c{index}", prompt(50, index), SamplingParams(10), key())
         # 59 tokens are cached: the last one written was never fed. Two layers, keys and values, two heads of 16.
-        assert sampler.parked_bytes == 4 * 59 * (2 * 2 * 2 * 16 * 4)
+        assert sampler.cached_bytes == 4 * 59 * (2 * 2 * 2 * 16 * 4)
         for index in range(4):
             await sampler.release(f"c{index}")
         await sampler.release("unknown")
         await sampler.generate("last", prompt(3), SamplingParams(0), key())  # orders are obeyed in turn
-        assert sampler.parked_bytes == 0
+        assert sampler.cached_bytes == 0
 
     with_sampler(decoder, body)
 
@@ -345,7 +345,7 @@ def test_released_while_waiting_or_writing_is_not_kept(decoder: Decoder) -> None
         for index in range(3):
             await sampler.release(f"c{index}")
         assert all(len(result.token_ids) == 30 for result in await asyncio.gather(*tasks))
-        assert sampler.parked_bytes == 0
+        assert sampler.cached_bytes == 0
 
     with_sampler(decoder, body, max_batch=1)
 

@@ -106,7 +106,7 @@ def scene(monkeypatch):
     monkeypatch.setattr(plugin_calls, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr("turnwise.rollout.toolbox.CLOSE_SECONDS", 0.3)
     monkeypatch.setattr("turnwise.rollout.interaction_sessions.CLOSE_SECONDS", 0.3)
-    monkeypatch.setattr("turnwise.rollout.episode.LAST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr("turnwise.rollout.episode.FINISH_SECONDS", 0.1)
     SCENE.__init__()
     return SCENE
 

@@ -11,8 +11,6 @@ from turnwise.storage.images import (
     IMAGES,
     STORED_NAME,
     Album,
-    image_kind,
-    media_type,
     recalled,
     session_name,
     stored_name,
@@ -97,19 +95,6 @@ def test_what_a_tool_drew_becomes_a_file(run):
     drawn, broken, odd = trajectory.calls[0].info["images"]
     assert "data" not in drawn and (run.path / drawn["file"]).read_bytes() == png("green")
     assert broken["data"].endswith("?") and odd == "odd"
-
-
-def test_kinds_go_by_content():
-    assert image_kind(png("red")) == "png"
-    assert [image_kind(start) for start in (b"\xff\xd8\xff\xe0", b"GIF89a", b"<svg", b"", b"%PDF")] == [
-        "jpg",
-        "gif",
-        None,
-        None,
-        None,
-    ]
-    assert image_kind(b"RIFF\x00\x00\x00\x00WEBP") == "webp" and image_kind(b"RIFF\x00\x00\x00\x00WAVE") is None
-    assert [media_type(start) for start in (b"\xff\xd8\xff\xe0", png("red"), b"")] == ["image/jpeg", "image/png", None]
 
 
 def test_one_rule_names_the_images_of_a_run_and_of_a_session():

@@ -12,7 +12,6 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.training.advantages import (
     against_group,
     assign,
-    by_trajectory,
     check,
     explained_variance,
     gae,
@@ -145,7 +144,6 @@ def test_a_trajectory_counts_once_however_many_sequences_hold_it(draw):
     ]
     assign(made, Advantage.dr_grpo)
     assert [s.gather("advantages") for s in made] == [[0.5, 0.5], [0.5], [-0.5]]
-    assert by_trajectory(made) == {0: 0.5, 1: -0.5}
 
 
 def test_the_only_survivor_of_a_group_has_no_advantage_and_is_counted(draw):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from turnwise.errors import DataError
-from turnwise.training.sequences import LEFT_OUT, batches, to_sequences, trainable
+from turnwise.training.sequences import LEFT_OUT, batches, to_sequences, trainable, write_back
 from turnwise.types import FinishReason, Group, Ledger, Message, Origin, Role, Sample, StopReason, Trajectory, Turn
 
 SAMPLE = Sample("s", (Message(Role.USER, "x"),), "d")
@@ -98,3 +98,15 @@ def test_batches_keep_the_order_and_the_budget(draw):
     made = list(batches(data, [4, 0, 1, 2, 3], token_budget=8))
     assert [len(s.token_ids) for batch in made for s in batch] == [2, 4, 6, 3, 10]
     assert all(sum(len(s.token_ids) for s in batch) <= 8 or len(batch) == 1 for batch in made)
+
+
+def test_what_training_computed_is_written_into_the_trajectories():
+    groups = [Group(SAMPLE, [trajectory(1.0, segments=2), trajectory(None, "the endpoint died")])]
+    played = groups[0].trajectories
+    made = to_sequences(groups)
+    for sequence, value in zip(made, (1.0, 0.5, 0.0), strict=True):
+        sequence.advantages = [value if flag else 1e6 for flag in sequence.loss_mask]
+    write_back(made, played)
+    assert [one.advantage for one in played] == [0.75, 0.0], "the mean over policy tokens of all segments"
+    data = [ledger.training for one in played for ledger in one.segments]
+    assert [None if one is None else one.advantages for one in data] == [made[0].advantages, made[1].advantages, None]

@@ -30,7 +30,7 @@ def evaluated(tmp_path, make):
             if number != skip
         ]
         record(run, "eval/step_000000.parquet", made)
-        graded = [EpisodeResult(one, one.right, one.right, False) for one in made]
+        graded = [EpisodeResult(one, one.right, one.right) for one in made]
         report = EvalReport(path, 2.0, 100.0, {"arithmetic": summarise("arithmetic", graded)}, made)
         run.write_json("eval/step_000000.json", report.as_json())
         return run, report

@@ -23,7 +23,7 @@ def test_groups_by_step_the_newest_first(run_dir, make, monkeypatch):
     assert (found["question"], found["data_source"], found["episodes"]) == ("What is 6 times 7?", "arithmetic", 7)
     episode = found["groups"][1]["episodes"][1]
     assert (episode["row"], episode["sibling"], episode["reward"], episode["right"]) == (2, 1, None, None)
-    assert (found["groups"][0]["right"], found["groups"][1]["judged"]) == (2, 1)
+    assert (found["groups"][0]["right"], found["groups"][1]["scored"]) == (2, 1)
     assert sample_history(table, "nobody")["groups"] == [] and sample_history(table, "nobody")["question"] is None
     monkeypatch.setattr(module, "MOST_EPISODES", 3)
     assert [group["size"] for group in sample_history(table, "s")["groups"]] == [2, 1], "the newest"

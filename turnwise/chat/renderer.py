@@ -100,7 +100,7 @@ class Renderer:
                 recorded = self.render(context, tools, reply=True) + assistant.text + end
                 raise TemplateError(_rewrite_message(recorded, after))
         except TemplateError as error:
-            if self.template.blames_words(context, assistant, end, shown, tools):
+            if self.template.rejects_words(context, assistant, end, shown, tools):
                 raise EpisodeError(f"a message of the policy does not fit the chat template: {error}") from error
             raise
         if start is None and self.history is History.SEGMENT:
@@ -136,10 +136,10 @@ class Renderer:
         Of a last assistant message the words are compared, not how the template would show them: no model saw that.
         A template that refuses the conversation as a whole leaves `position` empty: there is nothing to compare.
         """
-        spoken = messages[-1].role is Role.ASSISTANT
-        words = messages[-1].text + self.template.closing if spoken else ""
+        answered = messages[-1].role is Role.ASSISTANT
+        words = messages[-1].text + self.template.closing if answered else ""
         try:
-            expected = self._encode_all(messages[:-1] if spoken else messages, tools, words)
+            expected = self._encode_all(messages[:-1] if answered else messages, tools, words)
         except TemplateError as error:
             problem = (
                 None if self.history is History.VERBATIM else f"the whole conversation cannot be rendered: {error}"
@@ -165,21 +165,21 @@ class Renderer:
     ) -> str | None:
         """The first difference that is not of the policy's making: its own words, their edges and its end tokens."""
         walk, decode = Walk(rendered), self.tokenizer.decode
-        spoken = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
-        for stretch in token_spans(ledger):
-            if stretch.policy:
-                ended = stretch.ids[-1] in self.stop_ids
-                words = stretch.ids[:-1] if ended else stretch.ids
-                until = spoken[stretch.turn] + 1
+        answered = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
+        for span in token_spans(ledger):
+            if span.policy:
+                ended = span.ids[-1] in self.stop_ids
+                words = span.ids[:-1] if ended else span.ids
+                until = answered[span.turn] + 1
                 spelled = until == len(messages)  # the words of a last message are what `check` compares
                 found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
-                walk.ended(decode(stretch.ids[-1:]) if ended else "")
+                walk.ended(decode(span.ids[-1:]) if ended else "")
             else:
-                found = walk.pass_given(decode(stretch.ids))
-            if found is not None and not stretch.start and self._has_a_clock(stretch, messages, spoken, ledger, tools):
+                found = walk.pass_given(decode(span.ids))
+            if found is not None and not span.start and self._has_a_clock(span, messages, answered, ledger, tools):
                 return None
             if found is not None:
-                return f"at token {stretch.start} (turn {stretch.turn}): {found}"
+                return f"at token {span.start} (turn {span.turn}): {found}"
         return None
 
     def _follow(
@@ -199,13 +199,13 @@ class Renderer:
         self,
         first: TokenSpan,
         messages: Sequence[Message],
-        spoken: Sequence[int],
+        answered: Sequence[int],
         ledger: Ledger,
         tools: Sequence[JsonSchema],
     ) -> bool:
         """Whether the same prompt is rendered otherwise by now: nothing later can be compared with it."""
         turns = [turn for origin, turn, _ in ledger.spans() if origin is Origin.POLICY]
-        return bool(turns) and self._encode_all(messages[: spoken[turns[0]]], tools) != first.ids
+        return bool(turns) and self._encode_all(messages[: answered[turns[0]]], tools) != first.ids
 
     @functools.cached_property
     def _closing(self) -> str:

@@ -92,17 +92,17 @@ class ChatTemplate:
         `end` is the end token the policy wrote, if any. White space is not held against a template: many trim.
         """
         after = self.render([*context, assistant, *replies], tools, reply=True)
-        header, said = self.render(context, tools, reply=True), assistant.text
+        header, words = self.render(context, tools, reply=True), assistant.text
         structured = self.is_structured(assistant)
-        if not structured and after.startswith(header + said):
-            start = len(header) + len(said)
+        if not structured and after.startswith(header + words):
+            start = len(header) + len(words)
         else:
             before, opened = self.render([*context, assistant], tools, reply=False), header.rstrip()
             end_of_words = self.closing_start(before, structured=structured)
             if end_of_words is None or end_of_words < len(opened) or not before.startswith(opened):
                 return after, None
             start = end_of_words
-            kept = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, said))
+            kept = structured or _squash(before[len(opened) : start]) == _squash(self._once(header, words))
             if not (kept and after.startswith(before[:start])):
                 return after, None
         if structured:
@@ -135,7 +135,7 @@ class ChatTemplate:
             start += len(brackets)
         return marked, text, start
 
-    def blames_words(
+    def rejects_words(
         self,
         context: Sequence[Message],
         assistant: Message,
@@ -177,8 +177,8 @@ class ChatTemplate:
                 entry["reasoning_content"] = message.reasoning
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
-                said = text.rpartition(self._call_format.UNTHINK)[2]
-                entry |= {"reasoning_content": message.reasoning, "content": said}
+                words = text.rpartition(self._call_format.UNTHINK)[2]
+                entry |= {"reasoning_content": message.reasoning, "content": words}
             elif self._thought_form is ThoughtForm.OPENED:
                 again = text.lstrip().startswith(self._call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
@@ -206,7 +206,7 @@ class ChatTemplate:
         """The control token that ends a message with a call, and white space after it."""
         if self.call_form is not CallForm.STRUCTURED:
             return ""
-        text = self.render([_HELLO, self._said(self._call_format.render_call(_CALL))], (), reply=False)
+        text = self.render([_HELLO, self._assistant(self._call_format.render_call(_CALL))], (), reply=False)
         if self.closing and text.endswith(self.closing):
             return self.closing
         bare, special = text.rstrip(), self._tokenizer.special_texts
@@ -226,14 +226,14 @@ class ChatTemplate:
         if [text.count(mark) for mark in marks] != [1] * len(marks) or sorted(marks, key=text.index) != marks:
             raise TemplateError("the chat template does not show every tool call of a message once and in order")
 
-    def _once(self, header: str, said: str) -> str:
+    def _once(self, header: str, words: str) -> str:
         """Words without the <think> that the header had opened already."""
-        doubled = self.thought and header.endswith(self.thought) and said.lstrip().startswith(self._call_format.THINK)
-        return said.lstrip().removeprefix(self._call_format.THINK) if doubled else said
+        doubled = self.thought and header.endswith(self.thought) and words.lstrip().startswith(self._call_format.THINK)
+        return words.lstrip().removeprefix(self._call_format.THINK) if doubled else words
 
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows a tool's reply."""
-        asked = self._said(self._call_format.render_call(_CALL))
+        asked = self._assistant(self._call_format.render_call(_CALL))
         for form in CallForm:
             self.call_form = form
             with contextlib.suppress(TemplateError):
@@ -270,8 +270,8 @@ class ChatTemplate:
 
         A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
         """
-        plain, thought = self._said("yes"), self._typical(_ANSWER)
-        ask = self._said(self._call_format.render_call(_CALL))
+        plain, thought = self._assistant("yes"), self._typical(_ANSWER)
+        ask = self._assistant(self._call_format.render_call(_CALL))
         pondered = self._typical(replace(_ANSWER, tool_calls=(_CALL,)))
         with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
         users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
@@ -296,9 +296,9 @@ class ChatTemplate:
         """A message of the same kind that says nothing unusual."""
         is_open = bool(self.thought)
         thought = "" if assistant.reasoning is None else self._call_format.render_thought("hm", is_open=is_open)
-        return self._said(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
+        return self._assistant(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
 
-    def _said(self, text: str) -> Message:
+    def _assistant(self, text: str) -> Message:
         is_open = bool(self.thought) and self._call_format.UNTHINK in text
         return self._call_format.parse(text, turn=0, in_reasoning=is_open)
 

@@ -11,7 +11,7 @@ def render_thought(thought: str, *, is_open: bool) -> str:
 
 def split_thoughts(text: str, in_reasoning: bool) -> tuple[list[str], str]:
     """(thoughts, everything else). A thought that is never closed goes on to the end."""
-    thoughts, said, position = [], [], 0
+    thoughts, rest, position = [], [], 0
     thinking = in_reasoning and not text.lstrip().startswith(THINK)
     while position < len(text):
         mark = UNTHINK if thinking else THINK
@@ -22,10 +22,10 @@ def split_thoughts(text: str, in_reasoning: bool) -> tuple[list[str], str]:
         elif UNTHINK in piece:  # closed without being opened: all before was thought
             before, _, after = piece.rpartition(UNTHINK)
             thoughts.append(before.strip())
-            said.append(after)
+            rest.append(after)
         else:
-            said.append(piece)
+            rest.append(piece)
         if end < 0:
             break
         position, thinking = end + len(mark), not thinking
-    return thoughts, "".join(said)
+    return thoughts, "".join(rest)

@@ -112,8 +112,8 @@ def _script(prepared: Prepared, call: str) -> Script:
 
     def say(request: ScriptRequest) -> str:
         opened = bool(thought) and request.tokenizer.decode(request.token_ids[-8:]).endswith(thought)
-        said = call if request.turn == 0 and request.noise.sample in calling else ANSWER
-        return request.call_format.render_thought("hm", is_open=True) + said if opened else said
+        line = call if request.turn == 0 and request.noise.sample in calling else ANSWER
+        return request.call_format.render_thought("hm", is_open=True) + line if opened else line
 
     return say
 
@@ -137,5 +137,5 @@ class _ScriptedEndpoint:
 
     async def complete(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **_: Any) -> EndpointReply:
         """The next line."""
-        said = self._left.pop(0) if self._left else ANSWER
-        return EndpointReply(said, [], FinishReason.STOP, 1, 1, "scripted")
+        line = self._left.pop(0) if self._left else ANSWER
+        return EndpointReply(line, [], FinishReason.STOP, 1, 1, "scripted")

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = """\
 examples:
-  turnwise train run=first board=true                        with the board beside it
+  turnwise train run=first board=true                        with a live board
   turnwise train run=first resume=auto training.steps=100    resume it, and go further
   turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet learner.device=cuda
   turnwise train algorithm.advantage=gae training.max_lag=1 learner.lora_rank=16
@@ -25,7 +25,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """A run that goes on has its own config; only what is given anew differs."""
+    """A run that is resumed has its own config; only what is given anew differs."""
     from turnwise.trainer.resuming import compose_training
 
     composed = compose_training(args.overrides, args.config, trusted=args.trust_run)

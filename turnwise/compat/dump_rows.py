@@ -100,10 +100,10 @@ def _row(found: dict[str, Any], form: DumpFormat, file_step: int | None) -> Dump
     reward_key, truth_key = ("score", "gts") if verl else ("reward", "ground_truth")
     tokens = None if verl else _tokens(found)
     reward = _optional_number(found, reward_key)
-    said = {prompt_key, output_key, reward_key, truth_key, "step", "uid", "data_source", "image_path"}
+    used = {prompt_key, output_key, reward_key, truth_key, "step", "uid", "data_source", "image_path"}
     if not verl:
-        said |= {"response_tokens", *_TOKEN_KEYS}
-    extra = {key: value for key, value in found.items() if key not in said}
+        used |= {"response_tokens", *_TOKEN_KEYS}
+    extra = {key: value for key, value in found.items() if key not in used}
     parts = {key: float(value) for key, value in extra.items() if key not in _FACTS and _is_part(value)}
     info = {key: _storable(value) for key, value in extra.items() if key not in parts}
     images = _images(found.get("image_path"))

@@ -35,7 +35,7 @@ MOST_TEXTS = 1_000_000
 """Different token texts a run may have; more than any vocabulary, so what has more are no tokens."""
 _REPLY_ORIGINS = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER}
 _SPECIAL = re.compile(r"<\|?[A-Za-z0-9_/]{1,40}\|?>")
-_JUDGED = "rm_response"  # what the reward model wrote
+_RM_RESPONSE = "rm_response"  # what the reward model wrote
 _BROKEN = "\ufffd"  # what a tokenizer gives for a part of a character
 
 
@@ -82,8 +82,8 @@ class Translator:
         if cut is not None:
             turns[-1].finish_reason = FinishReason.LENGTH if cut else FinishReason.STOP
         artifacts: dict[str, Any] = {"imported": {"markers": opening.markers.value, "unsaid": unsaid}}
-        if _JUDGED in row.info:
-            artifacts["judge"] = {_JUDGED: row.info[_JUDGED]}
+        if _RM_RESPONSE in row.info:
+            artifacts["judge"] = {_RM_RESPONSE: row.info[_RM_RESPONSE]}
         sample = self._sample(row, opening)
         replies = [message for turn in turns for message in (turn.message, *turn.replies)]
         return Trajectory(
@@ -108,7 +108,7 @@ class Translator:
                 self.notes["images left out"] += 1
             else:
                 images.append(Image(str(kept)))
-        info = {name: value for name, value in row.info.items() if name != _JUDGED}
+        info = {name: value for name, value in row.info.items() if name != _RM_RESPONSE}
         info |= {"prefill": opening.prefill} if opening.prefill.strip() else {}
         source = row.data_source or UNKNOWN_SOURCE
         return Sample(sample_id(row), opening.messages, source, row.ground_truth, images=tuple(images), info=info)

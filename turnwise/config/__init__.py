@@ -27,7 +27,7 @@ class Config:
     runs_dir: str = "runs"
     """The folder of all runs, under the current one. Set it to keep them on another disk."""
     resume: Resume = knob(Resume.never, only("run", "*"))
-    """What `turnwise train run=NAME` does when that run exists. Set `auto` to go on with it."""
+    """What `turnwise train run=NAME` does when that run exists. Set `auto` to resume it."""
     board: bool = False
     """Beside a training run: serve the board in a process of its own, and say where. Switch it on to watch live."""
     board_port: int = knob(7007, at_least(0, 65535), only("board", "*"))

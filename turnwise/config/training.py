@@ -34,8 +34,9 @@ class SftConfig:
     traces: int = knob(2000, at_least(1))
     """Scripted episodes, one per training sample. Raise it when the loss is low and the policy still errs."""
     recorded: list[str] = field(default_factory=list)
-    """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns. A run stands for its
-    training trajectories; those of evaluations would teach the test. Set it to imitate the best of an earlier run."""
+    """Recorded trajectories to learn from instead of a script: runs, parquet files, or patterns of files. Set it to
+    imitate good episodes, your own or another model's. A run stands for its training trajectories; a pattern is written
+    runs/NAME/trajectories/*.parquet. Those of evaluations would teach the test."""
     min_reward: float | None = knob(None, any_number(), only("sft.recorded", "*"))
     """Leave out recorded trajectories below this reward. Set it to learn from the good ones only."""
 

@@ -1,24 +1,16 @@
 """Prompts: messages with their images, read from the values of one row."""
 
-import base64
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from turnwise.data.values import FieldError, as_text, describe, join, shorten
 from turnwise.errors import unknown
+from turnwise.image_bytes import KINDS, data_url
 from turnwise.types import Image, Message, Part, Role, Text
 
 MARKER = "<image>"
 _MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
 _SOURCE_KEYS = ("bytes", "path", "image", "url", "image_url")
-_MAGIC = {
-    "image/png": rb"\x89PNG\r\n\x1a\n",
-    "image/jpeg": rb"\xff\xd8\xff",
-    "image/gif": rb"GIF8[79]a",
-    "image/webp": rb"RIFF....WEBP",
-    "image/bmp": rb"BM",
-}
 
 
 def read_prompt(value: Any, field: str, images: Any) -> tuple[tuple[Message, ...], tuple[Image, ...]]:
@@ -133,13 +125,8 @@ def read_image(value: Any, field: str) -> Image:
             raise FieldError(field, f"expected a path, bytes or an object with one of them, got {describe(value)}")
 
 
-def image_kind(data: bytes) -> str | None:
-    """The media type of an image that begins like this; None for anything that is none."""
-    return next((kind for kind, magic in _MAGIC.items() if re.match(magic, data, re.DOTALL)), None)
-
-
 def _data_url(data: bytes, field: str) -> str:
-    kind = image_kind(data)
-    if kind is None:
-        raise FieldError(field, "these bytes are not a PNG, JPEG, GIF, WebP or BMP image")
-    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    url = data_url(data)
+    if url is None:
+        raise FieldError(field, f"these bytes are not a {KINDS} image")
+    return url

@@ -108,13 +108,13 @@ class Batcher:
         self._sharing = prefix_budget > 0
         self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
         self._waiting: deque[Request] = deque()
-        self._lanes: list[RunningRequest] = []
+        self._active: list[RunningRequest] = []
         self._partial: RunningRequest | None = None
         self._busy: dict[str, Request] = {}
         self._pausing: float | None = None
         """Since when everybody stands still because weights are being replaced."""
         self._stale = True
-        """Whether the arrays below still describe the lanes."""
+        """Whether the arrays below still describe the active requests."""
         self._tokens = np.zeros(0, dtype=np.int64)
         self._places = np.zeros(0, dtype=np.int64)
         self._noise_bits = np.zeros(0, dtype=np.uint64)
@@ -123,7 +123,7 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not (self._waiting or self._lanes or self._partial)
+        return not (self._waiting or self._active or self._partial)
 
     def submit(self, request: Request) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
@@ -153,11 +153,11 @@ class Batcher:
             return
         del self._busy[request.conversation]
         if self._partial is not None and self._partial.request is request:
-            self._rows.clear(len(self._lanes))  # nobody has seen its logits, they may be NaN
+            self._rows.clear(len(self._active))  # nobody has seen its logits, they may be NaN
             self._partial = None
             return
-        for row, lane in enumerate(self._lanes):
-            if lane.request is request:
+        for row, running in enumerate(self._active):
+            if running.request is request:
                 self._leave(row)
                 return
         self._waiting.remove(request)
@@ -179,8 +179,8 @@ class Batcher:
             self._publish(tensors, version)
         finally:
             seconds = time_budget.clock() - self._pausing
-            for lane in self._running():
-                lane.request.paused += seconds
+            for running in self._running():
+                running.request.paused += seconds
             self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
 
     def waited(self, request: Request) -> float:
@@ -191,19 +191,19 @@ class Batcher:
         return begun - request.asked + request.paused + (0.0 if since is None else now - since)
 
     def _running(self) -> list[RunningRequest]:
-        return self._lanes if self._partial is None else [*self._lanes, self._partial]
+        return self._active if self._partial is None else [*self._active, self._partial]
 
     def _publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._decoder.replace_tensors(tensors)
         self.policy_version = version
         self.cached.clear()
         self.prefixes.clear()
-        for row, lane in enumerate(self._running()):
-            if not lane.ids:
-                lane.policy_version = version
-            tokens = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
-            for start in range(0, lane.fed, PREFILL_TOKENS):
-                chunk = Chunk(row, start, min(start + PREFILL_TOKENS, lane.fed))
+        for row, running in enumerate(self._running()):
+            if not running.ids:
+                running.policy_version = version
+            tokens = np.concatenate((running.request.token_ids, np.array(running.ids, dtype=np.int64)))
+            for start in range(0, running.fed, PREFILL_TOKENS):
+                chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
                 prefill(self._decoder, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
                 self.stats.prefilled_tokens += chunk.length
 
@@ -214,7 +214,7 @@ class Batcher:
         while budget > 0 and (work := self._next_prefills(budget)):
             budget -= sum(chunk.length for _, chunk in work)
             self._prefill(work, outcomes)
-        if self._lanes:
+        if self._active:
             self._decode(outcomes)
         return outcomes
 
@@ -230,7 +230,7 @@ class Batcher:
         if self._partial is not None:
             budget -= self._take(self._partial, budget, work)
             coming.update(self._partial.request.digests)
-        while self._waiting and budget > 0 and len(self._lanes) + len(work) < self._max_batch:
+        while self._waiting and budget > 0 and len(self._active) + len(work) < self._max_batch:
             request = self._waiting.popleft()
             known = self.prefixes.known(request.digests)
             missing = request.digests[known:]
@@ -239,23 +239,23 @@ class Batcher:
                 passed_over.append(request)
                 continue
             coming.update(missing)
-            lane = self._enter(request, len(self._lanes) + len(work), cached, known)
-            budget -= self._take(lane, budget, work)
+            running = self._enter(request, len(self._active) + len(work), cached, known)
+            budget -= self._take(running, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work
 
     def _make_room(self) -> None:
         """Rows for those that may enter now and capacity to write in, all at once: growing copies everything."""
-        taken = len(self._lanes) + (self._partial is not None)
+        taken = len(self._active) + (self._partial is not None)
         entering = list(itertools.islice(self._waiting, self._max_batch - taken))
         if entering:
             longest = max(len(r.token_ids) + min(self._limit(r), ROOM_TO_WRITE) for r in entering)
             self._rows.reserve(taken + len(entering), longest)
 
-    def _take(self, lane: RunningRequest, budget: int, work: list[tuple[RunningRequest, Chunk]]) -> int:
-        end = min(lane.prompt_length, lane.fed + budget)
-        work.append((lane, Chunk(len(self._lanes) + len(work), lane.fed, end)))
-        return end - lane.fed
+    def _take(self, running: RunningRequest, budget: int, work: list[tuple[RunningRequest, Chunk]]) -> int:
+        end = min(running.prompt_length, running.fed + budget)
+        work.append((running, Chunk(len(self._active) + len(work), running.fed, end)))
+        return end - running.fed
 
     def _enter(self, request: Request, row: int, cached: SessionCache | None, known: int) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
@@ -273,105 +273,107 @@ class Batcher:
         return RunningRequest(request, self._limit(request), fed, cached is None, self.policy_version)
 
     def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
-        tokens = [lane.request.token_ids[chunk.start : chunk.end] for lane, chunk in work]
+        tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]
         logits = prefill(self._decoder, self._rows, [chunk for _, chunk in work], tokens, self._regime)
         self.stats.prefilled_tokens += sum(map(len, tokens))
-        for lane, chunk in work:
-            lane.fed = chunk.end
+        for running, chunk in work:
+            running.fed = chunk.end
         last = work[-1][0]  # only the last can be cut short by the budget
         self._partial = last if last.fed < last.prompt_length else None
-        first = len(self._lanes)
-        ready = [lane for lane, _ in work if lane is not self._partial]
+        first = len(self._active)
+        ready = [running for running, _ in work if running is not self._partial]
         if not ready:
             return
-        self._lanes.extend(ready)
+        self._active.extend(ready)
         self._stale = True
-        self.stats.peak_batch = max(self.stats.peak_batch, len(self._lanes))
-        rules = Rules.of([lane.request.params for lane in ready])
-        bits = np.array([lane.request.noise_bits for lane in ready], dtype=np.uint64)
-        places = np.array([lane.prompt_length for lane in ready], dtype=np.int64)
+        self.stats.peak_batch = max(self.stats.peak_batch, len(self._active))
+        rules = Rules.of([running.request.params for running in ready])
+        bits = np.array([running.request.noise_bits for running in ready], dtype=np.uint64)
+        places = np.array([running.prompt_length for running in ready], dtype=np.int64)
         ids, logprobs = choose(logits[: len(ready)], rules, uniforms(bits, places))
         self._share(first, ready, logprobs)
         self._accept(first, ids, logprobs, outcomes)
 
     def _share(self, first: int, ready: list[RunningRequest], logprobs: Tensor) -> None:
         """Keep the whole blocks of new prompts for those that begin alike."""
-        for row, (lane, logprob) in enumerate(zip(ready, logprobs.tolist(), strict=True), start=first):
-            if not lane.shareable or not math.isfinite(logprob):
+        for row, (running, logprob) in enumerate(zip(ready, logprobs.tolist(), strict=True), start=first):
+            if not running.shareable or not math.isfinite(logprob):
                 continue
             # The head of a chain last: the oldest block is evicted first, and a tail without its head is useless.
-            for index, digest in reversed(list(enumerate(lane.request.digests))):
+            for index, digest in reversed(list(enumerate(running.request.digests))):
                 if digest not in self.prefixes:
                     start = index * PREFIX_BLOCK
                     self.prefixes.put(digest, self._rows.read(row, start, start + PREFIX_BLOCK))
 
     def _decode(self, outcomes: list[Outcome]) -> None:
         if self._stale:
-            self._tokens = np.array([lane.ids[-1] for lane in self._lanes], dtype=np.int64)
-            self._places = np.array([lane.fed for lane in self._lanes], dtype=np.int64)
-            self._noise_bits = np.array([lane.request.noise_bits for lane in self._lanes], dtype=np.uint64)
-            self._rules = Rules.of([lane.request.params for lane in self._lanes])
+            self._tokens = np.array([running.ids[-1] for running in self._active], dtype=np.int64)
+            self._places = np.array([running.fed for running in self._active], dtype=np.int64)
+            self._noise_bits = np.array([running.request.noise_bits for running in self._active], dtype=np.uint64)
+            self._rules = Rules.of([running.request.params for running in self._active])
             self._stale = False
-        self._rows.reserve(len(self._lanes), int(self._places.max()) + 1)
+        self._rows.reserve(len(self._active), int(self._places.max()) + 1)
         logits = decode(self._decoder, self._rows, self._tokens, self._places, self._regime)
         self._places = self._places + 1
         ids, logprobs = choose(logits, self._rules, uniforms(self._noise_bits, self._places))
         self._tokens = ids.numpy()
-        for lane in self._lanes:
-            lane.fed += 1
+        for running in self._active:
+            running.fed += 1
         self.stats.steps += 1
         self._accept(0, ids, logprobs, outcomes)
 
     def _accept(self, first: int, ids: Tensor, logprobs: Tensor, outcomes: list[Outcome]) -> None:
         """Append one token to each row from `first` on, and let those that ended leave."""
         ended: list[tuple[int, Completion | EngineError]] = []
-        rows = zip(self._lanes[first:], ids.tolist(), logprobs.tolist(), strict=True)
-        for row, (lane, token, logprob) in enumerate(rows, start=first):
+        rows = zip(self._active[first:], ids.tolist(), logprobs.tolist(), strict=True)
+        for row, (running, token, logprob) in enumerate(rows, start=first):
             if not math.isfinite(logprob):
                 self._rows.clear(row)
-                ended.append((row, EngineError(f"the model's logits are NaN after {lane.fed} tokens")))
+                ended.append((row, EngineError(f"the model's logits are NaN after {running.fed} tokens")))
                 continue
-            lane.ids.append(token)
-            lane.logprobs.append(logprob)
+            running.ids.append(token)
+            running.logprobs.append(logprob)
             self.stats.decoded_tokens += 1
-            if token in lane.request.params.stop_ids or self._stop_string(lane, token):
-                ended.append((row, self._completion(lane, FinishReason.STOP)))
-            elif len(lane.ids) == lane.limit:
-                ended.append((row, self._completion(lane, FinishReason.LENGTH)))
+            if token in running.request.params.stop_ids or self._stop_string(running, token):
+                ended.append((row, self._completion(running, FinishReason.STOP)))
+            elif len(running.ids) == running.limit:
+                ended.append((row, self._completion(running, FinishReason.LENGTH)))
         for row, result in reversed(ended):  # from the end, so that rows still to leave do not move
-            lane = self._lanes[row]
-            outcomes.append((lane.request, result))
-            del self._busy[lane.request.conversation]
-            if lane.request.keep_cache and isinstance(result, Completion):
-                written = np.concatenate((lane.request.token_ids, np.array(lane.ids, dtype=np.int64)))
-                self.cached.put(lane.request.conversation, SessionCache(written, self._rows.read(row, 0, lane.fed)))
+            running = self._active[row]
+            outcomes.append((running.request, result))
+            del self._busy[running.request.conversation]
+            if running.request.keep_cache and isinstance(result, Completion):
+                written = np.concatenate((running.request.token_ids, np.array(running.ids, dtype=np.int64)))
+                self.cached.put(
+                    running.request.conversation, SessionCache(written, self._rows.read(row, 0, running.fed))
+                )
             self._leave(row)
 
-    def _completion(self, lane: RunningRequest, reason: FinishReason) -> Completion:
-        return Completion(tuple(lane.ids), tuple(lane.logprobs), reason, lane.policy_version)
+    def _completion(self, running: RunningRequest, reason: FinishReason) -> Completion:
+        return Completion(tuple(running.ids), tuple(running.logprobs), reason, running.policy_version)
 
-    def _stop_string(self, lane: RunningRequest, token: int) -> bool:
+    def _stop_string(self, running: RunningRequest, token: int) -> bool:
         """Whether the text so far holds a stop string. Only a tail is decoded anew each time: what came before it was
         searched already, and it always spans more characters than the longest stop string."""
-        stops = lane.request.params.stop_strings
+        stops = running.request.params.stop_strings
         if not stops:
             return False
-        lane.tail.append(token)
-        text = self._decode_text(lane.tail)
+        running.tail.append(token)
+        text = self._decode_text(running.tail)
         longest = max(map(len, stops))
         if len(text) > 4 * longest + 64:
-            half = lane.tail[len(lane.tail) // 2 :]
+            half = running.tail[len(running.tail) // 2 :]
             if len(self._decode_text(half)) > longest + 16:  # 16: characters cut in two at the edge
-                lane.tail = half
+                running.tail = half
         return any(stop in text for stop in stops)
 
     def _leave(self, row: int) -> None:
         """Free a row; the last decoding row moves into the hole and a half-done prompt behind it."""
-        last = len(self._lanes) - 1
+        last = len(self._active) - 1
         if row != last:
-            self._rows.move(last, row, self._lanes[last].fed)
-            self._lanes[row] = self._lanes[last]
-        self._lanes.pop()
+            self._rows.move(last, row, self._active[last].fed)
+            self._active[row] = self._active[last]
+        self._active.pop()
         if self._partial is not None:
             self._rows.move(last + 1, last, self._partial.fed)
         self._stale = True

@@ -98,15 +98,15 @@ def _padding_is_invisible(config: DecoderConfig, dtype: torch.dtype, regime: Reg
     """The next token of a long cache alone, beside longer ones, and as a prefill of one."""
     last = config.context_length - 1
     for short, longest in ((min(700, last // 2), min(LONG, last)), (min(LONG, last // 2), min(LONGEST, last))):
-        alone, beside = ActiveRows(config, dtype, 1), ActiveRows(config, dtype, 3)
-        beside.reserve(3, longest + 1)
-        for tensor in (beside.keys, beside.values):
+        alone, batched = ActiveRows(config, dtype, 1), ActiveRows(config, dtype, 3)
+        batched.reserve(3, longest + 1)
+        for tensor in (batched.keys, batched.values):
             tensor.copy_(_noise(1, *tensor.shape, dtype=dtype))
         alone.reserve(1, short + 1)
-        alone.write(0, 0, beside.read(1, 0, short))
+        alone.write(0, 0, batched.read(1, 0, short))
         q, k, v = (_noise(seed, 3, n, config.head_dim, dtype=dtype) for seed, n in
                    enumerate((config.num_heads, config.num_kv_heads, config.num_kv_heads)))  # fmt: skip
-        among = cached_decode(beside, torch.tensor([longest, short, longest - 1]), regime)(0, q, k, v)[1:2]
+        among = cached_decode(batched, torch.tensor([longest, short, longest - 1]), regime)(0, q, k, v)[1:2]
         mine = (q[1:2], k[1:2], v[1:2])
         for attend in (cached_decode(alone, torch.tensor([short]), regime),
                        cached_prefill(alone, [Chunk(0, short, short + 1)], regime)):  # fmt: skip

@@ -21,7 +21,7 @@ from turnwise.errors import EngineError
 from turnwise.types import Completion
 
 T = TypeVar("T")
-PARKED_BYTES = 2 << 30
+SESSION_CACHE_BYTES = 2 << 30
 PREFIX_BYTES = 512 << 20
 
 
@@ -60,7 +60,7 @@ class TorchSampler:
     """Implements the Sampler protocol on a `Decoder` in this process.
 
     Callers put orders into an inbox; the worker drains it between steps, sleeps on it when idle, and wakes callers
-    through their own event loop. `stats` and `parked_bytes` may be read at any time.
+    through their own event loop. `stats` and `cached_bytes` may be read at any time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TorchSampler:
         threads: int,
         regime: Regime,
         policy_version: int = 0,
-        session_budget: int = PARKED_BYTES,
+        session_budget: int = SESSION_CACHE_BYTES,
         prefix_budget: int = PREFIX_BYTES,
     ) -> None:
         """`decode` turns token ids into text, for stop strings; `threads.choose_threads` knows thread count and regime;
@@ -98,7 +98,7 @@ class TorchSampler:
         return self._batcher.stats
 
     @property
-    def parked_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """Memory held for conversations between turns."""
         return self._batcher.cached.bytes
 
@@ -115,7 +115,7 @@ class TorchSampler:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._put(_Submit(request, future))
         try:
-            with time_budget.told_by(lambda: self._batcher.waited(request)):
+            with time_budget.reported_wait(lambda: self._batcher.waited(request)):
                 return await future
         except asyncio.CancelledError:
             self._inbox.put(_Cancel(request))

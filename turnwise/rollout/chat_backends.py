@@ -10,7 +10,7 @@ from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
 from turnwise.errors import DataError, EpisodeError
-from turnwise.rollout.openai_messages import as_openai, spoken
+from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -254,7 +254,7 @@ class EndpointBackend:
         )
         message = self._read(reply, turn)
         # Calls that were read from the text are spelled by it.
-        self._entries.append(spoken(reply.text, message.tool_calls if reply.tool_calls else ()))
+        self._entries.append(assistant_entry(reply.text, message.tool_calls if reply.tool_calls else ()))
         if not turn:
             self._first_prompt = reply.prompt_tokens
         # What tools and users said is known from the next prompt; a server that counts nothing reports 0.

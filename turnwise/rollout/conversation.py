@@ -32,7 +32,7 @@ class Conversation:
         sample: Sample,
         backend: ChatBackend,
         tools: EpisodeTools,
-        user: InteractionSession | None,
+        interaction: InteractionSession | None,
         rollout: RolloutConfig,
         sampling: SamplingConfig,
     ) -> None:
@@ -42,15 +42,15 @@ class Conversation:
         self.ended: StopReason | None = None
         self.broken: Exception | None = None
         """What kept the model from speaking; no matter of the agent loop, whatever it makes of it."""
-        self._speaker = backend
+        self._backend = backend
         self._tools = tools
-        self._user = user
+        self._interaction = interaction
         self._rollout = rollout
         self._sampling = sampling
         self._user_turns = 0
         self._malformed = 0
         self._awaits_reply = False
-        self._said = 0
+        self._answer_end = 0
         """Messages up to and with the newest assistant message."""
         self._shown = False
         """Whether the newest assistant message was shown to the user."""
@@ -61,21 +61,21 @@ class Conversation:
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self.turns:
-            self._speaker.open(self.sample.prompt)
+            self._backend.open(self.sample.prompt)
         limit, reason = self._token_limit()
         start = time.perf_counter()
         try:
-            spoken = await self._speaker.reply(len(self.turns), limit)
+            reply = await self._backend.reply(len(self.turns), limit)
         except Exception as error:
             self.broken = error
             raise
         self.broken = None
-        self.turns.append(self._record(spoken, time.perf_counter() - start))
-        self.messages.append(spoken.message)
-        self._awaits_reply, self._shown, self._said = True, False, len(self.messages)
-        if spoken.finish_reason is FinishReason.LENGTH:
+        self.turns.append(self._record(reply, time.perf_counter() - start))
+        self.messages.append(reply.message)
+        self._awaits_reply, self._shown, self._answer_end = True, False, len(self.messages)
+        if reply.finish_reason is FinishReason.LENGTH:
             self._end(reason)
-        return spoken.message
+        return reply.message
 
     async def call_tools(self, message: Message) -> list[Message]:
         """The tools' answers to this message's calls, one for each."""
@@ -95,9 +95,9 @@ class Conversation:
     async def ask_user(self) -> list[Message]:
         """What the simulated user says to the last answer; nothing when there is no user."""
         self._last_turn()
-        if self._user is None:
+        if self._interaction is None:
             return []
-        ended, text = await self._ask(self._user)
+        ended, text = await self._ask(self._interaction)
         if ended:
             self._end(StopReason.USER_ENDED)
         limit = self._rollout.max_user_turns
@@ -119,8 +119,8 @@ class Conversation:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
         budget = None
         if self._rollout.max_tokens is not None:  # leave one for the assistant
-            budget = self._rollout.max_tokens - self._speaker.used() - 1
-        full = self._speaker.append_replies(self.messages, turn.replies, turn.index, budget)
+            budget = self._rollout.max_tokens - self._backend.used() - 1
+        full = self._backend.append_replies(self.messages, turn.replies, turn.index, budget)
         if full is not None:
             self._end(full)
         self.messages.extend(turn.replies)
@@ -128,8 +128,8 @@ class Conversation:
 
     async def finish(self) -> None:
         """Show the user a last message that a budget or the loop kept from it, so that none goes unscored."""
-        if self._user is not None and self._user.began and self.turns and not self._shown:
-            await self._ask(self._user)
+        if self._interaction is not None and self._interaction.began and self.turns and not self._shown:
+            await self._ask(self._interaction)
 
     def _check_going_on(self) -> None:
         if self.ended is not None:
@@ -145,11 +145,11 @@ class Conversation:
         self.ended = reason
         raise EpisodeEnd(reason)
 
-    async def _ask(self, user: InteractionSession) -> tuple[bool, str]:
+    async def _ask(self, interaction: InteractionSession) -> tuple[bool, str]:
         self._shown = True  # before the answer: a user who hangs is not asked again
         start = time.perf_counter()
         # Replies that were added after it but never answered are not part of what the user is asked about.
-        ended, text, score = await user.respond(self.messages[: self._said])
+        ended, text, score = await interaction.respond(self.messages[: self._answer_end])
         self.turns[-1].user_score = score
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return ended, text
@@ -158,8 +158,8 @@ class Conversation:
         """(most tokens of this turn, the reason to give when it is hit)."""
         limits = [(self._sampling.max_tokens, StopReason.TURN_TRUNCATED)]
         if self._rollout.max_tokens is not None:
-            limits.append((self._rollout.max_tokens - self._speaker.used(), StopReason.TOKEN_BUDGET))
-        room = self._speaker.room()
+            limits.append((self._rollout.max_tokens - self._backend.used(), StopReason.TOKEN_BUDGET))
+        room = self._backend.room()
         if room is not None:
             limits.append((room, StopReason.CONTEXT_FULL))
         limit, reason = min(limits, key=lambda entry: entry[0])
@@ -167,16 +167,16 @@ class Conversation:
             self._end(reason)
         return limit, reason
 
-    def _record(self, spoken: AssistantReply, seconds: float) -> Turn:
+    def _record(self, reply: AssistantReply, seconds: float) -> Turn:
         return Turn(
             index=len(self.turns),
-            message=spoken.message,
-            finish_reason=spoken.finish_reason,
-            policy_version=spoken.policy_version,
-            prompt_tokens=spoken.prompt_tokens,
-            completion_tokens=spoken.completion_tokens,
-            segment=spoken.segment,
-            start=spoken.start,
+            message=reply.message,
+            finish_reason=reply.finish_reason,
+            policy_version=reply.policy_version,
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+            segment=reply.segment,
+            start=reply.start,
             generate_seconds=seconds,
         )
 

@@ -19,7 +19,7 @@ from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
 
-LAST_WORD_SECONDS = 10.0
+FINISH_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
 
 
@@ -49,7 +49,7 @@ class EpisodeParts:
 
     backend: ChatBackend
     tools: EpisodeTools
-    user: InteractionSession | None
+    interaction: InteractionSession | None
     chat: Conversation
 
 
@@ -79,8 +79,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
-    if parts.user is not None and parts.user.notes:
-        trajectory.artifacts["interaction_notes"] = parts.user.notes
+    if parts.interaction is not None and parts.interaction.notes:
+        trajectory.artifacts["interaction_notes"] = parts.interaction.notes
     if parts.chat.turns:
         check = trajectory.render_check = parts.backend.check(parts.chat.messages)
         if check is not None and check.problem is not None:
@@ -95,21 +95,21 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
     noise = NoiseKey(config.seed, step, sample.id, sibling)
     backend = context.make_backend(conversation, noise, context.toolbox.schemas(route.tools))
     tools = context.toolbox.open(sample, route.tools, noise.bits())
-    user = None
+    interaction = None
     if route.interaction is not None:
         spec = context.interactions.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        user = InteractionSession(context.interactions.get(spec.name), spec, conversation)
-    chat = Conversation(sample, backend, tools, user, config.rollout, config.sampling)
-    return EpisodeParts(backend, tools, user, chat)
+        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation)
+    chat = Conversation(sample, backend, tools, interaction, config.rollout, config.sampling)
+    return EpisodeParts(backend, tools, interaction, chat)
 
 
 async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:
     try:
         async with time_budget.budget(seconds) as deadline:
-            if parts.user is not None:
-                await parts.user.start()
+            if parts.interaction is not None:
+                await parts.interaction.start()
             reason = await _loop(parts.chat, route)
             await parts.chat.finish()
             return reason
@@ -122,7 +122,7 @@ async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> Sto
             raise EpisodeError("something the episode waited for was cancelled from elsewhere") from error
         raise
     with contextlib.suppress(TimeoutError):  # the last answer is shown to the user, who may not take long now
-        async with asyncio.timeout(LAST_WORD_SECONDS):
+        async with asyncio.timeout(FINISH_SECONDS):
             await parts.chat.finish()
     return StopReason.TIME_BUDGET
 
@@ -140,25 +140,25 @@ async def _loop(chat: Conversation, route: Route) -> StopReason:
         ours = chat.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
         if ours is not None or not route.is_own:
             raise ours or cause  # noqa: B904 (it has its own cause, which a log shows)
-        said = str(cause) if isinstance(cause, plugin_calls.PluginCallError) else one_line(cause)
-        raise EpisodeError(f"agent loop {route.agent}: {said}") from error
+        text = str(cause) if isinstance(cause, plugin_calls.PluginCallError) else one_line(cause)
+        raise EpisodeError(f"agent loop {route.agent}: {text}") from error
     if chat.broken is not None:
         raise chat.broken
     return chat.ended or StopReason.ANSWERED
 
 
 @dataclass(slots=True)
-class _Closed:
+class _CloseResult:
     score: float | None = None
     errors: list[str] = field(default_factory=list)
 
 
-async def _close(parts: EpisodeParts, *, scored: bool) -> _Closed:
+async def _close(parts: EpisodeParts, *, scored: bool) -> _CloseResult:
     """Close user, tools and backend, each whatever became of the others."""
-    closed = _Closed()
+    closed = _CloseResult()
     try:
-        if parts.user is not None:
-            closed.score = await parts.user.finish(scored=scored)
+        if parts.interaction is not None:
+            closed.score = await parts.interaction.finish(scored=scored)
     except EpisodeError as error:
         closed.errors.append(str(error))
     finally:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.data.prompts import image_kind
 from turnwise.errors import DataError
+from turnwise.image_bytes import KINDS, media_type
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -30,7 +30,7 @@ def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [*entries, {"role": Role.USER.value, "content": drawn}] if drawn else entries
 
 
-def spoken(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def assistant_entry(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """An assistant's message with calls that its text does not spell."""
     entry: dict[str, Any] = {"role": Role.ASSISTANT.value, "content": text}
     if calls:
@@ -92,16 +92,16 @@ def _check(content: bytes, size: int, name: str) -> str:
     """The kind of an image of this size with this beginning."""
     if size > MAX_IMAGE_BYTES:
         raise DataError(f"the image {name} has {size / 2**20:.1f} MiB; at most {MAX_IMAGE_BYTES // 2**20} MiB are sent")
-    kind = image_kind(content)
+    kind = media_type(content)
     if kind is None:
-        raise DataError(f"the image {name} is not a PNG, JPEG, GIF, WebP or BMP image")
+        raise DataError(f"the image {name} is not a {KINDS} image")
     return kind
 
 
 def _entry(message: Message) -> dict[str, Any]:
     if message.role is Role.ASSISTANT:
         spelled = "<tool_call>" in message.text
-        entry = spoken(message.text, () if spelled else message.tool_calls)
+        entry = assistant_entry(message.text, () if spelled else message.tool_calls)
     else:
         entry = {"role": message.role.value, "content": message.text}
     parts = _parts(message)

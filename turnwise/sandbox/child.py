@@ -14,7 +14,7 @@ from turnwise.sandbox import wire
 CLOSED, ENDED = "the process closed its socket", "the process ended"
 """Why nothing more comes from a process, when it was not we who gave it up."""
 REST_SECONDS = 0.005
-BURY_SECONDS = 10.0
+REAP_SECONDS = 10.0
 """In which the zygote tells of a process that was killed."""
 
 
@@ -106,7 +106,7 @@ class Child:
 
     async def wait_ended(self) -> int | None:
         """How it ended after it was killed; None when the zygote was lost with it, or does not say."""
-        await asyncio.wait((self.ended,), timeout=BURY_SECONDS)
+        await asyncio.wait((self.ended,), timeout=REAP_SECONDS)
         return self.ended.result() if self.ended.done() else None
 
     def has_ended(self, status: int | None, peak: int) -> None:

@@ -73,7 +73,7 @@ class GvisorZygote:
         zygote = cls(await asyncio.to_thread(_spawn, runsc, path, folder), listener, path, caps)
         try:
             async with asyncio.timeout(START_SECONDS):
-                answer = await zygote._greet(orders)
+                answer = await zygote._handshake(orders)
             check_ready(answer)
         except TimeoutError as error:
             await zygote.close()
@@ -85,7 +85,7 @@ class GvisorZygote:
         zygote._accepting = asyncio.ensure_future(zygote._accept())
         return zygote
 
-    async def _greet(self, orders: dict[str, Any]) -> dict[str, Any]:
+    async def _handshake(self, orders: dict[str, Any]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         accepting = asyncio.ensure_future(loop.sock_accept(self._listener))
         ended = asyncio.ensure_future(_ended(self.process))
@@ -97,7 +97,7 @@ class GvisorZygote:
         connection, _ = accepting.result()
         reader, self._control = await asyncio.open_connection(sock=connection, limit=LINE_LIMIT)
         await reader.readline()  # it says who it is
-        self._tell(orders)
+        self._send(orders)
         line = await reader.readline()
         if not line:
             raise SandboxLost("the sandbox's zygote ended")
@@ -111,14 +111,14 @@ class GvisorZygote:
             raise SandboxLost(self.lost.result())
         number = self._next = self._next + 1
         arriving = self._arriving[number] = asyncio.get_running_loop().create_future()
-        self._tell({"open": number, "scratch": scratch, "rehearse": rehearse})
+        self._send({"open": number, "scratch": scratch, "rehearse": rehearse})
         try:
             channel = await answered(arriving, self)
         except TimeoutError as error:
             raise SandboxLost(f"the sandbox's zygote does not answer: {error}") from error
         finally:
             self._arriving.pop(number, None)
-        child = RelayedChild(number, channel, self._caps, self._tell)
+        child = RelayedChild(number, channel, self._caps, self._send)
         self._children[number] = child
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -192,7 +192,7 @@ class GvisorZygote:
             child.has_ended(None, 0)
         self._children.clear()
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._control is not None:
             self._control.write(json.dumps(message).encode() + b"\n")
 
@@ -202,13 +202,13 @@ class RelayedChild(Child):
 
     takes_descriptors = False
 
-    def __init__(self, number: int, channel: socket.socket, caps: Caps, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, number: int, channel: socket.socket, caps: Caps, send: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(number, channel, caps)
-        self._tell = tell
+        self._send = send
 
     def signal(self, number: int) -> None:
         if not self.ended.done():
-            self._tell({"signal": self.number, "number": int(number)})
+            self._send({"signal": self.number, "number": int(number)})
 
 
 async def _ended(process: "subprocess.Popen[bytes]") -> None:

@@ -272,18 +272,18 @@ class Watch:
         self._place = place
         self._loop = asyncio.get_running_loop()
         self._next = self._loop.call_later(WATCH_SECONDS, self._begin)
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
         self._next.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
     def _begin(self) -> None:
         """Most calls have ended by now, and never cost a task."""
-        self._looking = self._loop.create_task(self._look())
+        self._watching = self._loop.create_task(self._watch())
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
             with contextlib.suppress(OSError):  # no descriptor is left to look with; the look after the call says so
                 excess = await self._place.excess(WATCH_SECONDS)

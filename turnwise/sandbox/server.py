@@ -33,7 +33,7 @@ from turnwise.sandbox.session import LocalSession
 from turnwise.serving import RETRY_SECONDS, Gate, Intake, check_binding, serve_app
 
 LOST = "the sandbox was lost in the middle of the call, which says nothing about the code"
-HELD = 16
+MOST_BODIES = 16
 """Requests of the largest size whose images open sessions may hold together; they are in memory until they close."""
 OUTPUT = 100_000
 """Of a server's sessions: graders compare whole outputs, which the usual limit would cut."""
@@ -185,7 +185,7 @@ class _Sessions:
             raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
         images = request.images
         size = sum(len(image.data) for image in images)
-        if size and size + sum(entry.size for entry in self._entries.values()) > HELD * self._settings.body:
+        if size and size + sum(entry.size for entry in self._entries.values()) > MOST_BODIES * self._settings.body:
             text = "open sessions hold as many images as this server takes"
             raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
         try:

@@ -74,7 +74,7 @@ async def code_tests(
 def last_code(trajectory: Trajectory) -> str | None:
     """The last program: in a fence or <code> tags of a message, else in a tool call; thoughts do not count."""
     for turn in reversed(trajectory.turns):
-        found = programs(_said(turn.message))
+        found = programs(_text(turn.message))
         if found:
             return found[-1]
         calls = [call.arguments.get("code") for call in turn.message.tool_calls]
@@ -84,7 +84,7 @@ def last_code(trajectory: Trajectory) -> str | None:
     return None
 
 
-def _said(message: Message) -> str:
+def _text(message: Message) -> str:
     """A message without its thoughts; code stays, which `visible` may leave out."""
     return message.text.rpartition("</think>")[2] if message.reasoning is not None else message.text
 

@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
-from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
 from turnwise.scoring.truths import check_truths
 from turnwise.types import Sample, Trajectory
 
@@ -125,8 +125,3 @@ def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:
 
     weigh.__qualname__ = name
     return weigh
-
-
-def scorer_names() -> list[str]:
-    """The built-in scorers."""
-    return sorted(BUILTIN)

@@ -211,7 +211,7 @@ def _graded(found: object) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class _PluginJudge:
     """A judge that somebody brought, kept for the run."""
 
     judge: Judge
@@ -223,7 +223,7 @@ class _Own:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _TraceJudge:
     """The LLM judge with the question it is asked about a whole trace."""
 
     judge: LlmJudge
@@ -252,11 +252,11 @@ def turn_scorer(name: str, view: View, options: Mapping[str, Any], *, show_image
         shared = LlmJudge.shared(JudgeSettings.of(options))
         if view is View.evidence_only:
             return by_evidence(shared, show_images=show_images)
-        return by_trace(_Whole(shared), show_images=show_images)
+        return by_trace(_TraceJudge(shared), show_images=show_images)
     if not {":", "."} & set(name):
         raise ConfigError(unknown("judge", name, [LLM, *RULES]) + " Your own is written module:name.")
     key = name, json.dumps(dict(options), sort_keys=True, default=str)
-    own = loop_resource(_Own, key, lambda: _Own(_as_judge(load(name, "judge"), name, options))).judge
+    own = loop_resource(_PluginJudge, key, lambda: _PluginJudge(_as_judge(load(name, "judge"), name, options))).judge
     chosen = by_evidence if view is View.evidence_only else by_trace
     return chosen(own, show_images=show_images)
 

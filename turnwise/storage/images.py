@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.files import replacing
+from turnwise.image_bytes import ENDINGS, data_url, file_ending
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image, Message, Trajectory
@@ -17,10 +18,8 @@ from turnwise.types import Image, Message, Trajectory
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
 NOT_KEPT = "/dev/null/an image that the run did not keep"
-STORED_NAME = re.compile(r"images/[0-9a-f]{8,64}\.(png|jpg|jpeg|gif|webp)", re.ASCII)
+STORED_NAME = re.compile(rf"images/[0-9a-f]{{8,64}}\.({'|'.join(ENDINGS)}|jpeg)", re.ASCII)
 """What `stored_name` gives; no other file is served or read as an image of a run."""
-_MIME = {"jpg": "jpeg"}
-_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 
 class Album:
@@ -104,10 +103,10 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
     for picture in _noted(trajectories):
         name = picture.get("file")
         content = _read(run.path / name) if isinstance(name, str) and STORED_NAME.fullmatch(name) else None
-        kind = None if content is None else media_type(content)
-        if content is not None and kind is not None:
+        url = None if content is None else data_url(content)
+        if url is not None:
             moved.append((picture, picture.pop("file")))
-            picture["data"] = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+            picture["data"] = url
     try:
         yield
     finally:
@@ -131,23 +130,10 @@ def _known(run: RunDir) -> dict[str, str]:
     return found
 
 
-def image_kind(content: bytes) -> str | None:
-    """The file ending of an image by its first bytes; None for anything else."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "webp"
-    return next((kind for magic, kind in _KINDS if content.startswith(magic)), None)
-
-
-def media_type(content: bytes) -> str | None:
-    """`image/png` by the first bytes; None for what is no image that a run keeps."""
-    kind = image_kind(content)
-    return None if kind is None else f"image/{_MIME.get(kind, kind)}"
-
-
 def stored_name(content: bytes) -> str | None:
     """What a run calls its copy of an image, by what is in it: `images/5d41....png`; None for what is no image."""
-    kind = image_kind(content)
-    return None if kind is None else f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{kind}"
+    ending = file_ending(content)
+    return None if ending is None else f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{ending}"
 
 
 def session_name(image: Image, number: int) -> str:

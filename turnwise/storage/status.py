@@ -24,7 +24,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     STOPPED = "stopped"
-    """By a signal or a budget; it can go on."""
+    """By a signal or a budget; it can be resumed."""
     FAILED = "failed"
 
 

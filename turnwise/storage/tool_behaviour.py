@@ -38,15 +38,15 @@ class ToolBehaviour:
 def tool_behaviour(trajectory: Trajectory) -> ToolBehaviour:
     """Everything about a trajectory's calls at once."""
     asked = _tokens(" ".join(message.text for message in trajectory.sample.prompt))
-    said: set[str] = set()
+    from_tools: set[str] = set()
     evidence = used = False
     for turn in trajectory.turns:
-        used = used or bool(said & _tokens(turn.message.text))
+        used = used or bool(from_tools & _tokens(turn.message.text))
         worked = {call.call.id for call in turn.calls if not call.status.failed}
         for reply in turn.replies:
             if reply.role is Role.TOOL and reply.tool_call_id in worked and _says_something(reply):
                 evidence = True
-                said |= _tokens(reply.text) - asked
+                from_tools |= _tokens(reply.text) - asked
     calls = trajectory.calls
     return ToolBehaviour(evidence, used, sum(repeated(calls)), sum(prints_only(call) for call in calls))
 

@@ -132,7 +132,6 @@ FAMILIES = (
         "a * b + c * d", ("c * d", "a * b + _"), ("a * b + c", "a + b + c + d"), FAIR,
     ),
 )  # fmt: skip
-BY_NAME = {family.name: family for family in FAMILIES}
 
 
 def value(expression: str, numbers: dict[str, int]) -> float:

@@ -1,4 +1,4 @@
-"""What a person should be told while training runs: no signal to learn from, and tools that do not work."""
+"""Warnings while training runs: no signal to learn from, tools that do not work, log-probs that differ."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.train_report import has_signal
 from turnwise.types import Trajectory
 
-SAID_AT = (3, 10, 30, 100, 300, 1000, 3000, 10000)
-"""Steps in a row without a signal after which it is said: soon, and then ever more rarely."""
+WARN_AT = (3, 10, 30, 100, 300, 1000, 3000, 10000)
+"""Steps in a row without a signal after which a warning is given: soon, and then ever more rarely."""
 MANY_CUT = 0.25
 
 
@@ -22,21 +22,26 @@ class Alerts:
         self._named: set[str] = set()
 
     def after_step(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
-        """What is to be said now."""
+        """The warnings that are due now."""
         broken = warnings(tool_reports(trajectories))
         found = [f"warning: {text} in this step" for name, text in broken.items() if name not in self._named]
         self._named |= broken.keys()
+        gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
+        if not gap <= self._config.training.warn_logprob_gap:  # nan too
+            found.append(
+                f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)"
+            )
         self._in_a_row = 0 if has_signal(metrics) else self._in_a_row + 1
-        if self._in_a_row in SAID_AT:
+        if self._in_a_row in WARN_AT:
             found.append(f"warning: no learning signal for {self._in_a_row} steps: {self._why(metrics)}")
         return found
 
     def _why(self, metrics: Mapping[str, float]) -> str:
-        look = f"`turnwise show {self._run}` shows an episode"
+        hint = f"`turnwise show {self._run}` shows an episode"
         most, least = metrics.get("critic/score/max"), metrics.get("critic/score/min")
         if most is None or least is None:
             dropped = "; training.drop_constant_groups left none" if self._config.training.drop_constant_groups else ""
-            return f"no episode could be trained on{dropped}; {look}"
+            return f"no episode could be trained on{dropped}; {hint}"
         if most != least:
             advantages = metrics.get("critic/advantages/max", 0.0), metrics.get("critic/advantages/min", 0.0)
             if any(advantages):
@@ -44,16 +49,16 @@ class Alerts:
             return (
                 "the siblings of every group have the same reward; a larger training.group_size or a higher "
                 "sampling.temperature makes them differ, training.drop_constant_groups=true leaves such groups out; "
-                f"{look}"
+                f"{hint}"
             )
         if most > 0:
             return (
                 f"every episode has the reward {most:g}; if that is the best there is, nothing is left to learn: take "
-                f"harder samples; {look}"
+                f"harder samples; {hint}"
             )
         cut = metrics.get("response_length/clip_ratio", 0.0)
         reasons = [f"{cut:.0%} of the answers are cut off (sampling.max_tokens, rollout.max_tokens)"] * (cut > MANY_CUT)
         reasons += ["the scorer never gives credit", "the task is too hard for the model"]
         return (
-            f"every episode has the reward {most:g}. Likely {', or '.join(reasons)}; {look} with its answer and reward"
+            f"every episode has the reward {most:g}. Likely {', or '.join(reasons)}; {hint} with its answer and reward"
         )

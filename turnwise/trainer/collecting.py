@@ -65,17 +65,17 @@ class Collected:
 class Groups:
     """Rolls out the stream and hands a step its groups. `allow` is called when new weights have been published."""
 
-    def __init__(self, engines: Engines, prepared: Prepared, stream: SampleStream) -> None:
+    def __init__(self, engines: Engines, prepared: Prepared, loader: Loader, first_batch: int) -> None:
         self._config, self._scoring = prepared.config, prepared.scoring
         self._context = engines.context(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage == Advantage.remax
         self._greedy = engines.context(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
         self._alone: dict[int, Trajectory] = {}
         """remax: the greedy rollout by its group's id."""
-        self._stream = stream
+        self._stream = SampleStream(loader, first_batch, first_batch + 1 + self._config.training.max_lag)
         running = max(1, self._config.rollout.concurrency // self._config.training.group_size)
         self.collector: Collector[Draw] = Collector(
-            stream, self._play, running=running, ahead=1 << 30, score=self._score
+            self._stream, self._play, running=running, ahead=1 << 30, score=self._score
         )
 
     def allow(self, prompt_batches: int) -> None:

@@ -1,4 +1,4 @@
-"""What a program gave a training run beyond its config: recorded, so that the run does not go on without it."""
+"""What a program gave a training run beyond its config: recorded, so that the run is not resumed without it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def describe(**arguments: Any) -> dict[str, str]:
 
 
 def check_given(run: RunDir | None, given: Mapping[str, str], *, eval_files: Sequence[str]) -> None:
-    """Refuse a training without held-out samples, and a run that would go on with other parts than it began with."""
+    """Refuse a training without held-out samples, and resuming a run with other parts than it began with."""
     if TRAINING in given and EVALUATION not in given and not eval_files:
         raise DataError("samples are given for training only: give eval_samples too, or set data.eval_files")
     if run is None:
@@ -45,7 +45,7 @@ def write_given(run: RunDir, given: Mapping[str, str]) -> None:
 
 
 def resume_call(name: str, run: RunDir) -> str | None:
-    """How a run that was given something goes on; None for one that was not."""
+    """How a run that was given something is resumed; None for one that was not."""
     if not (given := _recorded(run)):
         return None
     arguments = ", ".join(f"{key}=..." for key in given)

@@ -27,7 +27,7 @@ _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
-    """The config of `turnwise train`. A run that goes on has its own; only what is given now differs.
+    """The config of `turnwise train`. A run that is resumed has its own; only what is given now differs.
 
     Plug-ins, addresses and the like that only the run names are refused unless it is `trusted`. Where the run lies is
     never the run's to say.
@@ -45,7 +45,7 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
 
 
 def resume_command(name: str, config: Config) -> str:
-    """What goes on with a run that was made here; its config it has itself."""
+    """The command that resumes a run made here; the run has its own config."""
     if (call := resume_call(name, RunDir(Path.cwd() / config.runs_dir / name))) is not None:
         return call
     place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
@@ -62,7 +62,7 @@ def _quoted(text: str) -> str:
 
 
 def existing_run(config: Config) -> RunDir | None:
-    """The run that goes on, or None for a new one; a folder that is neither is refused before anything is tried out."""
+    """The run to resume, or None for a new one; a folder that is neither is refused before anything is tried out."""
     if not _asks_to_resume(config):
         check_free(Path(config.runs_dir), config.run)
         return None

@@ -1,4 +1,4 @@
-"""What a checkpoint says besides its tensors: how far the run had come. Read strictly, since a run goes on from it."""
+"""What a checkpoint says besides its tensors: how far the run had come. Read strictly: runs are resumed from it."""
 
 from dataclasses import dataclass
 from pathlib import Path

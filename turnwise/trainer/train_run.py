@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
 from turnwise.trainer.alerts import Alerts
 from turnwise.trainer.engines import Engines
+from turnwise.trainer.given import write_given
 from turnwise.trainer.resuming import changed_settings, existing_run, refuse_changes, resume_command
 from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
@@ -88,8 +89,8 @@ class TrainRun(Run):
         self.progress.evaluated = self.progress.step
         self.log({f"val/{name}": value for name, value in found.items() if not name.partition("/")[0].endswith("_n")})
         kinds = [name for name in found if "/" not in name and not is_detail(name)]
-        said = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
-        self.note(f"step {self.progress.step}: {said or 'no episode was scored'}")
+        numbers = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
+        self.note(f"step {self.progress.step}: {numbers or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update."""
@@ -188,14 +189,14 @@ class TrainRun(Run):
 
     @asynccontextmanager
     async def checkpoint_on_failure(self, engines: Engines) -> AsyncIterator[None]:
-        """A failure of the block costs no finished step: the last good state is saved before it goes on its way."""
+        """A failure of the block costs no finished step: the last good state is saved before it is raised again."""
         try:
             yield
         except Exception:
             if not self.mid_update and self.progress.step > self._saved_step:
                 with suppress(StorageError):  # the failure is the news, also when the disk is full
                     await self.save(engines)
-                    self.note(f"go on with: {resume_command(self.dir.name, self.config)}")
+                    self.note(f"resume with: {resume_command(self.dir.name, self.config)}")
             raise
 
     def _find_checkpoint(self, directory: RunDir) -> Found[RunState]:
@@ -207,7 +208,7 @@ class TrainRun(Run):
             self.progress, self._saved_step = state.progress, state.progress.step
         elif found.passed_over:
             problems = "; ".join(found.passed_over)
-            raise StorageError(f"run {directory.name!r} cannot go on: all its checkpoints are damaged: {problems}")
+            raise StorageError(f"run {directory.name!r} cannot be resumed: all its checkpoints are damaged: {problems}")
         return found
 
     def resume(self, engines: Engines) -> None:
@@ -241,7 +242,9 @@ class TrainRun(Run):
 
 
 @contextmanager
-def open_train_run(config: Config, console: Console, samples: list[Sample]) -> Iterator[TrainRun]:
+def open_train_run(
+    config: Config, console: Console, samples: list[Sample], given: Mapping[str, str]
+) -> Iterator[TrainRun]:
     """The run to resume, or a new one, held against other writers until the block ends.
 
     Nothing of a run that is refused is touched.
@@ -254,4 +257,5 @@ def open_train_run(config: Config, console: Console, samples: list[Sample]) -> I
         run = TrainRun(config, directory, console, samples, resuming=resuming)
         if not resuming:
             run.write_config()
+            write_given(directory, given)
         yield run

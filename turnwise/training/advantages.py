@@ -280,11 +280,3 @@ def _metrics(episodes: list[_Episode]) -> dict[str, float]:
     if "critic/values" in arrays and "critic/returns" in arrays:
         found["critic/vf_explained_var"] = explained_variance(arrays["critic/returns"], arrays["critic/values"])
     return found
-
-
-def by_trajectory(sequences: Sequence[TrainSequence]) -> dict[int, float]:
-    """The mean advantage of each trajectory's policy tokens, for the record."""
-    rows: dict[int, list[float]] = {}
-    for sequence in sequences:
-        rows.setdefault(sequence.trajectory, []).extend(sequence.gather("advantages"))
-    return {number: sum(row) / len(row) for number, row in rows.items()}

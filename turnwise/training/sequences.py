@@ -138,8 +138,13 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
             yield (number if trajectory.failure is None else LEFT_OUT), trajectory
 
 
-def write_back(sequences: Iterable[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
-    """Write what training computed into the ledgers the sequences were made of."""
+def write_back(sequences: Sequence[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
+    """Write what training computed into the trajectories and ledgers that the sequences were made of."""
+    advantages: dict[int, list[float]] = {}
+    for sequence in sequences:
+        advantages.setdefault(sequence.trajectory, []).extend(sequence.gather("advantages"))
+    for number, row in advantages.items():
+        trajectories[number].advantage = sum(row) / len(row)
     for sequence in trainable(sequences):
         penalties = sequence.kl_penalties
         trajectories[sequence.trajectory].segments[sequence.segment].training = TokenTrainingData(

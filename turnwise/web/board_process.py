@@ -74,20 +74,20 @@ def start_board(runs: Path, port: int, *, start_seconds: float = START_SECONDS) 
 
 def _first_output(descriptor: int, until: float) -> str:
     """What is written until the URL is told, the writer ends, or the time is up."""
-    said = b""
+    received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        while len(said) < _LONGEST and not _has_url(said):
+        while len(received) < _LONGEST and not _has_url(received):
             left = until - time.monotonic()
             if left <= 0 or not selector.select(left):
                 break
             chunk = os.read(descriptor, 4096)
             if not chunk:
                 break
-            said += chunk
-    return said.decode("utf-8", "replace")
+            received += chunk
+    return received.decode("utf-8", "replace")
 
 
-def _has_url(said: bytes) -> bool:
+def _has_url(received: bytes) -> bool:
     """Whether a whole line with the URL is among the words."""
-    return any(line.startswith(READY.encode()) for line in said.splitlines(keepends=True) if line.endswith(b"\n"))
+    return any(line.startswith(READY.encode()) for line in received.splitlines(keepends=True) if line.endswith(b"\n"))

@@ -164,11 +164,11 @@ class _CallImages:
         """Those that a call's info tells of; else those its reply shows."""
         parts = () if reply is None or isinstance(reply.content, str) else reply.content
         shown = [part for part in parts if isinstance(part, Image)]
-        told = record.info.get("images")
-        told = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-        if told:
-            same = len(told) == len(shown)  # then the reply shows them in this order
-            return [self._recorded(one, shown[number] if same else None) for number, one in enumerate(told)]
+        recorded = record.info.get("images")
+        recorded = [one for one in recorded if isinstance(one, dict)] if isinstance(recorded, list) else []
+        if recorded:
+            same = len(recorded) == len(shown)  # then the reply shows them in this order
+            return [self._recorded(one, shown[number] if same else None) for number, one in enumerate(recorded)]
         return [self._shown(image) for image in shown]
 
     def _recorded(self, one: Json, image: Image | None) -> Json:
@@ -245,10 +245,10 @@ def weights_of(run: RunDir) -> dict[str, float]:
 def verdicts(trajectory: Trajectory) -> list[Json]:
     """What judges said with their scores, and what they and simulated users left in artifacts and calls' info."""
     found = [(_remark_name(remark), remark.text) for remark in trajectory.remarks]
-    found += _words(trajectory.artifacts, "", 0, said=False)
+    found += _words(trajectory.artifacts, "", 0, is_verdict=False)
     for turn in trajectory.turns:
         for record in turn.calls:
-            found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, said=False)
+            found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, is_verdict=False)
     return [{"name": clean_text(name), "text": plain(text)} for name, text in found[:_MOST_VERDICTS]]
 
 
@@ -257,19 +257,21 @@ def _remark_name(remark: Remark) -> str:
     return f"{about}{remark.by}" + ("" if remark.value is None else f", {remark.value:g}")
 
 
-def _words(value: Any, path: str, depth: int, *, said: bool) -> Iterator[tuple[str, str]]:
+def _words(value: Any, path: str, depth: int, *, is_verdict: bool) -> Iterator[tuple[str, str]]:
     """Texts under a key that names a judgement, with the way to them."""
     if isinstance(value, str):
-        if said and value.strip():
+        if is_verdict and value.strip():
             yield path, value
     elif isinstance(value, dict) and depth < DEEPEST:
         for key, entry in value.items():
             words = str(key).lower().replace("-", "_").split("_")
             here = f"{path}, {key}" if path else str(key)
-            yield from _words(entry, here, depth + 1, said=said or any(word in VERDICT_WORDS for word in words))
+            yield from _words(
+                entry, here, depth + 1, is_verdict=is_verdict or any(word in VERDICT_WORDS for word in words)
+            )
     elif isinstance(value, list) and depth < DEEPEST:
         for number, entry in enumerate(value, start=1):
-            yield from _words(entry, f"{path} {number}", depth + 1, said=said)
+            yield from _words(entry, f"{path} {number}", depth + 1, is_verdict=is_verdict)
 
 
 def _token_counts(trajectory: Trajectory) -> Json:

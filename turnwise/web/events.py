@@ -29,7 +29,7 @@ def poll_runs(runs: Runs, names: Sequence[str]) -> News:
             run = runs.open(name)
             if run.has_table and run.table.pending:  # a page waits for the rest of it
                 run.refresh()
-            life = run.status(now)
+            liveness = run.status(now)
             version = run.version(now)
         except NotFound:
             found[name] = {"run": name, "version": 0, "step": 0, "state": GONE}
@@ -37,7 +37,7 @@ def poll_runs(runs: Runs, names: Sequence[str]) -> News:
         except StorageError:  # the pages say which file it is; the stream goes on
             found[name] = {"run": name, "version": 0, "step": 0, "state": Shown.UNKNOWN.value}
             continue
-        found[name] = {"run": name, "version": version, "step": life.step, "state": life.state.value}
+        found[name] = {"run": name, "version": version, "step": liveness.step, "state": liveness.state.value}
     return found
 
 

@@ -105,10 +105,10 @@ def _check_characters(text: str) -> None:
             raise BadFilter("nested too deeply", column)
 
 
-def _hint(text: str, column: int, said: str) -> str:
-    if "never closed" in said or "unterminated" in said:
+def _hint(text: str, column: int, problem: str) -> str:
+    if "never closed" in problem or "unterminated" in problem:
         return "this is never closed"
-    if "unmatched" in said:
+    if "unmatched" in problem:
         return "this closes what was never opened"
     here = text[max(column - 2, 0) : column + 2]
     if "&" in here or "|" in here or "!" in here.replace("!=", ""):

@@ -215,16 +215,16 @@ class _Frozen:
         """One trajectory, its tokens and its group; False for one that cannot be read, which is then told."""
         run, base = self._run, self._base
         try:
-            told = conversation(run.dir, run.table, shard, row, name=run.name)
+            answer = conversation(run.dir, run.table, shard, row, name=run.name)
             counted = tokens(run.dir, run.table, shard, row)
-            sample = told["entry"]["sample_id"]
+            sample = answer["entry"]["sample_id"]
             together = address(f"{base}/group", shard=shard, sample=sample)
             if together not in self.answers:
                 self.answers[together] = self._with_images(group(run.dir, run.table, shard, sample, name=run.name))
         except (StorageError, NotThere) as error:
             self.left_out.append(f"{shard}, row {row}: {error}")
             return False
-        self.add(f"{base}/trajectory", self._with_images(told), shard=shard, row=row)
+        self.add(f"{base}/trajectory", self._with_images(answer), shard=shard, row=row)
         self.add(f"{base}/tokens", _shortened(counted), shard=shard, row=row)
         self.add(f"{base}/sample", sample_history(run.table, sample), sample=sample)
         return True
@@ -233,10 +233,10 @@ class _Frozen:
         """The list of what is in the report, whole and as the other pages' links cut it; links between them."""
         for shard, row in places:
             rows = sorted(other for where, other in places if where == shard)
-            told = self.answers[address(f"{self._base}/trajectory", shard=shard, row=row)]
+            answer = self.answers[address(f"{self._base}/trajectory", shard=shard, row=row)]
             before, after = [one for one in rows if one < row], [one for one in rows if one > row]
-            told["neighbours"] = {"previous": before[-1] if before else None, "next": after[0] if after else None}
-            told["siblings"] = [one for one in told["siblings"] if one in rows]
+            answer["neighbours"] = {"previous": before[-1] if before else None, "next": after[0] if after else None}
+            answer["siblings"] = [one for one in answer["siblings"] if one in rows]
         shown = self.answers[f"{self._base}/tools"]
         links = {("", split): None for split in ("all", "train", "eval", "greedy")}
         links |= dict.fromkeys(_finding_links(findings))

@@ -39,7 +39,7 @@ class BoardAddress:
         return f"turnwise_board_{self.port}"
 
     @property
-    def pass_word(self) -> str:
+    def cookie_value(self) -> str:
         """The cookie's value: proof of the token that does not give it away."""
         return hmac.digest((self.token or "").encode(), b"the board's cookie", "sha256").hex()
 
@@ -104,13 +104,13 @@ class Gate(serving.Gate):
             morsel = SimpleCookie(headers.get("cookie", "")).get(self._address.cookie)
         except CookieError:
             return False
-        return morsel is not None and same(morsel.value, self._address.pass_word)
+        return morsel is not None and same(morsel.value, self._address.cookie_value)
 
     def _welcome(self, scope: Scope) -> Response:
         """Trade the token for a cookie, and take it out of the address bar."""
         rest = [(key, value) for key, value in _query(scope) if key != "token"]
         answer = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), 303, {"Cache-Control": "no-store"})
-        answer.set_cookie(self._address.cookie, self._address.pass_word, httponly=True, samesite="strict")
+        answer.set_cookie(self._address.cookie, self._address.cookie_value, httponly=True, samesite="strict")
         return answer
 
 

@@ -24,7 +24,7 @@ def group(run: RunDir, table: Table, shard: str, sample: str, *, name: str | Non
     trajectories = read_all(table, shard, rows[:MOST_SIBLINGS])
     pictures = Pictures(run, name)
     rewards = [entry["reward"] for entry in entries if entry["reward"] is not None]
-    judged = [entry["right"] for entry in entries if entry["right"] is not None]
+    scored = [entry["right"] for entry in entries if entry["right"] is not None]
     first = trajectories[0].sample
     asked = [message.text for message in first.prompt if message.role.value == "user"]
     return {
@@ -33,7 +33,7 @@ def group(run: RunDir, table: Table, shard: str, sample: str, *, name: str | Non
         "question": clean_text(asked[-1]) if asked else "",
         "ground_truth": plain(first.ground_truth),
         "prompt": [message_json(message, pictures) for message in first.prompt],
-        "pass_at_k": {str(k): pass_at_k(len(judged), sum(judged), k) for k in _powers(len(judged))},
+        "pass_at_k": {str(k): pass_at_k(len(scored), sum(scored), k) for k in _powers(len(scored))},
         "size": len(rows),
         "mean": statistics.fmean(rewards) if rewards else None,
         "std": statistics.pstdev(rewards) if rewards else None,
@@ -58,5 +58,5 @@ def _powers(most: int) -> list[int]:
 
 def _messages(trajectory: Trajectory, pictures: Pictures) -> list[dict[str, Any]]:
     """From the policy's first word on; the prompt is the same for all."""
-    said = [message for turn in trajectory.turns for message in (turn.message, *turn.replies)]
-    return [message_json(message, pictures) for message in said]
+    messages = [message for turn in trajectory.turns for message in (turn.message, *turn.replies)]
+    return [message_json(message, pictures) for message in messages]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from turnwise.storage.images import IMAGES, STORED_NAME, media_type
+from turnwise.image_bytes import media_type
+from turnwise.storage.images import IMAGES, STORED_NAME
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image
 from turnwise.web.columns import clean_text
@@ -17,7 +18,7 @@ from turnwise.web.table import NotThere
 
 LARGEST_INLINE = 8 << 20
 LARGEST_FILE = 64 << 20
-_INLINE = re.compile(r"data:image/(png|jpeg|jpg|gif|webp);base64,[A-Za-z0-9+/]*={0,2}", re.ASCII | re.IGNORECASE)
+_INLINE = re.compile(r"data:image/(png|jpeg|jpg|gif|webp|bmp);base64,[A-Za-z0-9+/]*={0,2}", re.ASCII | re.IGNORECASE)
 _SHOWN = 200
 _INDEX_KEPT = 8
 

@@ -113,7 +113,7 @@ def _task_rows(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One judged trajectory of an evaluation, and where it stands."""
+    """One scored trajectory of an evaluation, and where it stands."""
 
     row: int
     right: bool | None

@@ -167,7 +167,7 @@ class Run:
         """What the list of runs says about it. A damaged file is told in `reason`, beside what the others say."""
         problems: list[str] = []
         found, values = RunSummary(), dict[str, str]()
-        life = self.status(now)
+        liveness = self.status(now)
         try:
             found = self.newest()
             values = self.config()[1]
@@ -176,14 +176,14 @@ class Run:
         problems += self.series.problems()
         return {
             "name": self.name,
-            "state": life.state.value,
-            "reason": "; ".join([life.reason, *problems] if life.reason else problems),
-            "command": life.command,
-            "step": max(life.step, found.step),
-            "steps": life.steps,
-            "seconds": found.seconds if found.seconds is not None else _wall_time(life),
-            "started": life.started,
-            "updated": life.updated,
+            "state": liveness.state.value,
+            "reason": "; ".join([liveness.reason, *problems] if liveness.reason else problems),
+            "command": liveness.command,
+            "step": max(liveness.step, found.step),
+            "steps": liveness.steps,
+            "seconds": found.seconds if found.seconds is not None else _wall_time(liveness),
+            "started": liveness.started,
+            "updated": liveness.updated,
             "task": values.get("task"),
             "model": _model(values),
             "reward": found.reward,
@@ -343,6 +343,6 @@ def _model(values: Mapping[str, str]) -> str | None:
     return f"the model of {place}" if name == "null" else name
 
 
-def _wall_time(life: Liveness) -> float:
+def _wall_time(liveness: Liveness) -> float:
     """How long a run has taken so far; an import's own time says nothing about the run it shows."""
-    return 0.0 if life.command == "import-jsonl" else max(life.updated - life.started, 0.0)
+    return 0.0 if liveness.command == "import-jsonl" else max(liveness.updated - liveness.started, 0.0)

@@ -56,7 +56,7 @@ def _group(snapshot: Snapshot, rows: Array) -> dict[str, Any]:
         "size": len(rows),
         "mean": float(rewards.mean()) if len(rewards) else None,
         "right": int((right == 1).sum()),
-        "judged": int((right >= 0).sum()),
+        "scored": int((right >= 0).sum()),
         "episodes": [
             {"row": row - start} | {name: snapshot.value(name, row) for name in _EPISODE_FIELDS}
             for row in rows.tolist()

@@ -152,7 +152,7 @@ def test_too_few_descriptors_for_any_session_are_named():
 def test_a_zygote_that_hangs_is_replaced(open_arena, tmp_path, monkeypatch, level):
     """107: nobody waits for it forever, neither for a new session, nor for the end of one, nor of the pool."""
     monkeypatch.setattr(process, "FORK_SECONDS", 0.3)
-    monkeypatch.setattr("turnwise.sandbox.child.BURY_SECONDS", 0.3)
+    monkeypatch.setattr("turnwise.sandbox.child.REAP_SECONDS", 0.3)
     with open_arena(level, tmp_path) as own:
         for pid in forkers(own):
             os.kill(pid, signal.SIGSTOP)

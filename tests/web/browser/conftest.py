@@ -209,7 +209,7 @@ def evaluations(runs_folder):
         run = GrowingRun(RunDir(runs_folder / name), Random(seed))
         made = [run.trajectory(f"test:{number}", 0) for number in range(8)]
         record(run.run, "eval/step_000000.parquet", made)
-        graded = [EpisodeResult(one, one.right, one.right, False) for one in made]
+        graded = [EpisodeResult(one, one.right, one.right) for one in made]
         report = EvalReport(run.run.path, 2.0, 90.0, {"arithmetic": summarise("arithmetic", graded)}, made)
         run.run.write_json("eval/step_000000.json", report.as_json())
         write_status(run.run, Status.beginning("eval").ended(State.FINISHED, ""))

@@ -17,18 +17,18 @@ TOOL = "python"
 
 def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
     """The assistant message in a completion's text. Code the model only thinks about is never run."""
-    thoughts, said = split_thoughts(text, in_reasoning)
+    thoughts, rest = split_thoughts(text, in_reasoning)
     # A fence that names no language may hold anything.
-    blocks = [block for block in code_blocks(said) if block.language and block.language in PYTHON]
+    blocks = [block for block in code_blocks(rest) if block.language and block.language in PYTHON]
     calls: tuple[ToolCall, ...] = ()
-    if blocks and "<answer>" not in said:
+    if blocks and "<answer>" not in rest:
         calls = (_call(blocks, f"t{turn % 1000:03d}c0000"),)
     return Message(
         Role.ASSISTANT,
         text,
         calls,
         reasoning="\n".join(thoughts) if thoughts else None,
-        answer=_without(said, blocks).strip(),
+        answer=_without(rest, blocks).strip(),
     )
 
 

@@ -66,7 +66,6 @@ class Ground:
     readable: list[int]
     writable: list[int]
     filter: seccomp.Filter | None
-    pid_namespace: int | None
 
 
 def readable_paths(python: tuple[str, ...]) -> list[str]:
@@ -197,7 +196,7 @@ def prepare_ground(plan: Plan, base_memory: int, machine: str) -> Ground:
         rules = seccomp.build(machine, landlock_truncates=version >= 3)
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in plan.readable if not os.path.islink(path)]
     devices = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in DEVICES if os.path.exists(path)]
-    return Ground(plan, base_memory, version, opened, devices, rules, None)
+    return Ground(plan, base_memory, version, opened, devices, rules)
 
 
 # ---- a session

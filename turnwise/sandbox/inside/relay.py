@@ -27,16 +27,16 @@ def main(path: str) -> NoReturn:
     """What the host has gVisor execute; `path` is the host's socket."""
     control = _connect(path)
     reader = control.makefile("rb")
-    _say(control, {"control": os.getpid()})
+    _send(control, {"control": os.getpid()})
     try:
         orders = zygote.Orders.read(json.loads(reader.readline()))
         base_memory = zygote.preload(orders.preload)
         isolate.enter_gvisor(orders.plan)
         ground = isolate.prepare_ground(orders.plan, base_memory, platform.machine())
     except (isolate.LayerError, zygote.Threads, ImportError) as error:
-        _say(control, zygote.complaint(error))
+        _send(control, zygote.complaint(error))
         os._exit(0)
-    _say(control, {"ready": {"landlock": 0, "uid": isolate.PRIVATE_ID}})
+    _send(control, {"ready": {"landlock": 0, "uid": isolate.PRIVATE_ID}})
     _Relay(path, control, ground, orders).serve()
 
 
@@ -64,7 +64,7 @@ class _Relay:
                 if descriptor == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
-                    self._bury()
+                    self._reap()
                     continue
                 with contextlib.suppress(BlockingIOError):
                     data = self.control.recv(65536)
@@ -82,30 +82,30 @@ class _Relay:
             return
         try:
             channel = _connect(self.path)
-            _say(channel, {"session": message["open"]})
+            _send(channel, {"session": message["open"]})
             syscalls.unshare(syscalls.CLONE_NEWPID, "NEWPID")
             child = os.fork()
         except OSError as error:  # no descriptor or no process is left: this one session fails, not all
-            return self._tell({"failed": message["open"], "reason": f"{error.strerror} in the zygote"})
+            return self._report({"failed": message["open"], "reason": f"{error.strerror} in the zygote"})
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             zygote.become_session(self.ground, self.orders.settings, channel.detach(), message)
         channel.close()
         self.pids[child] = message["open"]
-        self._tell({"opened": message["open"]})
+        self._report({"opened": message["open"]})
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while self.pids:
             child, status, usage = os.wait4(-1, os.WNOHANG)
             if child == 0:
                 return
             ended = {"status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss}
-            self._tell({"ended": self.pids.pop(child), **ended})
+            self._report({"ended": self.pids.pop(child), **ended})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _report(self, message: dict[str, Any]) -> None:
         self.control.setblocking(True)
-        _say(self.control, message)
+        _send(self.control, message)
         self.control.setblocking(False)
 
 
@@ -115,7 +115,7 @@ def _connect(path: str) -> socket.socket:
     return made
 
 
-def _say(connection: socket.socket, message: dict[str, Any]) -> None:
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):

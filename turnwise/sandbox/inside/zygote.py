@@ -71,9 +71,9 @@ def main(control_descriptor: int) -> NoReturn:
             isolate.become_private()
         ground = isolate.prepare_ground(orders.plan, base_memory, platform.machine())
     except (isolate.LayerError, Threads, ImportError) as error:
-        _say(control, complaint(error))
+        _send(control, complaint(error))
         os._exit(0)
-    _say(control, {"ready": {"landlock": ground.landlock, "uid": os.geteuid()}})
+    _send(control, {"ready": {"landlock": ground.landlock, "uid": os.geteuid()}})
     _Zygote(control, host, ground, orders.settings).serve()
 
 
@@ -110,7 +110,7 @@ class _Zygote:
                 elif descriptor == self.control.fileno():
                     self._listen(itself)
                 else:
-                    self._bury(descriptor)
+                    self._reap(descriptor)
 
     def _listen(self, itself: int) -> None:
         try:
@@ -134,7 +134,7 @@ class _Zygote:
         try:
             pidfd = os.pidfd_open(child)
             self.poll.register(pidfd, select.EPOLLIN)
-            _say(self.control, {"opened": request["open"]}, pidfd)
+            _send(self.control, {"opened": request["open"]}, pidfd)
         except OSError as error:  # too many descriptors, open or on their way: this one session fails, not all
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -144,7 +144,7 @@ class _Zygote:
         self.numbers[pidfd] = (request["open"], child)
 
     def _fail(self, request: dict[str, Any], why: dict[str, Any]) -> None:
-        _say(self.control, {"failed": request["open"], **why})
+        _send(self.control, {"failed": request["open"], **why})
 
     def _fork(self, itself: int) -> int:
         if self.ground.plan.namespaces:
@@ -154,12 +154,12 @@ class _Zygote:
         with isolate.layer("processes"):
             return os.fork()
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         number, child = self.numbers.pop(pidfd)
         self.poll.unregister(pidfd)
         os.close(pidfd)
         _, status, usage = os.wait4(child, 0)
-        _say(self.control, {"ended": number, "status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss})
+        _send(self.control, {"ended": number, "status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss})
 
 
 def become_session(
@@ -224,7 +224,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def _say(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+def _send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
     """Tell the host, or end with it."""
     encoded = json.dumps(message).encode()
     try:

@@ -66,7 +66,7 @@ class ConsoleTracker:
                 del self._rows[step]
         if STEP_SECONDS in point.metrics:
             numbers = ", ".join(f"{SHOWN[name]} {_number(name, value)}" for name, value in known.items())
-            self._tell(f"step {point.step}/{self._steps}: {numbers}", printed=self._live is None)
+            self._note(f"step {point.step}/{self._steps}: {numbers}", printed=self._live is None)
             self._forecast(point)
             self._bar.update(self._task, completed=point.step)
         if self._live is not None:
@@ -83,9 +83,9 @@ class ConsoleTracker:
         if len(self._seconds) == FORECAST_AFTER and rest > 0:
             later = self._seconds[1:]  # the first one also fills what is collected ahead
             minutes = sum(later) / len(later) * rest / 60
-            self._tell(f"forecast: about {minutes:.1f} minutes for the other {rest} steps, evaluations apart")
+            self._note(f"forecast: about {minutes:.1f} minutes for the other {rest} steps, evaluations apart")
 
-    def _tell(self, text: str, *, printed: bool = True) -> None:
+    def _note(self, text: str, *, printed: bool = True) -> None:
         self._run.log(text)
         if printed:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -164,7 +164,7 @@ class Trackers:
         clean = self._clean(point)
         for guard in self._guards:
             guard.log(clean)
-        self._tell()
+        self._flush_notes()
 
     def metrics(self) -> dict[str, float]:
         """How many points each has lost so far, and how many values were not numbers."""
@@ -179,7 +179,7 @@ class Trackers:
             guard.end(state, reason)
         for guard in guards:
             guard.wait(deadline)
-        self._tell()
+        self._flush_notes()
 
     def _clean(self, point: Point) -> Point:
         """The point without values that are not finite, under names that every library can encode."""
@@ -195,7 +195,7 @@ class Trackers:
         self._not_finite += len(missing)
         return Point(point.step, point.seconds, point.tokens, metrics)
 
-    def _tell(self) -> None:
+    def _flush_notes(self) -> None:
         for guard in self._guards or ():
             while guard.notes:
                 self._say(guard.notes.popleft())

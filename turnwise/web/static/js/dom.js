@@ -64,7 +64,7 @@ function setOne(node, name, value) {
 
 // A run's data may end in an address; only these kinds can never run code.
 function checkAddress(address) {
-  if (/^(#|\/(?!\/)|blob:|data:image\/(png|jpeg|gif|webp);)/.test(address)) return;
+  if (/^(#|\/(?!\/)|blob:|data:image\/(png|jpeg|jpg|gif|webp|bmp);)/.test(address)) return;
   throw new Error(`not an address of this board: ${address.slice(0, 60)}`);
 }
 

@@ -215,7 +215,7 @@ function runLine(body) {
 
 // A run longer than the board holds in memory: what its lists, health and spreads are of.
 function leftOut({ trajectories, files, step }) {
-  return `The oldest ${number(trajectories)} trajectories (${number(files)} files, up to step ${number(step)}) are not listed, searched or judged here; the curves show every step, and a link to one of them still opens.`;
+  return `The oldest ${number(trajectories)} trajectories (${number(files)} files, up to step ${number(step)}) are not listed, searched or checked here; the curves show every step, and a link to one of them still opens.`;
 }
 
 // Files of the run that the board could not read: never silently less.

@@ -144,7 +144,7 @@ function historyRow(run, history, group) {
   return h("tr", null,
     h("th", { scope: "row", class: "num" }, inside ? h("a", { href, title: "the group side by side" }, String(group.step)) : String(group.step)),
     h("td", null, group.split),
-    h("td", { class: "num" }, group.judged > 0 ? `${group.right} of ${group.judged}` : "–"),
+    h("td", { class: "num" }, group.scored > 0 ? `${group.right} of ${group.scored}` : "–"),
     h("td", { class: "num" }, number(group.mean)),
     h("td", { class: "episodes" }, group.episodes.map((episode) => episodeLink(run, group, episode))),
     h("td", { class: "answers" }, answers(group.episodes)));
