@@ -8,7 +8,7 @@ import { singleSections } from "board/panels.js";
 import { pairsBeside, resultsBeside } from "board/parts/results.js";
 import { badge } from "board/parts/run.js";
 import { go, link } from "board/router.js";
-import { sheet } from "board/sheet.js";
+import { around, sheet } from "board/sheet.js";
 
 const COLOURS = 8; // the ninth run is drawn dashed in the first one's colour
 
@@ -31,8 +31,10 @@ export async function render(node, { params, live }) {
     if (present.length) Object.assign(loaded.get(name), (await get(runPath(name, "series"), { names: present.join(","), points })).series);
   }));
   const lines = (panel) => names.flatMap((name, index) => {
-    const series = loaded.get(name)[panel.lines[0].metric];
-    return series ? [{ name, series, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
+    const { metric, error } = panel.lines[0];
+    const [series, errors] = [loaded.get(name)[metric], loaded.get(name)[error]];
+    const bars = series && errors?.value.length === series.value.length ? { ...around(series.value, errors.value), whiskers: true } : {};
+    return series ? [{ name, series, ...bars, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
   });
   const table = h("div");
   const results = h("div");

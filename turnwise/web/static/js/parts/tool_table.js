@@ -63,7 +63,7 @@ export function failingTools(tools, run) {
 
 // Calls that could not be read, or of a tool that is not there, were never carried out: they took no time worth a chart.
 export function everRan(tool) {
-  return ["ok", "error", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
+  return ["ok", "error", "crashed", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
 }
 
 function howFailed(tool) {
