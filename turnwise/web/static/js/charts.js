@@ -360,7 +360,7 @@ function atStep(step) {
 
 function padded([low, high]) {
   if (low > high) return [0, 1];
-  const pad = (high - low) * 0.02 || Math.abs(high) * 0.1 || 1;
+  const pad = (high - low) * 0.02 || 0.5;
   return [low - pad, high + pad];
 }
 

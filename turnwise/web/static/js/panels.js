@@ -3,7 +3,7 @@
 const FAMILY = /^(.+)\/(mean|max|min)$/;
 const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy is held to a reference
 
-// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, metric, low, high, error, spread}]}], searchable}]
+// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
 // A line's low, high and error (a standard error) are metric names too; spread names a series of /spread, whose band replaces them.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
@@ -66,24 +66,24 @@ function reward(left, spread) {
   return panels;
 }
 
-const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer"], ["val/greedy_first_accuracy", "greedy, first answer"]];
+const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer", "dot"], ["val/greedy_first_accuracy", "greedy, first answer", "dot"]];
 
 // One panel beside the reward; where there are several data sources, one for each below.
 function accuracy(left) {
   const names = new Set(left);
   const bySource = new Map();
   const whole = [];
-  for (const [prefix, label] of ACCURACIES) {
+  for (const [prefix, label, dash] of ACCURACIES) {
     // How sure each one is: an error is drawn with its line, a count has no curve of its own.
     for (const detail of [`${prefix}_stderr`, `${prefix}_n`]) {
       take(left, detail);
       takeAll(left, `${detail}/`);
     }
     const error = (end) => (names.has(`${prefix}_stderr${end}`) ? `${prefix}_stderr${end}` : null);
-    if (take(left, prefix)) whole.push({ label, metric: prefix, error: error("") });
+    if (take(left, prefix)) whole.push({ label, dash, metric: prefix, error: error("") });
     for (const name of takeAll(left, `${prefix}/`)) {
       const source = name.slice(prefix.length + 1);
-      bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name, error: error(`/${source}`) }]);
+      bySource.set(source, [...(bySource.get(source) ?? []), { label, dash, metric: name, error: error(`/${source}`) }]);
     }
   }
   const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
@@ -144,7 +144,7 @@ function families(left, prefixes) {
       const main = member.only ?? member.mean ?? member.max ?? member.min;
       const lines = [{ label: words(base), metric: main, low: member.mean && member.min, high: member.mean && member.max }];
       if (member.only && member.mean) lines.push({ label: `${words(base)} mean`, metric: member.mean });
-      return panel(prefix === "" ? base : words(base), lines, { percent: /(ratio|rate|share|frac)$/.test(base) });
+      return panel(prefix === "" ? base : words(base), lines, { percent: /(ratio|rate|share|frac)$/.test(base) && !base.endsWith("ppl_ratio") });
     });
   });
 }
@@ -178,6 +178,7 @@ const PLAIN = {
 };
 const SPELT_OUT = [
   [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
+  [/log_ppl_abs_diff$/, "log perplexity, absolute difference"], [/log_ppl_diff$/, "log perplexity, difference"], [/log_ppl_diff_max$/, "log perplexity, largest difference"], [/log_ppl_diff_min$/, "log perplexity, smallest difference"],
   [/log_ppl/, "log perplexity"], [/ppl/, "perplexity"], [/chi2_seq$/, "chi-squared of sequences"], [/chi2_token$/, "chi-squared of tokens"],
 ];
 const SAID_BY_SECTION = /^(actor|timing_s|perf|rollout_corr|mismatch|agent_loop)\//;

@@ -66,7 +66,10 @@ export function layout(view) {
     ticks: "", title: { font: { size: 11 }, standoff: 6 },
   };
   const x = { ...axis, title: { ...axis.title, text: plain(view.xTitle ?? "") }, showgrid: view.kind === "lines", zeroline: false };
-  if (view.xRange) Object.assign(x, { range: [...view.xRange], autorange: false });
+  if (view.xRange) {
+    Object.assign(x, { range: [...view.xRange], autorange: false });
+    if (view.xTitle === "step" && view.xRange[1] - view.xRange[0] < 5) Object.assign(x, { tick0: 0, dtick: 1 }); // there is no half step
+  }
   const y = { ...axis, title: { ...axis.title, text: plain(view.yTitle ?? "") }, fixedrange: true, type: view.logY ? "log" : undefined };
   if (view.percent) (view.horizontal ? x : y).tickformat = ".0%";
   if (view.yRange) {

@@ -3,10 +3,10 @@
 import { get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
-import { number, percent } from "board/format.js";
+import { number } from "board/format.js";
 import { singleSections } from "board/panels.js";
 import { pairsBeside, resultsBeside } from "board/parts/results.js";
-import { badge } from "board/parts/run.js";
+import { accuracy, badge } from "board/parts/run.js";
 import { go, link } from "board/router.js";
 import { around, sheet } from "board/sheet.js";
 
@@ -91,7 +91,7 @@ function summary(runs, names) {
       h("td", null, badge(run.state)),
       h("td", { class: "num" }, run.command === "eval" ? "evaluation" : number(run.step), run.steps ? ` of ${number(run.steps)}` : null),
       h("td", { class: "num" }, number(run.reward)),
-      h("td", { class: "num" }, percent(run.accuracy)),
+      h("td", { class: "num" }, accuracy(run)),
       h("td", { class: "num" }, h("button", { type: "button", class: "mini", "aria-label": `Leave ${run.name} out`, onClick: () => go("/compare", { runs: without(run.name) }) }, "✕")))))));
 }
 

@@ -84,11 +84,11 @@ function panelLines(panel, loaded, band) {
     if (spread && (!series || (band !== "none" && !loaded.pending))) return [withSpread(line, spread, loaded, band)];
     if (!series) return [];
     const error = line.error ? loaded.series[line.error] : null;
-    if (error?.value.length === series.value.length) return [{ name: line.label, series, ...around(series.value, error.value), whiskers: true }];
+    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, series, ...around(series.value, error.value), whiskers: true }];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;
     const fits = low && high && low.length === series.value.length && high.length === series.value.length;
-    return [{ name: line.label, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+    return [{ name: line.label, dash: line.dash, series, low: fits ? low : undefined, high: fits ? high : undefined }];
   });
 }
 
