@@ -287,6 +287,23 @@ def test_what_came_and_went_is_found_where_it_was(build, name):
     assert begun is not None and begun.severity is Severity.OK, "what a run begins with is no burst"
 
 
+def test_few_episodes_with_very_many_malformed_calls_are_seen(build):
+    """Fewer than a tenth of the episodes, but most of the calls of a step."""
+    again = calls(*["x = 1"] * 20, status=CallStatus.MALFORMED)
+    groups = [SIBLINGS * number for number in range(3)]
+
+    def scene(at: tuple[int, ...]) -> Scene:
+        return Scene(lambda place: again if place.step in at and place.number in groups else calls("x = 1"))
+
+    finding = BY_NAME["malformed_burst"](*build(scene((6,))))
+    assert finding is not None and finding.severity is Severity.WATCH and finding.steps == (7, 7)
+    assert finding.count == 3 and "(60 of " in finding.text and "0.0 % in the median step" in finding.text
+    begun = BY_NAME["malformed_burst"](*build(scene((0,))))
+    assert begun is not None and begun.severity is Severity.OK
+    habit = BY_NAME["malformed_burst"](*build(scene(tuple(range(STEPS)))))
+    assert habit is not None and habit.severity is Severity.OK
+
+
 @pytest.mark.parametrize(
     ("name", "metric", "usual", "middle"),
     [

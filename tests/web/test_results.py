@@ -52,6 +52,7 @@ def test_the_table_is_the_one_that_was_printed(evaluated):
     assert [row["label"] for row in found["rows"]] == printed
     accuracy = next(row for row in found["rows"] if row["label"] == "accuracy, final answer")
     assert accuracy["values"] == [0.3]
+    assert (found["n"], found["samples"], found["warnings"]) == ([20], [10], report.warnings)
     assert accuracy["errors"] == [report.sources["arithmetic"].accuracy_stderr] and accuracy["errors"][0] > 0.1
 
 

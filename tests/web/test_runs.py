@@ -14,7 +14,7 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
 from turnwise.web.configs import diff, read_config
 from turnwise.web.liveness import GONE, Shown
-from turnwise.web.run_summary import MetricsReader, summarise_run
+from turnwise.web.run_summary import MetricsReader, RunSummary, summarise_run
 from turnwise.web.runs import NotFound, Runs
 
 
@@ -205,13 +205,14 @@ def test_a_damaged_status_is_unknown_with_the_reason(tmp_path, text):
 def test_a_summary_has_the_newest_numbers(tmp_path):
     run, now = a_run(tmp_path / "runs", steps=4), time.time()
     run.append_jsonl(
-        "metrics.jsonl", {"step": 4, "seconds": 45.0, "val/accuracy": 0.75, "val/accuracy/arithmetic": 0.1}
+        "metrics.jsonl",
+        {"step": 4, "seconds": 45.0, "val/accuracy": 0.75, "val/accuracy/arithmetic": 0.1, "val/accuracy_stderr": 0.2},
     )
     a_status(run, now, step=4)
     opened = Runs([tmp_path / "runs"]).open("a")
     summary = opened.summary(now)
     wanted = {"name": "a", "state": "running", "reason": "", "command": "train", "step": 4, "steps": 38, "seconds": 45.0,
-              "task": "arithmetic", "model": "tiny", "reward": 1.0, "accuracy": 0.75}  # fmt: skip
+              "task": "arithmetic", "model": "tiny", "reward": 1.0, "accuracy": 0.75, "accuracy_error": 0.2, "accuracy_step": 4}  # fmt: skip
     assert {name: summary[name] for name in wanted} == wanted
     assert summary["spark"] == [0.25, 0.5, 0.75, 1.0]
     run.append_jsonl("metrics.jsonl", {"step": 5, "seconds": 55.0, "critic/score/mean": 0.5})
@@ -276,11 +277,14 @@ def test_what_is_no_number_is_no_reward(tmp_path, value):
 def test_an_evaluations_accuracy_is_in_its_report(tmp_path):
     run = a_run(tmp_path)
     assert summarise_run(run).accuracy is None
-    sources = {"a": {"accuracy": 1.0, "episodes": 10}, "b": {"accuracy": 0.0, "episodes": 30}}
+    sources = {
+        "a": {"accuracy": 1.0, "reward": 2.0, "episodes": 10},
+        "b": {"accuracy": 0.0, "reward": 0.0, "episodes": 30},
+    }
     run.write_json("eval/step_000000.json", {"sources": sources})
-    assert summarise_run(run).accuracy == 0.25
-    run.write_json("eval/step_000010.json", {"accuracy": 0.5})
-    assert summarise_run(run).accuracy == 0.5
+    assert summarise_run(run) == RunSummary(accuracy=0.25, reward=0.5)
+    run.write_json("eval/step_000010.json", {"accuracy": 0.5, "accuracy_stderr": 0.1})
+    assert summarise_run(run) == RunSummary(accuracy=0.5, accuracy_error=0.1)
 
 
 def test_one_damaged_run_does_not_hide_the_others(tmp_path):

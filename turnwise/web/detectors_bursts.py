@@ -18,6 +18,9 @@ FLAT_WATCH, FLAT_ALARM = 0.3, 0.6
 BURST_WATCH, BURST_ALARM = 0.1, 0.3
 """Points of the share of episodes above those before and after. A tenth is a bad batch or two; after a third of some
 steps' episodes the policy has learned from them."""
+CALLS_WATCH, UNUSUAL, FEWEST_CALLS, FEWEST_GROUPS = 0.1, 5.0, 50, 3
+"""A step whose calls are malformed this often, so many times as often as in the median step, of so many calls in all
+and in so many groups: a few episodes that repeat a broken call are no burst of episodes."""
 FAILED_WATCH, FAILED_ALARM = 0.05, 0.3
 """The same for failed episodes, which are left out of learning: a busy machine makes one in a hundred."""
 DIP = 0.5
@@ -148,20 +151,49 @@ def _find(table: Table, trouble: _Trouble, *, calls: bool = True) -> Finding | N
 
 
 def malformed_burst(table: Table, series: Series) -> Finding | None:
-    """Steps in which calls could not be read."""
-    return _find(
-        table,
-        _Trouble(
-            "malformed_burst",
-            "A burst of malformed calls",
-            "episodes with a call that could not be read",
-            "malformed > 0",
-            "Read what was written instead of a call, and what the policy had learned in the steps before; if the "
-            "reward of these steps is no lower than before, broken calls are paid for.",
-            ("tool_calls/malformed", "critic/score/mean"),
-            lambda rows: (rows.number("malformed") > 0).astype(np.float64),
-        ),
+    """Steps in which calls could not be read: in many episodes, or again and again in a few."""
+    trouble = _Trouble(
+        "malformed_burst",
+        "A burst of malformed calls",
+        "episodes with a call that could not be read",
+        "malformed > 0",
+        "Read what was written instead of a call, and what the policy had learned in the steps before; if the "
+        "reward of these steps is no lower than before, broken calls are paid for.",
+        ("tool_calls/malformed", "critic/score/mean"),
+        lambda rows: (rows.number("malformed") > 0).astype(np.float64),
     )
+    found = _find(table, trouble)
+    if found is None or found.severity is not Severity.OK:
+        return found
+    return _malformed_step(Rows.of(table, "train"), trouble) or found
+
+
+def _malformed_step(rows: Rows, trouble: _Trouble) -> Finding | None:
+    """The step with the largest share of malformed calls, if it stands out; never an alarm: few episodes made it."""
+    size = len(rows.steps)
+    broken = rows.number("malformed")
+    calls, malformed = totals(rows.at, rows.number("calls"), size), totals(rows.at, broken, size)
+    share = malformed / np.maximum(calls, 1)
+    at, parts = _by_group(rows, (broken > 0).astype(np.float64))
+    groups = totals(at, parts > 0, size)
+    usual = float(np.median(share))
+    stands_out = (calls >= FEWEST_CALLS) & (groups >= FEWEST_GROUPS) & (share >= max(CALLS_WATCH, UNUSUAL * usual))
+    stands_out[:SHORTEST_WINDOW] = False  # what a run begins with is no burst
+    if not stands_out.any():
+        return None
+    place = int(np.where(stands_out, share, 0.0).argmax())
+    step = int(rows.steps[place])
+    listed = expression(trouble.condition, steps=(step, step))
+    others = int(stands_out.sum()) - 1
+    text = (
+        f"{percent(float(share[place]))} ({malformed[place]:,.0f} of {calls[place]:,.0f}) of the calls of step {step} "
+        f"could not be read, in {matches(rows, listed):,} episodes; {percent(usual)} in the median step."
+        + (f" {others} other {'step is' if others == 1 else 'steps are'} like it." if others else "")
+    )
+    return Finding(
+        trouble.id, Severity.WATCH, trouble.title, text, trouble.advice, (step, step), listed, "train",
+        trouble.metrics, matches(rows, listed),
+    )  # fmt: skip
 
 
 def tool_error_burst(table: Table, series: Series) -> Finding | None:

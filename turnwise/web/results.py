@@ -14,7 +14,8 @@ from turnwise.web.run_summary import number, read_report
 
 MOST_FLIPS = 200
 """Listed of each kind; the counts are of all."""
-SHARE, NUMBER, COUNT, TEXT = "share", "number", "count", "text"
+SHARE, PART, NUMBER, COUNT, TEXT = "share", "part", "number", "count", "text"
+"""Kinds of row; a part is a share that is said as so many of all."""
 _ROWS: tuple[tuple[str, str, str], ...] = (
     ("episodes", "episodes", COUNT),
     ("failed episodes", "failed", COUNT),
@@ -27,10 +28,10 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("user turns", "user_turns", NUMBER),
     ("tool calls", "tool_calls", COUNT),
     ("", "tools", TEXT),
-    ("episodes with a valid call", "episodes_with_valid_call", SHARE),
+    ("episodes with a valid call", "episodes_with_valid_call", PART),
     ("stop reasons", "stop_reasons", TEXT),
     ("policy tokens", "policy_tokens", COUNT),
-    ("ledger equals full render", "render_exact", SHARE),
+    ("ledger equals full render", "render_exact", PART),
 )
 _FEW_TOOLS = 40
 """Rows of tools; a model may make names up without end."""
@@ -40,7 +41,7 @@ Key = tuple[str, str, int, int]
 
 
 def results(run: RunDir) -> dict[str, Any] | None:
-    """{"sources": [...], "rows": [{label, kind, values, errors}], ...}; None for a run that is no evaluation."""
+    """{"sources": [...], "n": [...], "rows": [{label, kind, values, errors}], ...}; None for a training."""
     report = read_report(run)
     found = report.get("sources") if report else None
     if report is None or not isinstance(found, dict):
@@ -56,10 +57,17 @@ def results(run: RunDir) -> dict[str, Any] | None:
     rows += _task_rows(list(sources.values()))
     return {
         "sources": list(sources),
+        "n": [number(one, "n") for one in sources.values()],
+        "samples": [number(one, "samples") for one in sources.values()],
         "rows": rows,
+        "warnings": _texts(report.get("warnings")),
         "seconds": number(report, "seconds"),
         "tokens_per_second": number(report, "tokens_per_second"),
     }
+
+
+def _texts(found: Any) -> list[str]:
+    return [clean_text(one) for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
 def _row(label: str, kind: str, values: Sequence[Any], errors: Sequence[float | None]) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def _tool(report: Any) -> str | None:
         return f"{calls:.0f} calls"
     failures = _counts({status: count for status, count in statuses.items() if status != "ok"})
     error = report.get("commonest_error")
-    said = f": {clean_text(error)}" if isinstance(error, str) else ""
+    said = f"\n{clean_text(error)}" if isinstance(error, str) else ""
     return f"{calls:.0f} calls, {failed / calls:.0%} failed ({failures}){said}"
 
 

@@ -15,7 +15,7 @@ from turnwise.files import cannot, check_regular
 from turnwise.storage.file_tail import FileTail
 from turnwise.storage.run_dir import METRICS, RunDir
 
-REWARD, ACCURACY = "critic/score/mean", "val/accuracy"
+REWARD, ACCURACY, ERROR, STEP = "critic/score/mean", "val/accuracy", "val/accuracy_stderr", "step"
 SPARK = 60
 _RECENT = 20
 _NUMBER = re.compile(rb"\s*-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?(?=\s*[,}])")
@@ -29,6 +29,10 @@ class RunSummary:
     seconds: float | None = None
     reward: float | None = None
     accuracy: float | None = None
+    accuracy_error: float | None = None
+    """One standard error."""
+    accuracy_step: int | None = None
+    """The step that was evaluated."""
     spark: tuple[float, ...] = ()
     step_seconds: float = 0.0
     """Typical seconds between the newest steps."""
@@ -44,7 +48,8 @@ class MetricsReader:
     def _forget(self) -> None:
         self.recent: deque[bytes] = deque(maxlen=_RECENT)
         self.rewards = array("d")
-        self.accuracy: float | None = None
+        self.accuracy: tuple[float, float | None, int] | None = None
+        """The newest: its value, its standard error, its step."""
 
     def read_on(self) -> None:
         """Take in the whole lines that are new; a file that was replaced is read again."""
@@ -59,11 +64,11 @@ class MetricsReader:
         if (reward := _value(line, REWARD)) is not None:
             self.rewards.append(reward)
         if (accuracy := _value(line, ACCURACY)) is not None:
-            self.accuracy = accuracy
+            self.accuracy = accuracy, _value(line, ERROR), int(_value(line, STEP) or 0)
 
 
 def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummary:
-    """A run's newest numbers; the accuracy of an evaluation without metrics is looked up in its report.
+    """A run's newest numbers; what an evaluation has not among its metrics is looked up in its report.
 
     `reader` has what was read before.
     """
@@ -73,7 +78,7 @@ def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummar
     except OSError as error:
         raise cannot("read", run.path / METRICS, error) from error
     if not reader.recent:
-        return RunSummary(accuracy=_reported(run))
+        return _reported(run)
     recent = [record for line in reader.recent if (record := _record(line))]
     newest = recent[-1] if recent else {}
     trained = [(record["step"], seconds) for record in recent if (seconds := number(record, "seconds")) is not None]
@@ -81,12 +86,15 @@ def summarise_run(run: RunDir, reader: MetricsReader | None = None) -> RunSummar
         later[1] - earlier[1] for earlier, later in pairwise(trained) if later[0] > earlier[0] and later[1] > earlier[1]
     ]
     rewards = reader.rewards
+    accuracy, stderr, step = reader.accuracy or (None, None, None)
     count = min(SPARK, len(rewards))
     return RunSummary(
         step=newest.get("step", 0),
         seconds=number(newest, "seconds"),
-        reward=rewards[-1] if rewards else None,
-        accuracy=reader.accuracy,
+        reward=rewards[-1] if rewards else _reported(run).reward,
+        accuracy=accuracy,
+        accuracy_error=stderr,
+        accuracy_step=step,
         spark=tuple(rewards[(len(rewards) - 1) * place // max(count - 1, 1)] for place in range(count)),
         step_seconds=statistics.median(between) if between else 0.0,
     )
@@ -107,19 +115,27 @@ def read_report(run: RunDir) -> dict[str, Any] | None:
     return _record(_bytes(reports[-1])) if reports else None
 
 
-def _reported(run: RunDir) -> float | None:
-    """The accuracy in the newest report of an evaluation."""
+def _reported(run: RunDir) -> RunSummary:
+    """What the newest report of an evaluation says: accuracy and reward over all data sources."""
     found = read_report(run)
     if found is None:
-        return None
-    if (accuracy := number(found, "accuracy")) is not None:
-        return accuracy
+        return RunSummary()
     sources = found.get("sources")
     parts = [one for one in sources.values() if isinstance(one, dict)] if isinstance(sources, dict) else []
-    pairs = [(number(one, "accuracy"), number(one, "episodes")) for one in parts]
-    known = [(accuracy, episodes) for accuracy, episodes in pairs if accuracy is not None and episodes]
+    accuracy = number(found, "accuracy")
+    return RunSummary(
+        reward=_overall(parts, "reward"),
+        accuracy=_overall(parts, "accuracy") if accuracy is None else accuracy,
+        accuracy_error=None if accuracy is None else number(found, "accuracy_stderr"),
+    )
+
+
+def _overall(parts: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of a number of each data source, by its episodes."""
+    pairs = [(number(one, name), number(one, "episodes")) for one in parts]
+    known = [(value, episodes) for value, episodes in pairs if value is not None and episodes]
     total = sum(episodes for _, episodes in known)
-    return sum(accuracy * episodes for accuracy, episodes in known) / total if total else None
+    return sum(value * episodes for value, episodes in known) / total if total else None
 
 
 def _bytes(path: Path) -> bytes:

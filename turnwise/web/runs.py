@@ -188,6 +188,8 @@ class Run:
             "model": _model(values),
             "reward": found.reward,
             "accuracy": found.accuracy,
+            "accuracy_error": found.accuracy_error,
+            "accuracy_step": found.accuracy_step,
             "spark": list(found.spark),
         }
 

@@ -12,6 +12,8 @@ from turnwise.web.steps import Bools, Buckets, Floats, Ints, Rows, jsonable, tot
 from turnwise.web.table import Table
 
 STAGES = ("called", "ran", "evidence", "used", "correct")
+UNREADABLE = "(unreadable call)"
+"""Calls whose tool cannot be told; `turnwise eval` calls them so, too."""
 MOST_FAILURES = 50
 """Different texts; a list of more is not read."""
 _LONGEST_QUOTE = 300
@@ -47,7 +49,7 @@ def _tools(table: Table, steps: Ints, buckets: Buckets, split: str) -> dict[str,
         if info.split == split and info.step in places:
             for name, use in used.items():
                 uses[name].append((places[info.step], use))
-    return {name or "(no name)": _tool(found, buckets) | {"nameless": not name} for name, found in sorted(uses.items())}
+    return {name or UNREADABLE: _tool(found, buckets) | {"nameless": not name} for name, found in sorted(uses.items())}
 
 
 def _tool(uses: list[tuple[int, ToolUse]], buckets: Buckets) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from random import Random
 
 import pytest
 
-from turnwise.report import EpisodeResult, EvalReport, summarise
+from turnwise.metrics import Share
+from turnwise.report import EpisodeResult, EvalReport, measured, summarise
 from turnwise.storage.index import record
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, Status, write_status
@@ -111,7 +112,9 @@ class GrowingRun:
         self.run.append_jsonl("metrics.jsonl", line)
         if step % 5 == 0:
             record(self.run, f"eval/step_{step:06d}.parquet", [self.trajectory(f"test:{n}", 0) for n in range(8)])
-            values = {"val/accuracy": 0.5 + step / 100, "val/accuracy/arithmetic": 0.5 + step / 100}
+            share = Share(0.5 + step / 100, 0.1, 8, 8)
+            found = measured("accuracy", share) | measured("accuracy", share, "arithmetic")
+            values = {f"val/{name}": value for name, value in found.items()}
             self.run.append_jsonl(
                 "metrics.jsonl", {"step": step, "seconds": 10.0 * step, "tokens": self.tokens} | values
             )

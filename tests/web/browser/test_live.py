@@ -54,6 +54,10 @@ def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     assert saved.value.suggested_filename == "reward.csv" and lines[0] == "series,step,value,low,high"
     values = [[float(one) for one in line.split(",")[2:]] for line in lines[1:]]
     assert len(values) == growing.step and all(0 <= low <= mean <= high <= 1 for mean, low, high in values)
+    assert not [title for title in titles if re.search("stderr|_n\\b", title)], "they are parts of the accuracy"
+    with page.expect_download() as saved:
+        page.get_by_label("save the numbers: Accuracy", exact=True).click()
+    assert f"eval,5,{0.55},{0.55 - 0.1},{0.55 + 0.1}" in saved.value.path().read_text()
     with page.expect_download() as saved:
         page.get_by_label("save as a picture: Reward", exact=True).click()
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
@@ -194,10 +198,10 @@ def test_a_sample_over_steps_and_in_other_runs(open_page):
     page.get_by_role("link", name="Over steps and runs").click()
     own = page.locator("section", has=page.get_by_role("heading", name="Over steps", exact=True))
     expect(own.locator("tbody tr th")).to_have_text(["10", "5"])
-    beside = page.locator(".run-beside")
+    beside = page.locator(".run-beside", has=page.get_by_role("link", name="other", exact=True))
     expect(beside.locator("tbody tr")).to_have_count(1)
     expect(beside).to_contain_text("The id is the same, the question is not")  # these runs made up their own
-    expect(page.locator("section [role=status]")).to_contain_text("1 of 1 other run played")
+    expect(page.locator("section [role=status]")).to_contain_text("3 of 4 other runs played")
     beside.locator(".episode").click()
     expect(page).to_have_url(re.compile("#/run/other/trajectory"))
 

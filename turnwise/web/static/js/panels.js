@@ -3,8 +3,8 @@
 const FAMILY = /^(.+)\/(mean|max|min)$/;
 const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy is held to a reference
 
-// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, metric, low, high, spread}]}], searchable}]
-// A line's low and high are metric names too; spread names a series of /spread, whose band replaces them.
+// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
+// A line's low, high and error (a standard error) are metric names too; spread names a series of /spread, whose band replaces them.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
   // Without a KL penalty these repeat the reward: they are kept, and at the end.
@@ -14,11 +14,11 @@ export function panelSections(names, spreads = []) {
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
   const sections = [
-    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples", panels: [first, ...overall].filter(Boolean) },
+    { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
-    { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: families(left, ["rollout_corr/", "mismatch/", "training/rollout_probs_diff"]) },
+    { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
@@ -32,14 +32,14 @@ export function singleSections(names) {
   return panelSections(names).map((section) => ({
     ...section,
     panels: section.panels.flatMap((panel) => panel.lines.map((line) => ({
-      ...panel, id: line.metric, lines: [{ label: line.label, metric: line.metric }],
+      ...panel, id: line.metric, lines: [{ label: line.label, metric: line.metric, error: line.error }],
       title: panel.lines.length > 1 ? `${panel.title}: ${line.label}` : panel.title,
     }))),
   }));
 }
 
 export function metricsOf(panel) {
-  return panel.lines.flatMap((line) => [line.metric, line.low, line.high]).filter(Boolean);
+  return panel.lines.flatMap((line) => [line.metric, line.low, line.high, line.error]).filter(Boolean);
 }
 
 function reward(left, spread) {
@@ -66,17 +66,24 @@ function reward(left, spread) {
   return panels;
 }
 
-const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, before the user speaks"], ["val/greedy_first_accuracy", "greedy, before the user speaks"]];
+const ACCURACIES = [["train/accuracy", "train"], ["val/accuracy", "eval"], ["val/greedy_accuracy", "eval, greedy"], ["val/first_accuracy", "eval, first answer", "dot"], ["val/greedy_first_accuracy", "greedy, first answer", "dot"]];
 
 // One panel beside the reward; where there are several data sources, one for each below.
 function accuracy(left) {
+  const names = new Set(left);
   const bySource = new Map();
   const whole = [];
-  for (const [prefix, label] of ACCURACIES) {
-    if (take(left, prefix)) whole.push({ label, metric: prefix });
+  for (const [prefix, label, dash] of ACCURACIES) {
+    // How sure each one is: an error is drawn with its line, a count has no curve of its own.
+    for (const detail of [`${prefix}_stderr`, `${prefix}_n`]) {
+      take(left, detail);
+      takeAll(left, `${detail}/`);
+    }
+    const error = (end) => (names.has(`${prefix}_stderr${end}`) ? `${prefix}_stderr${end}` : null);
+    if (take(left, prefix)) whole.push({ label, dash, metric: prefix, error: error("") });
     for (const name of takeAll(left, `${prefix}/`)) {
       const source = name.slice(prefix.length + 1);
-      bySource.set(source, [...(bySource.get(source) ?? []), { label, metric: name }]);
+      bySource.set(source, [...(bySource.get(source) ?? []), { label, dash, metric: name, error: error(`/${source}`) }]);
     }
   }
   const sources = [...bySource].map(([source, lines]) => panel(bySource.size === 1 ? "Accuracy" : source, lines, { percent: true }));
@@ -90,6 +97,19 @@ const MOST_BESIDE = 2; // accuracies beside the reward when there is none over a
 
 function named(left, names) {
   return names.filter((name) => take(left, name)).map((name) => panel(words(name), [{ label: words(name), metric: name }]));
+}
+
+const TURN = /^(.+\/)turn_(\d+)\/(.+)$/;
+
+// What was measured turn by turn is one panel with a line for each turn.
+function mismatch(left) {
+  const turns = new Map();
+  for (const name of [...left].filter((one) => TURN.test(one)).sort((a, b) => TURN.exec(a)[2] - TURN.exec(b)[2])) {
+    const [, before, turn, rest] = TURN.exec(take(left, name));
+    turns.set(before + rest, [...(turns.get(before + rest) ?? []), { label: `turn ${turn}`, metric: name }]);
+  }
+  const byTurn = [...turns].map(([base, lines]) => panel(`${words(base)} by turn`, lines));
+  return [...families(left, ["rollout_corr/", "mismatch/", "training/rollout_probs_diff"]), ...byTurn];
 }
 
 const LEARNING = [
@@ -124,7 +144,7 @@ function families(left, prefixes) {
       const main = member.only ?? member.mean ?? member.max ?? member.min;
       const lines = [{ label: words(base), metric: main, low: member.mean && member.min, high: member.mean && member.max }];
       if (member.only && member.mean) lines.push({ label: `${words(base)} mean`, metric: member.mean });
-      return panel(prefix === "" ? base : words(base), lines, { percent: /(ratio|rate|share|frac)$/.test(base) });
+      return panel(prefix === "" ? base : words(base), lines, { percent: /(ratio|rate|share|frac)$/.test(base) && !base.endsWith("ppl_ratio") });
     });
   });
 }
@@ -152,10 +172,13 @@ const PLAIN = {
   "critic/vf_clipfrac": "critic", "critic/grad_norm": "critic", "critic/lr": "critic", "actor/grad_norm": "policy", "actor/lr": "policy",
   "actor/pg_clipfrac": "policy", "actor/pg_clipfrac_lower": "policy, lower bound", "rollout_corr/kl": "KL of sampler and learner", "rollout_corr/k3_kl": "KL of sampler and learner, k3 estimate",
   "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
+  "timing_s/gen": "rollouts", "timing_s/update_actor": "update", "timing_s/step": "whole step", "timing_s/loop_lag_max": "longest wait of the event loop",
+  "timing_s/agent_loop/generate_sequences": "Generating, seconds per episode", "timing_s/agent_loop/tool_calls": "Waiting for tools and users, seconds per episode",
   "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
 };
 const SPELT_OUT = [
   [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
+  [/log_ppl_abs_diff$/, "log perplexity, absolute difference"], [/log_ppl_diff$/, "log perplexity, difference"], [/log_ppl_diff_max$/, "log perplexity, largest difference"], [/log_ppl_diff_min$/, "log perplexity, smallest difference"],
   [/log_ppl/, "log perplexity"], [/ppl/, "perplexity"], [/chi2_seq$/, "chi-squared of sequences"], [/chi2_token$/, "chi-squared of tokens"],
 ];
 const SAID_BY_SECTION = /^(actor|timing_s|perf|rollout_corr|mismatch|agent_loop)\//;

@@ -36,6 +36,12 @@ function lines(view, trace, colour, visible) {
   if (!trace.low || !trace.high) return [trace.faint ? quiet(line) : line];
   line.customdata = trace.low.map((low, index) => [low, trace.high[index]]);
   line.hovertemplate = `%{y:${format}} (%{customdata[0]:${format}} to %{customdata[1]:${format}})`;
+  if (trace.whiskers) {
+    // Between evaluations nothing was measured: an error bar at each, no band.
+    const from = (edge) => edge.map((value, index) => (value === null || trace.y[index] === null ? null : Math.abs(value - trace.y[index])));
+    line.error_y = { type: "data", symmetric: false, array: from(trace.high), arrayminus: from(trace.low), color: tint(colour, trace.faint ? 0.3 : 0.55), thickness: 1, width: 2 };
+    return [trace.faint ? quiet(line) : line];
+  }
   const edge = { type: "scatter", mode: "lines", x: trace.x, hoverinfo: "skip", visible, line: { width: 0, color: colour }, connectgaps: true };
   return [{ ...edge, y: trace.low }, { ...edge, y: trace.high, fill: "tonexty", fillcolor: tint(colour, 0.14) }, trace.faint ? quiet(line) : line];
 }
@@ -60,7 +66,10 @@ export function layout(view) {
     ticks: "", title: { font: { size: 11 }, standoff: 6 },
   };
   const x = { ...axis, title: { ...axis.title, text: plain(view.xTitle ?? "") }, showgrid: view.kind === "lines", zeroline: false };
-  if (view.xRange) Object.assign(x, { range: [...view.xRange], autorange: false });
+  if (view.xRange) {
+    Object.assign(x, { range: [...view.xRange], autorange: false });
+    if (view.xTitle === "step" && view.xRange[1] - view.xRange[0] < 5) Object.assign(x, { tick0: 0, dtick: 1 }); // there is no half step
+  }
   const y = { ...axis, title: { ...axis.title, text: plain(view.yTitle ?? "") }, fixedrange: true, type: view.logY ? "log" : undefined };
   if (view.percent) (view.horizontal ? x : y).tickformat = ".0%";
   if (view.yRange) {

@@ -10,7 +10,7 @@ const AXES = ["step", "time", "tokens"];
 const POINTS = 600; // per series and request; the server thins what is longer
 const MOST_POINTS = 4800;
 
-// sheet(node, {params, seconds (how long the run took), load(metrics, points) -> Promise, lines(panel) -> [{name, series, colour?, dash?, low?, high?}], extra?: [Element]})
+// sheet(node, {params, seconds (how long the run took), load(metrics, points) -> Promise, lines(panel) -> [{name, series, colour?, dash?, low?, high?, whiskers?}], extra?: [Element]})
 // -> {show(sections), refresh(), redraw(), destroy()}. `load` fetches series, `lines` says what a panel shows of them.
 export function sheet(node, options) {
   return new Sheet(node, options);
@@ -206,10 +206,10 @@ class Sheet {
     item.figure.update(this.lines(item.panel).flatMap((line) => this.traces(line)), { xTitle: this.titles[this.view.x] });
   }
 
-  traces({ name, series, colour, dash, low, high }) {
+  traces({ name, series, colour, dash, low, high, whiskers }) {
     const along = { step: series.step, time: series.seconds, tokens: series.tokens }[this.view.x] ?? series.step;
     const scale = this.scales[this.view.x];
-    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, steps: series.step, low, high };
+    const raw = { name, colour, dash, x: scale === 1 ? along : along.map((x) => (x === null ? null : x / scale)), y: series.value, steps: series.step, low, high, whiskers };
     if (!this.view.smooth || series.value.length < 3) return [raw];
     return [{ ...raw, faint: true }, { ...raw, y: smooth(series.value, this.view.smooth), raw: series.value, low: undefined, high: undefined }];
   }
@@ -219,6 +219,12 @@ class Sheet {
     for (const item of this.panels.values()) item.figure.destroy();
     this.panels.clear();
   }
+}
+
+// The edges of a share and its standard error, inside the shares that there are.
+export function around(shares, errors) {
+  const edge = (sign) => shares.map((share, index) => (share === null || errors[index] === null ? share : Math.min(1, Math.max(0, share + sign * errors[index]))));
+  return { low: edge(-1), high: edge(1) };
 }
 
 // An element that is moved loses focus and scroll, so one that is in its place is left there.

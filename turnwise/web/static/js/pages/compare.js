@@ -3,12 +3,12 @@
 import { get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
-import { number, percent } from "board/format.js";
+import { number } from "board/format.js";
 import { singleSections } from "board/panels.js";
 import { pairsBeside, resultsBeside } from "board/parts/results.js";
-import { badge } from "board/parts/run.js";
+import { accuracy, badge } from "board/parts/run.js";
 import { go, link } from "board/router.js";
-import { sheet } from "board/sheet.js";
+import { around, sheet } from "board/sheet.js";
 
 const COLOURS = 8; // the ninth run is drawn dashed in the first one's colour
 
@@ -31,8 +31,10 @@ export async function render(node, { params, live }) {
     if (present.length) Object.assign(loaded.get(name), (await get(runPath(name, "series"), { names: present.join(","), points })).series);
   }));
   const lines = (panel) => names.flatMap((name, index) => {
-    const series = loaded.get(name)[panel.lines[0].metric];
-    return series ? [{ name, series, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
+    const { metric, error } = panel.lines[0];
+    const [series, errors] = [loaded.get(name)[metric], loaded.get(name)[error]];
+    const bars = series && errors?.value.length === series.value.length ? { ...around(series.value, errors.value), whiskers: true } : {};
+    return series ? [{ name, series, ...bars, colour: `--series-${(index % COLOURS) + 1}`, dash: index < COLOURS ? "solid" : "dash" }] : [];
   });
   const table = h("div");
   const results = h("div");
@@ -89,7 +91,7 @@ function summary(runs, names) {
       h("td", null, badge(run.state)),
       h("td", { class: "num" }, run.command === "eval" ? "evaluation" : number(run.step), run.steps ? ` of ${number(run.steps)}` : null),
       h("td", { class: "num" }, number(run.reward)),
-      h("td", { class: "num" }, percent(run.accuracy)),
+      h("td", { class: "num" }, accuracy(run)),
       h("td", { class: "num" }, h("button", { type: "button", class: "mini", "aria-label": `Leave ${run.name} out`, onClick: () => go("/compare", { runs: without(run.name) }) }, "✕")))))));
 }
 

@@ -6,7 +6,7 @@ import { h, fill } from "board/dom.js";
 import { panelSections } from "board/panels.js";
 import { resultTable } from "board/parts/results.js";
 import { link, setParams } from "board/router.js";
-import { sheet } from "board/sheet.js";
+import { around, sheet } from "board/sheet.js";
 
 const BANDS = [["std", "± std"], ["range", "p10 to p90"], ["none", "none"]];
 const CLOCK = "critic/score/mean"; // has a value at every training step: what a step is in seconds and tokens
@@ -83,10 +83,12 @@ function panelLines(panel, loaded, band) {
     const series = line.metric ? loaded.series[line.metric] : null;
     if (spread && (!series || (band !== "none" && !loaded.pending))) return [withSpread(line, spread, loaded, band)];
     if (!series) return [];
+    const error = line.error ? loaded.series[line.error] : null;
+    if (error?.value.length === series.value.length) return [{ name: line.label, dash: line.dash, series, ...around(series.value, error.value), whiskers: true }];
     const low = line.low ? loaded.series[line.low]?.value : series.low;
     const high = line.high ? loaded.series[line.high]?.value : series.high;
     const fits = low && high && low.length === series.value.length && high.length === series.value.length;
-    return [{ name: line.label, series, low: fits ? low : undefined, high: fits ? high : undefined }];
+    return [{ name: line.label, dash: line.dash, series, low: fits ? low : undefined, high: fits ? high : undefined }];
   });
 }
 

@@ -2,8 +2,8 @@
 
 import { get } from "board/api.js";
 import { h, fill } from "board/dom.js";
-import { ago, moment, number, percent, seconds } from "board/format.js";
-import { badge, progress, sparkline } from "board/parts/run.js";
+import { ago, moment, number, seconds } from "board/format.js";
+import { accuracy, badge, progress, sparkline } from "board/parts/run.js";
 import { go, link, setParams } from "board/router.js";
 
 const COLUMNS = [
@@ -100,7 +100,7 @@ function row(run, view, draw) {
     h("td", { class: "state" }, badge(run.state)),
     h("td", { class: "steps" }, progress(run)),
     h("td", { class: "num", dataset: { label: "reward" } }, number(run.reward)),
-    h("td", { class: "num", dataset: { label: "accuracy" } }, percent(run.accuracy)),
+    h("td", { class: "num", dataset: { label: "accuracy" } }, accuracy(run)),
     h("td", { class: "shape" }, sparkline(run.spark ?? [])),
     h("td", { class: "num muted when", title: moment(run.updated) }, h("span", { dataset: { updated: run.updated } }, ago(run.updated))));
 }

@@ -6,7 +6,7 @@ import { count, percent } from "board/format.js";
 import { link } from "board/router.js";
 import { csvButton } from "board/parts/csv.js";
 import { quoted } from "board/parts/filter_text.js";
-import { everRan, failingSince, failingTools, STATUS_COLOURS, toolRows, toolTable, total } from "board/parts/tool_table.js";
+import { everRan, failingSince, failingTools, isNoTool, STATUS_COLOURS, toolRows, toolTable, total } from "board/parts/tool_table.js";
 import { visible } from "board/parts/visible.js";
 
 // [key, name, what it means, colour over the steps]
@@ -110,6 +110,7 @@ function draw(sections, charts, data, run) {
 
 function figures(data) {
   const tools = Object.values(data.tools);
+  const real = tools.filter((tool) => !isNoTool(tool)).length;
   const calls = tools.reduce((sum, tool) => sum + total(tool.calls), 0);
   const failed = tools.reduce((sum, tool) => sum + total(tool.failed), 0);
   const sources = Object.values(data.funnel.sources);
@@ -120,7 +121,7 @@ function figures(data) {
   const failures = data.failures.reduce((sum, failure) => sum + failure.count, 0);
   const where = data.funnel.split === "eval" ? "evaluation" : "training";
   return [
-    figure("tool calls", count(calls), `of ${tools.length} ${tools.length === 1 ? "tool" : "tools"}`),
+    figure("tool calls", count(calls), `of ${real} ${real === 1 ? "tool" : "tools"}`),
     figure("failed", calls ? percent(failed / calls) : "none", `${count(failed)} calls`),
     figure("episodes with a call", episodes ? percent(called / episodes) : "none", `of ${count(episodes)} in ${where}`),
     figure("flipped to right", count(better), `${count(worse)} to wrong, in evaluations`),
@@ -191,6 +192,8 @@ function lostText(before, here) {
 function drawFunnelSteps(place, charts, funnelSteps) {
   const sources = Object.entries(funnelSteps).slice(0, MOST_SOURCES);
   if (!sources.length) return place.replaceChildren(nothing("No step was recorded yet."));
+  place.parentElement.hidden = sources.every(([, series]) => series.step.length < 2); // one dot says no more than the bars above
+  if (place.parentElement.hidden) return;
   for (const [source, series] of sources) {
     const traces = STAGES.slice(1).map(([key, name, , colour]) => ({
       name,

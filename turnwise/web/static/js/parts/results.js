@@ -14,18 +14,18 @@ const BEHIND = {
 };
 
 export function resultTable(results, run, linked) {
-  const { sources, rows } = results;
+  const { sources, rows, warnings } = results;
   const cell = (row, index) => {
-    const said = value(row, index);
+    const said = value(row, index, results);
     const filter = linked && row.values[index] ? BEHIND[row.label] : null;
-    if (!filter) return h("td", { class: "num" }, said);
+    if (!filter) return h("td", { class: kindClass(row) }, said);
     const both = `${filter} and data_source == ${JSON.stringify(sources[index])}`;
     return h("td", { class: "num" }, h("a", { href: link(`/run/${run}/trajectories`, { filter: both, split: "eval" }), title: both }, said));
   };
-  return h("figure", { class: "results" }, h("figcaption", { class: "muted" }, caption(results)),
+  return h("figure", { class: "results" }, warnings.map((text) => h("p", { class: "health-line is-alarm" }, visible(text))), h("figcaption", { class: "muted" }, caption(results)),
     h("div", { class: "scroll" }, h("table", { class: "data" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "sr" }, "Measured")), sources.map((name) => h("th", { scope: "col", class: "num" }, visible(name))))),
-      h("tbody", null, rows.map((row) => h("tr", null, h("th", { scope: "row" }, row.label), sources.map((_, index) => cell(row, index))))))));
+      h("tbody", null, rows.map((row) => h("tr", null, rowHead(row.label), sources.map((_, index) => cell(row, index))))))));
 }
 
 // One table a data source: a column for each run and, of two, the difference.
@@ -35,11 +35,12 @@ export function resultsBeside(runs) {
   return h("section", { class: "results" }, h("h2", null, "Results", h("span", { class: "section-note" }, INTERVAL)), sources.map((source) => {
     const found = runs.map((run) => new Map(run.results.rows.map((row) => [row.label, row])));
     const places = runs.map((run) => run.results.sources.indexOf(source));
-    const said = (label, index) => (places[index] < 0 || !found[index].has(label) ? "" : value(found[index].get(label), places[index]));
+    const said = (label, index) => (places[index] < 0 || !found[index].has(label) ? "" : value(found[index].get(label), places[index], runs[index].results));
+    const kind = (label) => kindClass(found.map((rows) => rows.get(label)).find(Boolean));
     return h("div", { class: "scroll" }, h("table", { class: "data" }, h("caption", null, visible(source)),
       h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "sr" }, "Measured")), runs.map((run) => h("th", { scope: "col", class: "num" }, run.name)),
         runs.length === 2 ? h("th", { scope: "col", class: "num" }, "difference") : null)),
-      h("tbody", null, labels.map((label) => h("tr", null, h("th", { scope: "row" }, label), runs.map((_, index) => h("td", { class: "num" }, said(label, index))),
+      h("tbody", null, labels.map((label) => h("tr", null, rowHead(label), runs.map((_, index) => h("td", { class: kind(label) }, said(label, index))),
         runs.length === 2 ? h("td", { class: "num" }, difference(found.map((rows) => rows.get(label)), places)) : null)))));
   }));
 }
@@ -58,7 +59,7 @@ export function pairsBeside({ sources, flips, alone }, names) {
         h("td", null, place(names[0], flip.first)), h("td", null, place(names[1], flip.second))))))));
   };
   const only = names.map((name, index) => (alone[index] ? `${count(alone[index])} only in ${name}` : null)).filter(Boolean);
-  return h("section", { class: "results pairs" }, h("h2", null, "Answer by answer", h("span", { class: "section-note" }, `the newest evaluation of each; ${INTERVAL} of the paired difference`)),
+  return h("section", { class: "results pairs" }, h("h2", null, "Answer by answer", h("span", { class: "section-note" }, "the newest evaluation of each; ± is one standard error of the paired difference")),
     h("div", { class: "scroll" }, h("table", { class: "data" }, h("thead", null, h("tr", null, head.map((text, index) => h("th", { scope: "col", class: index ? "num" : null }, text)))),
       h("tbody", null, sources.map((one) => h("tr", null, h("th", { scope: "row" }, visible(one.name)), h("td", { class: "num" }, count(one.pairs)), h("td", { class: "num" }, percent(one.first)), h("td", { class: "num" }, percent(one.second)),
         h("td", { class: "num" }, points(one.difference, one.error)), h("td", { class: "num" }, count(one.to_right)), h("td", { class: "num" }, count(one.to_wrong))))))),
@@ -71,18 +72,35 @@ function caption(results) {
   return parts.filter(Boolean).join(", ");
 }
 
-function value(row, index) {
+// A tool's row belongs to the one of all calls above it.
+function rowHead(label) {
+  return h("th", { scope: "row", class: label.startsWith("  ") ? "sub" : null }, visible(label.trim()));
+}
+
+const kindClass = (row) => (row.kind === "text" ? "said" : "num");
+
+function value(row, index, { n, samples }) {
   const [found, error] = [row.values[index], row.errors[index]];
-  if (typeof found === "string") return visible(found);
-  if (row.kind === "share") return error === null ? percent(found) : `${percent(found)} ± ${(100 * error).toFixed(1)}`;
+  if (typeof found === "string") {
+    const [first, ...rest] = found.split("\n");
+    return [visible(first), rest.length ? h("div", { class: "muted small" }, visible(rest.join(" "))) : null];
+  }
+  if (row.kind === "part" && found !== null && n[index] !== null) return `${count(Math.round(found * n[index]))} of ${count(n[index])}`;
+  if (row.kind === "share" || row.kind === "part") return error === null ? percent(found) : `${percent(found)} ± ${(100 * error).toFixed(1)}${howMany(n[index], samples[index])}`;
   return number(found, 2);
+}
+
+// howMany(128, 64) -> " (n=128, 64 samples)"
+function howMany(n, samples) {
+  if (n === null) return "";
+  return samples === null || samples === n ? ` (n=${count(n)})` : ` (n=${count(n)}, ${count(samples)} samples)`;
 }
 
 function difference([left, right], [first, second]) {
   if (!left || !right || first < 0 || second < 0) return "";
   const [a, b] = [left.values[first], right.values[second]];
   if (typeof a !== "number" || typeof b !== "number") return "";
-  if (left.kind !== "share") return a === b ? "0" : signed(number(b - a, 2), b - a);
+  if (left.kind !== "share" && left.kind !== "part") return a === b ? "0" : signed(number(b - a, 2), b - a);
   const errors = [left.errors[first], right.errors[second]];
   return points(b - a, errors.includes(null) ? null : Math.hypot(...errors));
 }

@@ -1,7 +1,7 @@
-// What is shown of a run wherever it appears: its state, how far it is, and the shape of its reward.
+// What is shown of a run wherever it appears: its state, how far it is, its accuracy, and the shape of its reward.
 
 import { h, svg } from "board/dom.js";
-import { number } from "board/format.js";
+import { number, percent } from "board/format.js";
 
 export function badge(state) {
   return h("span", { class: "badge", dataset: { state } }, state);
@@ -15,6 +15,13 @@ export function progress({ step, steps, state, command }) {
   return h("span", { class: "progress", dataset: { state } },
     share === null ? null : h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: { width: `${100 * share}%` } })),
     h("span", null, "step ", h("b", null, number(step)), steps ? ` of ${number(steps)}` : null));
+}
+
+// The last one measured, with its standard error, and of a training the step that it is of: the reward beside it is newer.
+export function accuracy(run) {
+  const error = typeof run.accuracy_error === "number" ? h("span", { class: "muted" }, ` ± ${(100 * run.accuracy_error).toFixed(1)}`) : null;
+  const step = run.command !== "eval" && typeof run.accuracy_step === "number" ? h("div", { class: "muted small" }, `at step ${number(run.accuracy_step)}`) : null;
+  return [percent(run.accuracy), error, step];
 }
 
 export function sparkline(values, { width = 120, height = 28 } = {}) {

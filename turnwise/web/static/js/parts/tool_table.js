@@ -27,7 +27,7 @@ const FEW = 5; // fewer failures in a row are chance, unless the tool never work
 export const total = (numbers) => numbers.reduce((sum, value) => sum + (value ?? 0), 0);
 
 /** Whether this is only a name that the policy made up, or none: no call by it ever met a tool. */
-function isNoTool(tool) {
+export function isNoTool(tool) {
   const unknown = total(tool.statuses.unknown_tool ?? []);
   const malformed = total(tool.statuses.malformed ?? []);
   return unknown + malformed === total(tool.calls) && (unknown > 0 || tool.nameless === true);
@@ -63,7 +63,7 @@ export function failingTools(tools, run) {
 
 // Calls that could not be read, or of a tool that is not there, were never carried out: they took no time worth a chart.
 export function everRan(tool) {
-  return ["ok", "error", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
+  return ["ok", "error", "crashed", "timeout"].some((status) => total(tool.statuses[status] ?? []) > 0);
 }
 
 function howFailed(tool) {
@@ -77,6 +77,7 @@ function howFailed(tool) {
 function verdict(tool, share) {
   const since = failingSince(tool);
   if (since !== null) return badge(since.whole ? "every call failed" : `every call since step ${since.step} failed`, "bad");
+  if (tool.nameless) return null;
   if (isNoTool(tool)) return badge("no such tool", "plain", "a name that the policy made up");
   return share >= OFTEN ? badge("fails often", "warn", `at least ${percent(OFTEN, 0)} of its calls`) : null;
 }
