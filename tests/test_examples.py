@@ -38,7 +38,9 @@ def test_a_task_of_ones_own_is_trained_and_goes_on_only_with_what_it_was_given(t
     small = ("run=a", "training.groups=2", "training.group_size=2", "sampling.max_tokens=12", "training.steps=1")
     said = example("train.py", *small, cwd=tmp_path)
     assert re.search(r"accuracy/boxes .*% ± [\d.]+ \(n=4\)", said) and "reward: " in said
-    assert 'turnwise.train(turnwise.configure(..., "run=a", "resume=auto"), samples=..., eval_samples=...' in said
+    assert (
+        'turnwise.train(turnwise.configure(..., "run=a", "resume=auto", "training.steps=2"), samples=..., eval_' in said
+    )
     assert "algorithm    advantage grpo, loss ppo_clip" in (tmp_path / "runs" / "a" / "plan.txt").read_text()
     done = subprocess.run(
         [sys.executable, "-c", "from turnwise.cli import main; raise SystemExit(main())", "train", "run=a", "resume=auto"],

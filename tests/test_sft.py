@@ -66,6 +66,7 @@ def test_a_fine_tuning_is_a_run_with_counts_metrics_and_a_policy(
     report: dict[str, Any] = json.loads(printed.out.splitlines()[-1])
     assert (report["trajectories"], report["used"], report["dropped"]) == (12, 6, {"with reward < 1": 6})
     assert "12 recorded trajectories, 6 with reward < 1, 6 used" in printed.err
+    assert "step 3/3: loss" in printed.err, "there is no bar where there is no terminal"
     run = RunDir.open(tmp_path / "tuned")
     lines = run.read_jsonl("metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3] == list(range(1, report["steps"] + 1))

@@ -81,8 +81,7 @@ def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse
     try:
         for extra in rest:
             if extra.startswith("-") or not hasattr(args, "overrides"):
-                options = [name for action in commands[args.command]._actions for name in action.option_strings]
-                raise ConfigError(unknown(f"argument of `turnwise {args.command}`", extra, options))
+                raise ConfigError(_unknown_argument(extra, commands[args.command], hasattr(args, "overrides")))
             args.overrides.append(extra)
         code: int = args.run(args)
         return code
@@ -99,6 +98,20 @@ def _run(args: argparse.Namespace, rest: list[str], commands: dict[str, argparse
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         sys.stderr.close()
         return 141
+
+
+def _unknown_argument(extra: str, parser: argparse.ArgumentParser, takes_keys: bool) -> str:
+    """Who writes `--steps 3` means a config value, not the option that is spelt most like it."""
+    word = extra.lstrip("-").partition("=")[0].replace("-", "_")
+    if takes_keys:
+        from turnwise.config import Config
+        from turnwise.knobs import knobs_of
+
+        keys = [key for key in knobs_of(Config) if word in (key, key.rsplit(".", 1)[-1])]
+        if keys:
+            return f"{extra!r} is no option: config values are written key=value, as in {' or '.join(keys)}=..."
+    options = [name for action in parser._actions for name in action.option_strings]
+    return unknown(f"argument of `{parser.prog}`", extra, options)
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

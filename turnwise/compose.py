@@ -227,7 +227,8 @@ def _read_file(path: Path, knobs: Mapping[str, Knob]) -> dict[str, Any]:
     if not is_file:
         folder = path.parent if path.parent.is_dir() else Path()
         names = [entry.name for entry in folder.iterdir() if entry.suffix in (".yaml", ".yml")]
-        raise ConfigError(f"no config file {path} (from {Path.cwd()}): {nearest(path.name, names)}")
+        hint = nearest(path.name, names) if names else "there is no YAML file there"
+        raise ConfigError(f"no config file {path} (from {Path.cwd()}): {hint}")
     content = read_yaml(path)
     if content is None:
         return {}

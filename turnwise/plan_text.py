@@ -54,7 +54,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     }
     shown = ", ".join(f"{value:g} {name}" for name, value in budgets.items() if value is not None)
     lines.append(f"budgets      {shown}")
-    limit = "all" if config.eval.samples is None else f"eval.samples={config.eval.samples}"
+    key, most = ("training", config.training.samples) if training else ("eval", config.eval.samples)
+    limit = "all" if most is None else f"{key}.samples={most}"
     lines.append(
         f"samples      {len(prepared.samples)} ({limit}), {prepared.dropped} left out with prompts over "
         f"{config.data.max_prompt_tokens} tokens"

@@ -111,7 +111,8 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
         len(renderer.open(sample.prompt, prepared.toolbox.schemas(prepared.plan.route(sample).tools)))
         for sample in itertools.islice(prepared.samples, SAMPLES_LOOKED_AT)
     ]
-    episodes = len(prepared.samples) * config.eval.group_size
+    samples = len(prepared.samples)  # every row of a file was looked at; an evaluation takes eval.samples of them
+    episodes = min(samples, config.eval.samples or samples) * config.eval.group_size
     mean = sum(prompts) / len(prompts)
     turns = config.rollout.max_assistant_turns
     text = f"{episodes} episodes, prompts {mean:.0f} tokens on average and {max(prompts)} at most"

@@ -22,7 +22,7 @@ from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
 from turnwise.run import Run, new_run, printer
-from turnwise.stopping import run_stoppable
+from turnwise.stopping import Stopped, run_stoppable
 from turnwise.storage.run_dir import TOKENIZER, check_free
 from turnwise.types import Group, Sample, Trajectory
 
@@ -129,7 +129,7 @@ def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     decoder = Decoder.load(source, torch.float32)
     losses: list[float] = []
-    tokens = 0
+    tokens, every = 0, max(1, config.sft.steps // 20)
     run.start_trackers()
     with _progress(run.console) as progress:
         bar = progress.add_task("training", total=config.sft.steps)
@@ -140,8 +140,14 @@ def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
             tokens += step.policy_tokens
             run.log_metrics(step.number, tokens, step.metrics())
             progress.update(bar, advance=1, description=f"training, loss {step.loss:.3f}")
+            if not run.console.is_terminal and step.number % every == 0:  # a bar is drawn on a terminal only
+                run.note(f"step {step.number}/{config.sft.steps}: loss {step.loss:.3f}")
 
-        epochs = train_sft(decoder, to_sequences(found.used), config.sft, config.seed, report)
+        try:
+            epochs = train_sft(decoder, to_sequences(found.used), config.sft, config.seed, report)
+        except Stopped:
+            run.note(f"stopped after {len(losses)} of {config.sft.steps} steps: no policy was written; see sft.steps")
+            raise
     companions.save(policy, decoder)
     run.status.reason = f"all {config.sft.steps} steps done"
     run.note(f"{config.sft.steps} steps were {epochs:.3g} passes over the trajectories")

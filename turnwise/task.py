@@ -177,7 +177,11 @@ def prepare_files(spec: str, arguments: Sequence[str]) -> Mapping[Path, int]:
     parser.add_argument("--out", type=Path, default=folder, help=f"output folder (default {folder})")
     for name, arguments_of in _options(prepare, spec):
         parser.add_argument(f"--{name.replace('_', '-')}", **arguments_of)
-    given = vars(parser.parse_args(list(arguments)))
+    parsed, rest = parser.parse_known_args(list(arguments))
+    if rest:
+        options = [name for action in parser._actions for name in action.option_strings]
+        raise ConfigError(unknown(f"argument of `turnwise prepare {spec}`", rest[0], options))
+    given = vars(parsed)
     written = call(lambda: prepare(given.pop("out"), **given), spec, "task")
     if not isinstance(written, Mapping):
         raise PluginError(f"task {spec!r}: prepare gives the rows of each file it wrote, not {written!r:.80}")

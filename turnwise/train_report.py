@@ -65,7 +65,7 @@ class TrainReport(Printable):
 
     def table(self) -> Table:
         """Before and after, one row per measurement; the reward over the steps below."""
-        table = Table(title=f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}", caption=CAPTION)
+        table = Table(title=self._title(), caption=CAPTION)
         for column in ("held-out samples", "before", "after"):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
         for name in dict.fromkeys((*self.before, *self.after)):
@@ -77,12 +77,23 @@ class TrainReport(Printable):
         lines = [*_reward_lines(self.rewards), f"tokens: {self.tokens:,} written by the policy"]
         lines += [f"warning: {text}" for text in self.warnings]
         checkpoint = max(self.run.glob("checkpoints/step_*"), default=None)
-        lines += [] if checkpoint is None else [f"policy: {checkpoint / 'policy'}"]
+        if checkpoint is not None:
+            folders = {"policy": checkpoint / "policy", "LoRA adapter": checkpoint / "policy_adapter"}
+            lines += [f"{name}: {folder}" for name, folder in folders.items() if folder.is_dir()]
         lines += [f"run directory: {self.run}"]
         lines += [f"curves and episodes: turnwise board {self.run}", f"one episode: turnwise show {self.run}"]
-        longer = f"train longer: {self.resume} training.steps={2 * self.steps}"
-        lines += [longer if self.after else f"resume with: {self.resume}"]
-        return Group(self.table(), *(Text(visible(line)) for line in lines))
+        lines += [f"train longer: {self._longer()}" if self.after else f"resume with: {self.resume}"]
+        heading = self.table() if self.before else Text(self._title() + "; nothing was evaluated yet")
+        return Group(heading, *(Text(visible(line)) for line in lines))
+
+    def _title(self) -> str:
+        return f"training, {self.steps} steps, {self.seconds:.0f} s: {self.reason}"
+
+    def _longer(self) -> str:
+        steps, in_python = f"training.steps={2 * self.steps}", '"resume=auto")'
+        if in_python in self.resume:
+            return self.resume.replace(in_python, f'"resume=auto", "{steps}")')
+        return f"{self.resume} {steps}"
 
 
 def step_rewards(run: Path) -> list[StepReward]:
