@@ -146,7 +146,7 @@ def test_images_reach_the_endpoint(tmp_path: Path) -> None:
     files = ("task=null", f"data.eval_files={tmp_path}/rows.jsonl")
     with endpoint(lambda messages: {"content": "#### 2"}) as (url, received):
         report = evaluate(config(url, tmp_path / "runs", *files), console=QUIET)
-        assert report.sources["arithmetic"].accuracy == 1.0 and len(received) == 2
+        assert report.sources["openai/gsm8k"].accuracy == 1.0 and len(received) == 2
         image, text = received[0]["messages"][0]["content"]
         assert text == {"type": "text", "text": "How many?"}
         assert base64.b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,")) == picture
