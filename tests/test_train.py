@@ -119,7 +119,7 @@ def test_a_run_that_fails_says_why_in_its_directory(tmp_path: Path) -> None:
     assert status is not None and status.state is State.FAILED and "disagree" in status.reason
 
 
-def test_bfloat16_passes_the_parity_gate_out_of_the_box_and_every_step_measures_the_gap(tmp_path: Path) -> None:
+def test_bfloat16_passes_the_logprob_gate_out_of_the_box_and_every_step_measures_the_gap(tmp_path: Path) -> None:
     """The largest difference of bfloat16 is far above what the mean may be; no knob is needed, and no extra pass."""
     report = run(
         tmp_path, "run=a", "learner.precision=bfloat16", "training.minibatches=2", "training.warn_logprob_gap=1e-9"
