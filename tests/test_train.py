@@ -387,8 +387,8 @@ def test_kill_nine_leaves_a_run_that_resumes_from_its_last_checkpoint(tmp_path: 
     wait_for(tmp_path / "runs" / "r" / "log.txt", "step 5/500", process)
     process.kill()
     process.communicate()
-    for path in (tmp_path / "runs" / "r" / "trajectories").glob("*.parquet"):
-        assert read_trajectories(path)
+    recorded = list((tmp_path / "runs" / "r" / "trajectories").glob("*.parquet"))
+    assert len(recorded) >= 5 and all(map(read_trajectories, recorded))
     runs = tmp_path / "runs"
     done = config(runs, "run=r", "resume=auto", "training.steps=6", "training.save_every=2")
     report = train(done, console=QUIET)
