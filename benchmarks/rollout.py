@@ -80,8 +80,8 @@ class Asker(BaseInteraction):
     ) -> tuple[bool, str, float | None, dict[str, Any]]:
         if sum(message["role"] == "user" for message in messages) > 1:
             return True, "Thank you.", 1.0, {}
-        said = messages[-1]["content"]  # the answer names the sibling, whose latency is drawn with the others
-        wait = latencies(kwargs["query"], int(said.rpartition(" ")[2]))[CALLS]
+        answer = messages[-1]["content"]  # it names the sibling, whose latency is drawn with the others
+        wait = latencies(kwargs["query"], int(answer.rpartition(" ")[2]))[CALLS]
         await asyncio.sleep(self.config["scale"] * wait / 1000)
         return False, "Are you sure? Look again and answer once more.", 0.5, {}
 
@@ -97,7 +97,7 @@ def line(sample: Sample, sibling: int, turn: int) -> str:
 
 
 @dataclass(slots=True)
-class MessageSpeaker:
+class MessageBackend:
     """The same words without a renderer or a tokenizer: what is left is the rollout itself."""
 
     messages: Sequence[Message]
@@ -112,7 +112,7 @@ class MessageSpeaker:
     def room(self) -> int | None:
         return None
 
-    async def speak(self, turn: int, max_tokens: int) -> AssistantReply:
+    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
         return AssistantReply(self.messages[turn], FinishReason.STOP, 0, 0, 0, 0, 0)
 
     def append_replies(
@@ -167,13 +167,13 @@ class Bench:
     def with_tokens(self) -> RolloutContext:
         config = Config()
 
-        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+        def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
             return TokenBackend(self.renderer, self.sampler, config.sampling, tools, noise, conversation)
 
-        return self.context(speak, config)
+        return self.context(backend, config)
 
     def with_messages(self) -> RolloutContext:
-        said = {
+        messages = {
             (sample.id, sibling): [
                 hermes.parse(line(sample, sibling, turn), turn=turn, in_reasoning=False) for turn in range(CALLS + 2)
             ]
@@ -181,10 +181,10 @@ class Bench:
             for sibling in range(self.group)
         }
 
-        def speak(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> MessageSpeaker:
-            return MessageSpeaker(said[noise.sample, noise.sibling])
+        def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> MessageBackend:
+            return MessageBackend(messages[noise.sample, noise.sibling])
 
-        return self.context(speak, Config())
+        return self.context(backend, Config())
 
     async def round(self, context: RolloutContext, step: int) -> Measured:
         """Every episode once, all under way together."""

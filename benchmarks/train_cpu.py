@@ -67,7 +67,7 @@ def run_ours(config: Any) -> list[Step]:
 
     from turnwise.train import train
 
-    report = train(config, Console(file=sys.stderr))
+    report = train(config, console=Console(file=sys.stderr))
     lines = [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "timing_s/step" in line]
     before = [0, *(line["tokens"] for line in steps)]

@@ -119,7 +119,7 @@ def test_a_run_that_fails_says_why_in_its_directory(tmp_path: Path) -> None:
     assert status is not None and status.state is State.FAILED and "disagree" in status.reason
 
 
-def test_bfloat16_passes_the_parity_gate_out_of_the_box_and_every_step_measures_the_gap(tmp_path: Path) -> None:
+def test_bfloat16_passes_the_logprob_gate_out_of_the_box_and_every_step_measures_the_gap(tmp_path: Path) -> None:
     """The largest difference of bfloat16 is far above what the mean may be; no knob is needed, and no extra pass."""
     report = run(
         tmp_path, "run=a", "learner.precision=bfloat16", "training.minibatches=2", "training.warn_logprob_gap=1e-9"
@@ -387,8 +387,8 @@ def test_kill_nine_leaves_a_run_that_resumes_from_its_last_checkpoint(tmp_path: 
     wait_for(tmp_path / "runs" / "r" / "log.txt", "step 5/500", process)
     process.kill()
     process.communicate()
-    for path in (tmp_path / "runs" / "r" / "trajectories").glob("*.parquet"):
-        assert read_trajectories(path)
+    recorded = list((tmp_path / "runs" / "r" / "trajectories").glob("*.parquet"))
+    assert len(recorded) >= 5 and all(map(read_trajectories, recorded))
     runs = tmp_path / "runs"
     done = config(runs, "run=r", "resume=auto", "training.steps=6", "training.save_every=2")
     report = train(done, console=QUIET)

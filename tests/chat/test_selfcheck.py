@@ -50,8 +50,10 @@ def test_evaluation_warns_once_with_a_count_and_the_first_place(rewriting: tuple
     assert len(warnings) == 1 and "3 of 3 episodes hold other tokens than one full render" in warnings[0]
     assert "at token 0 (turn 0)" in warnings[0] and "(old)" in warnings[0] and "chatml_hermes" in warnings[0]
     assert "3 of 3 episodes" in console.export_text()
-    for trajectory in read_trajectories(report.run / "eval" / "step_000000.parquet"):
-        assert "(old)" in trajectory.artifacts["render_problem"]
+    problems = [
+        one.artifacts["render_problem"] for one in read_trajectories(report.run / "eval" / "step_000000.parquet")
+    ]
+    assert ["(old)" in problem for problem in problems] == [True] * 3
 
 
 def test_the_scripted_rollout_finds_what_it_can(rewriting: tuple[str, ...], tmp_path: Path) -> None:

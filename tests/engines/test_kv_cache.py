@@ -39,7 +39,7 @@ def test_rows_survive_growth_and_moves() -> None:
     assert same(rows.read(16, 0, 30), span(30)) and not rows.keys[:, 1].any() and not rows.values[:, 1].any()
 
 
-def test_parked_conversations_respect_their_budget() -> None:
+def test_cached_conversations_respect_their_budget() -> None:
     size = span(10).bytes
     cached = SessionCaches(budget=3 * size)
     for name in "abcd":

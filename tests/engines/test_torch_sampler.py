@@ -322,7 +322,7 @@ def test_one_conversation_writes_one_turn_at_a_time(decoder: Decoder) -> None:
     with_sampler(decoder, body)
 
 
-def test_parked_memory_is_counted_and_released(decoder: Decoder) -> None:
+def test_cached_memory_is_counted_and_released(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         for index in range(4):
             await sampler.generate(f"c{index}", prompt(50, index), SamplingParams(10), key())

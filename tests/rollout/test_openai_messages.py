@@ -2,17 +2,24 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from turnwise.chat.tool_format import load_format
 from turnwise.errors import DataError
+from turnwise.plugins import names_in
 from turnwise.rollout import openai_messages
-from turnwise.rollout.openai_messages import as_openai, check_image, data_url
+from turnwise.rollout.openai_messages import check_image, data_url
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
 URL = "data:image/png;base64," + base64.b64encode(PNG).decode()
 SEEN = {"type": "image_url", "image_url": {"url": URL}}
+
+
+def as_openai(messages: list[Message]) -> list[dict[str, Any]]:
+    return openai_messages.as_openai(messages, load_format("hermes"))
 
 
 @pytest.fixture
@@ -80,7 +87,10 @@ def test_addresses_are_left_to_the_endpoint_and_file_urls_are_files(picture: Ima
 
 def test_calls_of_a_prompt_are_given_unless_its_text_spells_them() -> None:
     call = ToolCall("a", "probe", {"x": 1})
-    (given,) = as_openai([Message(Role.ASSISTANT, "Let me see.", (call,))])
-    assert given["tool_calls"][0]["function"] == {"name": "probe", "arguments": '{"x": 1}'}
-    (spelled,) = as_openai([Message(Role.ASSISTANT, "<tool_call>{}</tool_call>", (call,))])
-    assert "tool_calls" not in spelled
+    for name in names_in("turnwise.chat.formats"):
+        call_format = load_format(name)
+        (given,) = openai_messages.as_openai([Message(Role.ASSISTANT, "Let me see.", (call,))], call_format)
+        assert given["tool_calls"][0]["function"] == {"name": "probe", "arguments": '{"x": 1}'}
+        text = f"Let me see. {call_format.render_call(call)}"
+        (spelled,) = openai_messages.as_openai([Message(Role.ASSISTANT, text, (call,))], call_format)
+        assert spelled == {"role": "assistant", "content": text}, name

@@ -208,7 +208,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == -signal.SIGKILL, run.stderr
-    for pid in map(int, run.stdout.split()):
+    pids = [int(text) for text in run.stdout.split()]
+    assert pids
+    for pid in pids:
         deadline = time.monotonic() + 20
         while _alive(pid) and time.monotonic() < deadline:
             time.sleep(0.01)

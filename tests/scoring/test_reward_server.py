@@ -343,9 +343,9 @@ def test_a_path_in_the_facts_of_a_call_opens_no_file_of_the_server(tmp_path: Pat
         rows.append(row | {"turns": [row["turns"][0] | {"message": spoken, "calls": [record], "replies": [reply]}]})
     settings = {"options": {"tapo": {"judge_options": {"base_urls": ["http://127.0.0.1:1/v1"], "retries": 0}}}}
     bodies = [body(scorer="tapo", trajectory=one, options={"view": view}) for one in rows for view in VIEWS]
-    for answer in ask(*bodies, **settings):
-        told = answer.json()["error"]
-        assert told["name"] == "ScoringFailed" and "no file is opened" in told["text"]
+    errors = [answer.json()["error"] for answer in ask(*bodies, **settings)]
+    assert len(errors) == 2 * len(VIEWS) >= 4
+    assert all(error["name"] == "ScoringFailed" and "no file is opened" in error["text"] for error in errors)
 
 
 def test_long_options_are_refused_because_their_scorers_are_kept():

@@ -109,7 +109,7 @@ def sampled() -> list[TrainSequence]:
 
 
 @pytest.mark.parametrize("precision", [None, Precision.bfloat16])
-def test_parity_passes_what_rounding_explains_and_nothing_else(precision: Precision | None) -> None:
+def test_the_logprob_gap_passes_what_rounding_explains_and_nothing_else(precision: Precision | None) -> None:
     same = learner(precision=precision)
     assert "differ by" in check_logprob_gap(same, sampled(), configure(), exact=False)
     other = learner(temperature=0.8, precision=precision)
@@ -118,7 +118,7 @@ def test_parity_passes_what_rounding_explains_and_nothing_else(precision: Precis
     assert "differ by" in check_logprob_gap(other, sampled(), configure("training.max_logprob_gap=1"), exact=False)
 
 
-def test_one_far_token_does_not_fail_parity_and_a_hundredth_of_them_does() -> None:
+def test_one_far_token_does_not_fail_the_logprob_gap_and_a_hundredth_of_them_does() -> None:
     trained = learner()
     config = configure("training.max_logprob_gap=0.02")
     made = [sequence for _ in range(5) for sequence in sampled()]  # 30 of 4 tokens
@@ -142,7 +142,7 @@ def test_where_both_compute_the_same_any_difference_fails() -> None:
         check_logprob_gap(trained, made, configure("training.max_logprob_gap=1"), exact=True)
 
 
-def test_nan_fails_parity() -> None:
+def test_nan_fails_the_logprob_gap() -> None:
     made = sampled()
     made[0].logprobs[2] = float("nan")
     with pytest.raises(TurnwiseError, match="disagree"):

@@ -164,7 +164,9 @@ def test_the_page_and_its_files_are_served_under_a_policy_that_knows_its_import_
     digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
     assert f"script-src 'self' 'sha256-{digest}'" in page.headers["content-security-policy"]
     assert json.loads(inline) == {"imports": {"board/": "/static/js/"}}
-    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text):
+    paths = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
+    assert {path.rpartition(".")[2] for path in paths} == {"js", "css"}
+    for path in paths:
         file = board.get(path)
         assert file.status_code == 200 and file.headers["x-content-type-options"] == "nosniff"
         assert file.headers["content-type"].split(";")[0] in ("text/javascript", "text/css")

@@ -275,7 +275,7 @@ class EndpointBackend:
 
     def _sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         try:
-            return as_openai(messages)
+            return as_openai(messages, self.call_format)
         except DataError as error:  # a file that was there when the run began, or what a loop of its own added
             raise EpisodeError(str(error)) from error
 

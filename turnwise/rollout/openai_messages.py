@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
 from turnwise.image_bytes import KINDS, media_type
 from turnwise.types import Image, Message, Role, Text, ToolCall
@@ -16,8 +17,11 @@ MAX_IMAGE_BYTES = 20 * 2**20
 _HEAD = 64
 
 
-def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages in order. What tools drew follows their results as a user's message: results are text there."""
+def as_openai(messages: Sequence[Message], call_format: ToolFormat) -> list[dict[str, Any]]:
+    """The messages in order; calls that a text spells in this format are not given a second time.
+
+    What tools drew follows their results as a user's message: results are text there.
+    """
     entries: list[dict[str, Any]] = []
     drawn: list[dict[str, Any]] = []
     for message in messages:
@@ -26,7 +30,7 @@ def as_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
             drawn = []
         if message.role is Role.TOOL:
             drawn += [part for part in _parts(message) if part["type"] == "image_url"]
-        entries.append(_entry(message))
+        entries.append(_entry(message, call_format))
     return [*entries, {"role": Role.USER.value, "content": drawn}] if drawn else entries
 
 
@@ -98,9 +102,9 @@ def _check(content: bytes, size: int, name: str) -> str:
     return kind
 
 
-def _entry(message: Message) -> dict[str, Any]:
+def _entry(message: Message, call_format: ToolFormat) -> dict[str, Any]:
     if message.role is Role.ASSISTANT:
-        spelled = "<tool_call>" in message.text
+        spelled = bool(call_format.parse(message.text, turn=0, in_reasoning=False).tool_calls)
         entry = assistant_entry(message.text, () if spelled else message.tool_calls)
     else:
         entry = {"role": message.role.value, "content": message.text}

@@ -140,7 +140,9 @@ def test_rows_are_read_back(session: Session) -> None:
 
 def test_a_resumed_run_has_the_same_id_name_and_project(session: Session) -> None:
     identity = (session.run / "wandb" / "run_id.txt").read_text().strip()
-    for file in offline_files(session):
+    files = offline_files(session)
+    assert len(files) == 2
+    for file in files:
         run = next(record.run for record in records(file) if record.WhichOneof("record_type") == "run")
         assert (run.run_id, run.display_name, run.project) == (identity, "mine", "a project")
         config = {entry.key or "/".join(entry.nested_key): json.loads(entry.value_json) for entry in run.config.update}

@@ -117,7 +117,7 @@ class _Slot:
     def __init__(self, specs: Mapping[str, dict[str, Any]]) -> None:
         self._specs = specs
         self._starting: asyncio.Task[_Worker] | None = None
-        self._burying: set[asyncio.Task[int]] = set()
+        self._reaping: set[asyncio.Task[int]] = set()
         self._closed = False
 
     def fill(self) -> None:
@@ -139,9 +139,9 @@ class _Slot:
         task, self._starting = self._starting, None
         if task is not None and not task.cancelled() and task.exception() is None:
             task.result().kill()
-            burying = asyncio.create_task(task.result().reap())
-            self._burying.add(burying)
-            burying.add_done_callback(self._burying.discard)
+            reaping = asyncio.create_task(task.result().reap())
+            self._reaping.add(reaping)
+            reaping.add_done_callback(self._reaping.discard)
 
     async def close(self) -> None:
         """Afterwards nothing is left of it."""
@@ -150,8 +150,8 @@ class _Slot:
             self._starting.cancel()  # it then kills what it has started
             await asyncio.wait((self._starting,))
         self.discard()
-        while self._burying:
-            await asyncio.wait(self._burying)
+        while self._reaping:
+            await asyncio.wait(self._reaping)
 
     def _is_gone(self) -> bool:
         """Whether the worker died while it had nothing to do, or never came up."""
@@ -224,7 +224,7 @@ class _Worker:
         return self._reader.at_eof()
 
     def kill(self) -> None:
-        """With all that its scorers have started. Before it is buried: until then its number is nobody else's."""
+        """With all that its scorers have started. Before it is reaped: until then its number is nobody else's."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
