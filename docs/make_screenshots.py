@@ -24,8 +24,9 @@ SERVE = (
     "serve([Path(p) for p in sys.argv[1:]], '127.0.0.1', 0, None, ready=lambda url: print(url, flush=True))"
 )
 
-# Every chart in view is there; one without values stays empty.
-DRAWN = """() => [...document.querySelectorAll(".panel:not(.panel-empty) .plot")]
+# All files were read and every chart in view is there; one without values stays empty.
+DRAWN = """() => !document.querySelector(".run-line [role=status]") &&
+  [...document.querySelectorAll(".panel:not(.panel-empty) .plot")]
   .filter((plot) => plot.getBoundingClientRect().top < innerHeight)
   .every((plot) => plot.querySelector(".main-svg"))"""
 
@@ -73,19 +74,24 @@ def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str,
 
     rows = ask(f"/api/runs/{run}/trajectories?split=train&sort=calls&order=desc&limit=1&filter=right")["rows"]
     row = rows[0] if rows else ask(f"/api/runs/{run}/trajectories?split=all&limit=1")["rows"][0]
+    held_out = (ask(f"/api/runs/{run}/trajectories?split=eval&limit=1")["rows"] or [row])[0]  # of every evaluation
+    runs = ask("/api/runs")["runs"]
     page.close()
     place = f"shard={row['shard']}&row={row['row']}"
     base = f"#/run/{run}"
     pages = {
         "runs": "#/",
-        "curves": f"{base}/curves?smooth=0.4",
+        "curves": f"{base}/curves",
         "tools": f"{base}/tools",
         "trajectories": f"{base}/trajectories",
         "group": f"{base}/group?shard={row['shard']}&sample={row['sample_id']}",
+        "sample": f"{base}/sample?sample={held_out['sample_id']}",
         "conversation": f"{base}/trajectory?{place}",
         "tokens": f"{base}/trajectory?{place}&view=tokens&colour=logprob",
         "health": f"{base}/health",
     }
+    if evaluation := next((one["name"] for one in runs if one["command"] == "eval"), None):
+        pages["results"] = f"#/run/{evaluation}/curves"
     made = [(name, path, "light", SIZE) for name, path in pages.items()]
     made += [(f"{name}-dark", pages[name], "dark", SIZE) for name in ("curves", "conversation")]
     return [*made, ("conversation-narrow", pages["conversation"], "light", NARROW)]
@@ -102,6 +108,8 @@ def opened(browser: Browser, address: str, path: str, theme: str, size: dict[str
         page.wait_for_selector(".written .token, .empty")
         if page.locator(".written .token").count() > 3:  # a run of an endpoint has no tokens
             page.locator(".written .token").nth(3).hover()
+    if "/sample?" in path:
+        page.wait_for_selector("section [role=status]:text-matches('played|no other')")
     page.wait_for_load_state("load")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return page

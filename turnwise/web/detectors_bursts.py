@@ -18,6 +18,8 @@ FLAT_WATCH, FLAT_ALARM = 0.3, 0.6
 BURST_WATCH, BURST_ALARM = 0.1, 0.3
 """Points of the share of episodes above those before and after. A tenth is a bad batch or two; after a third of some
 steps' episodes the policy has learned from them."""
+MOST_NAMED = 8
+"""Steps in one sentence."""
 CALLS_WATCH, UNUSUAL, FEWEST_CALLS, FEWEST_GROUPS = 0.1, 5.0, 50, 3
 """A step whose calls are malformed this often, so many times as often as in the median step, of so many calls in all
 and in so many groups: a few episodes that repeat a broken call are no burst of episodes."""
@@ -184,11 +186,11 @@ def _malformed_step(rows: Rows, trouble: _Trouble) -> Finding | None:
     place = int(np.where(stands_out, share, 0.0).argmax())
     step = int(rows.steps[place])
     listed = expression(trouble.condition, steps=(step, step))
-    others = int(stands_out.sum()) - 1
+    others = [str(one) for one in rows.steps[stands_out].tolist() if one != step]
     text = (
         f"{percent(float(share[place]))} ({malformed[place]:,.0f} of {calls[place]:,.0f}) of the calls of step {step} "
         f"could not be read, in {matches(rows, listed):,} episodes; {percent(usual)} in the median step."
-        + (f" {others} other {'step is' if others == 1 else 'steps are'} like it." if others else "")
+        + (f" As unusual: step {', '.join(others[:MOST_NAMED])}." if others else "")
     )
     return Finding(
         trouble.id, Severity.WATCH, trouble.title, text, trouble.advice, (step, step), listed, "train",

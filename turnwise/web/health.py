@@ -125,6 +125,6 @@ def _too_early(steps: int) -> Finding:
     text = (
         f"The run has {steps} training step(s); trends are looked for from {SHORTEST_RUN} on."
         if steps
-        else "The run has no training step; there is no trend to look for."
+        else "The run has no step of reinforcement learning; there is no trend to look for."
     )
     return Finding("too_early", Severity.OK, "Too early to tell", text)

@@ -34,6 +34,7 @@ on("group", group);
 on("sample", sample);
 on("trajectory", { render: (node, context) => (context.params.view === "tokens" ? tokens : conversation).render(node, context) });
 
+const SLICE = 500; // milliseconds between two slices of a run that is still being read
 const crumbs = h("nav", { class: "crumbs", "aria-label": "Where you are" });
 const head = h("div", { class: "run-head", hidden: true });
 const main = h("main", { id: "main", tabIndex: -1 });
@@ -151,7 +152,21 @@ function runNews(route, callbacks) {
   }
   let asked = get(runPath(route.run));
   const { serial } = shown;
-  const draw = () => asked.then((body) => { if (shown.run === route.run) runLine(body); }, (error) => {
+  let timer = null;
+  let waited = false;
+  // A long run is read in slices, one each time it is asked for: no news comes of a run that only waits to be read on.
+  const readOn = () => {
+    timer = null;
+    if (serial !== shown.serial) return;
+    asked = get(runPath(route.run));
+    draw();
+  };
+  const draw = () => asked.then((body) => {
+    if (shown.run === route.run) runLine(body);
+    if (body.pending && !frozen) timer ??= setTimeout(readOn, SLICE);
+    else if (waited) tell();
+    waited = Boolean(body.pending);
+  }, (error) => {
     if (serial === shown.serial && error.answer?.title === NO_RUN) head.hidden = true; // the page says what went wrong
   });
   runTabs(route);

@@ -14,6 +14,7 @@ export function panelSections(names, spreads = []) {
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
   const sections = [
+    { title: "Fine-tuning", panels: fineTuning(left) },
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
@@ -117,6 +118,12 @@ const LEARNING = [
   ["Change of the policy in an update", ["actor/ppo_kl"]], ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
   ["Value loss", ["critic/vf_loss"]], ["Explained variance of the values", ["critic/vf_explained_var"]],
 ];
+
+const FINE_TUNING = [["Loss", "sft/loss"], ["Gradient norm", "sft/grad_norm"], ["Learning rate", "sft/lr"], ["Tokens learned from", "sft/policy_tokens"]];
+
+function fineTuning(left) {
+  return FINE_TUNING.filter(([, name]) => take(left, name)).map(([title, name]) => panel(title, [{ label: title, metric: name }]));
+}
 
 function learning(left) {
   const panels = LEARNING.map(([title, names]) => [title, names.filter((name) => take(left, name))])

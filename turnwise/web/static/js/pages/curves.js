@@ -37,6 +37,7 @@ export async function render(node, { run, params, live, info }) {
   const show = (body) => {
     const sections = panelSections(body.metrics, Object.keys(loaded.spread));
     empty.hidden = sections.length > 0;
+    choice.hidden = !sections.some((section) => section.panels.some((panel) => panel.lines.some((line) => line.spread)));
     loaded.pending = Boolean(body.pending); // the spread is then of the newest steps only, and the metric tells more
     about.metrics = body.metrics;
     board.show(sections);

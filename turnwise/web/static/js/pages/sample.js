@@ -113,7 +113,7 @@ function heading(run, own, sample) {
     h("div", { class: "head-line" }, h("a", { class: "back", href: backToList(run) }, "← Trajectories"), h("span", { class: "muted" }, "one sample over steps and runs")),
     questionTitle(run, own.question, sample, "Sample"),
     h("div", { class: "outcome" },
-      h("span", null, h("b", null, number(own.episodes)), ` episodes in ${number(own.groups.length)} files`),
+      h("span", null, h("b", null, number(own.episodes)), ` ${own.episodes === 1 ? "episode" : "episodes"} in ${number(own.groups.length)} ${own.groups.length === 1 ? "file" : "files"}`),
       own.data_source !== null && h("span", { class: "muted" }, visible(own.data_source)),
       h("span", { class: "muted" }, "sample ", copyableId(sample)),
       own.shown < own.episodes && badge(`the newest ${number(own.shown)} are shown`, "warn"),
