@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turnwise.data.rows import Row, RowError, read_rows
@@ -299,9 +299,12 @@ _ANY_ROW = st.dictionaries(
 )
 
 
-@given(values=_ANY_ROW)
+@given(values=_ANY_ROW, readable=st.booleans())
+@example(values={}, readable=True)
 @settings(max_examples=300, deadline=None)
-def test_any_row_is_a_sample_or_a_row_error(values: dict[str, Any]) -> None:
+def test_any_row_is_a_sample_or_a_row_error(values: dict[str, Any], readable: bool) -> None:
+    if readable:  # else hardly a row is a sample
+        values |= {"prompt": [{"role": "user", "content": "2+2?"}], "data_source": "sums"}
     try:
         got = to_sample(Row(Path("a.jsonl"), 0, values), prompt_key="prompt")
     except RowError as error:
@@ -309,6 +312,7 @@ def test_any_row_is_a_sample_or_a_row_error(values: dict[str, Any]) -> None:
     else:
         assert got.prompt
         assert got.data_source
+    assert values.keys() - {"prompt", "data_source"} or not readable or got.prompt[0].text == "2+2?"
 
 
 @pytest.mark.parametrize(
