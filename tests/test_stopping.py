@@ -1,6 +1,7 @@
 """Signals in one process: the first cancels and lets everything close, a second one ends it at once."""
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
@@ -124,3 +125,17 @@ def test_in_another_thread_nothing_is_set() -> None:
     thread.start()
     thread.join()
     assert found == ["done"]
+
+
+def test_work_that_was_never_begun_is_closed_without_a_warning() -> None:
+    async def work() -> None:
+        raise AssertionError("never begun")
+
+    waiting = work()
+
+    async def outer() -> None:
+        with pytest.raises(RuntimeError, match="running event loop"):  # as a signal, it comes before the first line
+            run_stoppable(waiting)
+
+    asyncio.run(outer())
+    assert inspect.getcoroutinestate(waiting) == inspect.CORO_CLOSED

@@ -73,12 +73,16 @@ def run_stoppable(work: Coroutine[Any, Any, T]) -> T:
                 heard.set()
                 asked.set()
 
+    running = body()
     try:
-        return asyncio.run(body())
+        return asyncio.run(running)
     except asyncio.CancelledError:
         if received:
             raise Stopped(received[0]) from None
         raise
+    finally:
+        running.close()  # a signal before its first line leaves it unawaited, and Python would say so
+        work.close()
 
 
 @contextlib.contextmanager

@@ -133,3 +133,9 @@ def test_what_scoring_said_stands_with_its_turn_and_at_the_end() -> None:
     before, after = text.split("assistant, turn 1")
     assert "scored: tool -0.5" in before and "red lines -0.5: print_only" in before and "judge 1" not in before
     assert "judge 1: TRUE\u241b[31m" in after and "red lines" not in after
+
+
+def test_an_evaluation_of_a_training_run_shows_the_step_it_was_made_at() -> None:
+    trajectory = episode()
+    trajectory.step = -1 - 20
+    assert "arithmetic, evaluation at step 20, sibling 1" in shown(trajectory)

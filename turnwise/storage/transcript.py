@@ -51,7 +51,9 @@ def visible(text: str) -> str:
 
 def _title(trajectory: Trajectory) -> Styled:
     sample = trajectory.sample
-    where = f"{sample.data_source}, step {trajectory.step}, sibling {trajectory.sibling}"
+    step = trajectory.step  # below 0 in a training run's evaluations, which must not draw the noise of its steps
+    when = f"step {step}" if step >= 0 else f"evaluation at step {-1 - step}"
+    where = f"{sample.data_source}, {when}, sibling {trajectory.sibling}"
     return Styled.assemble((visible(sample.id), "bold"), visible(f"  {where}"))
 
 
