@@ -42,10 +42,10 @@ test: $(STAMP)  ## the test suite but for its long tail; WORKERS=0 runs it in on
 test-all: $(STAMP)  ## the test suite with its long tail
 	$(PYTEST) -m "" $(ARGS)
 
-eval: $(STAMP)  ## evaluate the embedded model on the embedded task; ARGS="sampling.temperature=0" changes it
+eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
 
-train: $(STAMP)  ## train the embedded model on the embedded task; ARGS="training.steps=5" changes it
+train: $(STAMP)  ## train the bundled model on the bundled task; ARGS="training.steps=5" changes it
 	$(RUN)/turnwise train $(ARGS)
 
 board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it

@@ -30,10 +30,10 @@ TINY = DecoderConfig("qwen3", 1024, 128, 384, 4, 4, 2, 32, 2048, tied=True)
 
 
 def load_decoder() -> tuple[Decoder, str]:
-    """The embedded model where it has weights, else one of the same kind with random weights."""
+    """The bundled model where it has weights, else one of the same kind with random weights."""
     folder = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
     if (folder / "model.safetensors").is_file():
-        return Decoder.load(folder), "embedded tiny model"
+        return Decoder.load(folder), "bundled tiny model"
     return Decoder.fresh(TINY, 0), "random weights"
 
 

@@ -1,6 +1,6 @@
-"""Seconds of one GRPO step from rollout to new weights over TRL's GRPOTrainer, with a tool, on the embedded model.
+"""Seconds of one GRPO step from rollout to new weights over TRL's GRPOTrainer, with a tool, on the bundled model.
 
-Both sides train all weights of the embedded model in float32 on the CPU: 8 prompts of the arithmetic task and 8
+Both sides train all weights of the bundled model in float32 on the CPU: 8 prompts of the arithmetic task and 8
 episodes of each per step, the tool `calculate`, several turns, temperature 1, one AdamW update per step, the same
 learning rate, clipping, token-mean loss, group-normalised advantages and no reference. The prompts are the same token
 by token and in the same order, and the reward reads the same number in the same way. Episodes end with an answer or
@@ -161,7 +161,7 @@ def trl_tokenizer(folder: Path, schemas: list[Any]) -> Any:
     from trl.chat_template_utils import qwen3_template
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.response_template = qwen3_template  # hermes calls, as the embedded model writes them
+    tokenizer.response_template = qwen3_template  # hermes calls, as the bundled model writes them
     # TRL makes a schema of its own from a function; this puts ours in its place, so that the prompts are the same.
     tokenizer.chat_template = f"{{%- set tools = tools and {json.dumps(schemas)} -%}}{tokenizer.chat_template}"
     return tokenizer

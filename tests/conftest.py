@@ -17,7 +17,7 @@ TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 
 @pytest.fixture(scope="session")
 def engine_is_exact() -> bool:
-    """Whether the torch engine proves that batching changes no bit of the embedded model here."""
+    """Whether the torch engine proves that batching changes no bit of the bundled model here."""
     from turnwise.engines.decoder import Decoder
     from turnwise.engines.threads import choose_threads
 

@@ -4,7 +4,7 @@ import pytest
 
 from turnwise import choices
 from turnwise.choices import Advantage
-from turnwise.config_docs import field_docs, find, meanings, pages, read_by, section_docs, shown
+from turnwise.config_docs import equivalent, field_docs, find, meanings, pages, read_by, section_docs, shown
 from turnwise.errors import ConfigError
 from turnwise.task import builtin_tasks
 
@@ -48,12 +48,12 @@ def test_a_name_is_found_as_key_section_entry_or_verls() -> None:
     for name, hint in (
         ("traning.max_lag", "did you mean 'training.max_lag'?"),
         ("max_lag", "did you mean 'training.max_lag'?"),
-        ("trainer.total_training_steps", "what stands for it here is training.steps"),
         ("trainer.total_trainin_steps", "did you mean 'trainer.total_training_steps'?"),
     ):
         with pytest.raises(ConfigError) as caught:
             find(name)
         assert hint in str(caught.value)
+    assert equivalent("trainer.total_training_steps") == "training.steps" and equivalent("training.steps") is None
 
 
 def test_members_without_a_string_below_them_have_no_docs() -> None:

@@ -141,15 +141,15 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
 
 
 def model_folder(path: str) -> Path:
-    """The folder of a model: an embedded one by name, or a path."""
-    embedded = names_in(MODELS_PACKAGE)
-    if path in embedded:
+    """The folder of a model: a bundled one by name, or a path."""
+    bundled = names_in(MODELS_PACKAGE)
+    if path in bundled:
         return Path(str(resources.files(import_module(f"{MODELS_PACKAGE}.{path}"))))
     folder = Path(path).expanduser()
     if not folder.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         return _from_hub(path)
     if not folder.is_dir():
-        raise ConfigError(f"model.path: {unknown('model (no such folder or embedded model)', path, embedded)}")
+        raise ConfigError(f"model.path: {unknown('model (no such folder or bundled model)', path, bundled)}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder} has no config.json; it must be a Hugging Face model folder")
     return folder

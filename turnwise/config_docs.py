@@ -96,9 +96,12 @@ def find(name: str) -> list[KnobPage]:
     holder = next((key for key, page in every.items() if page.knob.is_dict and name.startswith(f"{key}.")), None)
     if holder is not None:
         return [every[holder]]
-    if name in (others := other_names()):
-        raise ConfigError(f"{name} is no key of turnwise: what stands for it here is {others[name]}")
-    raise ConfigError(unknown("key", name, [*every, *sections(), *others]))
+    raise ConfigError(unknown("key", name, [*every, *sections(), *other_names()]))
+
+
+def equivalent(name: str) -> str | None:
+    """What stands here for a key of verl, of sv2 or of an earlier version; None for any other name."""
+    return other_names().get(name)
 
 
 def read_by(key: str) -> dict[str, str]:

@@ -68,8 +68,11 @@ class TrainReport(Printable):
         table = Table(title=self._title(), caption=CAPTION)
         for column in ("held-out samples", "before", "after"):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
-        for name in dict.fromkeys((*self.before, *self.after)):
-            if not is_detail(name):
+        names = [name for name in dict.fromkeys((*self.before, *self.after)) if not is_detail(name)]
+        sources = {name.partition("/")[2] for name in names if "/" in name}
+        for name in names:
+            kind, slash, _ = name.partition("/")
+            if not (slash and len(sources) == 1 and kind in names):  # of one data source, that would say it twice
                 table.add_row(Text(name), *(shown(side, name) for side in (self.before, self.after)))
         return table
 

@@ -1,4 +1,4 @@
-"""The built-in template, word for word: the embedded model was trained on exactly this."""
+"""The built-in template, word for word: the bundled model was trained on exactly this."""
 
 import pytest
 

@@ -24,7 +24,7 @@ ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of the embedded model to spoil."""
+    """A copy of the bundled model to spoil."""
     return Path(shutil.copytree(TINY, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "*.py")))
 
 
@@ -58,7 +58,7 @@ def test_others_load_the_weights_the_template_in_use_and_the_end_tokens(source: 
     torch.testing.assert_close(logits, ours, atol=1e-4, rtol=1e-4)
 
 
-def test_the_embedded_models_own_ends_are_the_ones_a_run_stops_at(tmp_path: Path) -> None:
+def test_the_bundled_models_own_ends_are_the_ones_a_run_stops_at(tmp_path: Path) -> None:
     renderer = Renderer(Tokenizer(TINY), builtin("turnwise.chat.formats", "hermes", "tool format"))
     PolicyFolder.of(TINY, renderer.tokenizer, renderer.stop_ids).save(tmp_path, Decoder.load(TINY))
     found = GenerationConfig.from_pretrained(tmp_path).eos_token_id

@@ -1,4 +1,4 @@
-"""The embedded model: size, format, and an accuracy that is real and leaves room to learn."""
+"""The bundled model: size, format, and an accuracy that is real and leaves room to learn."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ import pytest
 from turnwise.errors import ConfigError
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.sandbox.server import HELD, ServerSettings, make_app, serve
+from turnwise.sandbox.server import MOST_BODIES, ServerSettings, make_app, serve
 
 TOKEN = "a-token-for-tests"
 JSON = {"Content-Type": "application/json"}
@@ -346,7 +346,7 @@ def test_images_of_open_sessions_do_not_fill_the_memory(start_server):
         image = {"name": "a", "data": base64.b64encode(bytes(600)).decode()}
         answers = [client.post("/sessions", json={"images": [image]}) for _ in range(30)]
         opened = [answer.json()["id"] for answer in answers if answer.status_code == 200]
-        assert len(opened) == HELD * 1000 // 600 and {answer.status_code for answer in answers} == {200, 429}
+        assert len(opened) == MOST_BODIES * 1000 // 600 and {answer.status_code for answer in answers} == {200, 429}
         assert client.post("/sessions", json={}).status_code == 200
         client.delete(f"/sessions/{opened[0]}")
         assert client.post("/sessions", json={"images": [image]}).status_code == 200

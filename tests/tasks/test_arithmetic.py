@@ -1,4 +1,4 @@
-"""The embedded task: problems that are right, splits that share nothing, and traces that err on purpose."""
+"""The bundled task: problems that are right, splits that share nothing, and traces that err on purpose."""
 
 import asyncio
 import itertools

@@ -28,15 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Everything is read from the config's own source."""
-    from turnwise.config_docs import find, pages, read_by
+    from turnwise.config_docs import equivalent, find, pages, read_by
     from turnwise.config_readers import readers
 
     key = args.key.partition("=")[0] if args.key else None  # training.max_lag=1 asks for the key as well
+    if key is not None and (here := equivalent(key)) is not None:
+        answer = {key: {"equivalent": here}}
+        sys.stdout.write(
+            json.dumps(answer) + "\n" if args.json else f"{key} is no key here; what stands for it: {here}\n"
+        )
+        return 0
     chosen = list(pages().values()) if key is None else find(key)
     if args.json:
         who = readers(chosen[0].key if len(chosen) == 1 else None)
         found = {page.key: page.as_json(who.get(page.key, [])) for page in chosen}
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(found) + "\n")
         return 0
     lines = _list(chosen) if len(chosen) > 1 else _page(chosen[0], read_by(chosen[0].key))
     sys.stdout.write("\n".join(lines) + "\n")

@@ -73,7 +73,8 @@ class Plan:
             try:
                 self._users.get(spec.name)
             except PluginError as error:
-                raise PluginError(f"sample {sample.id}: {error}") from error
+                source = "rollout.interaction" if sample.interaction is None else f"sample {sample.id}"
+                raise PluginError(f"{source}: {error}") from error
         return Route(sample.data_source, agent, why, tools, spec.name if spec else None, loop)
 
     def _loop(self, agent: str, sample: Sample) -> "Callable[[Conversation], Awaitable[None]]":

@@ -1,4 +1,4 @@
-"""The embedded task: generated word problems of one to three steps, answered with tools and verified on request."""
+"""The bundled task: generated word problems of one to three steps, answered with tools and verified on request."""
 
 import hashlib
 import random

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.choices import Resume
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import StorageError
@@ -249,7 +250,11 @@ def open_train_run(
 
     Nothing of a run that is refused is touched.
     """
-    directory = existing_run(config) or RunDir.create(Path(config.runs_dir), config.run, "train")
+    directory = existing_run(config)
+    if directory is None:
+        directory = RunDir.create(Path(config.runs_dir), config.run, "train")
+        if config.resume is Resume.auto and config.run is not None:
+            printer(console)(f"there is no run {config.run!r} in {config.runs_dir} to resume: a new one begins")
     with holding(directory.path, "train", printer(console)):
         resuming = (directory.path / CONFIG).is_file()
         if resuming:
