@@ -241,22 +241,23 @@ ORDINARY = """
 import asyncio, os, sys
 sys.path.insert(0, {root!r})
 from turnwise.sandbox.inside import syscalls
-def open_the_way(path):
-    "Python may lie in a folder of root's: put an open one with the same content in its place, for this process only."
+def closed_parent(path):
+    parts = path.split("/")
+    parents = ("/".join(parts[:end]) for end in range(2, len(parts)))
+    return next((parent for parent in parents if os.stat(parent).st_mode & 5 != 5), None)
+def open_the_way(paths):
+    "They may lie in a folder of root's: put an open one with the same content in its place, for this process only."
     syscalls.unshare(syscalls.CLONE_NEWNS, "NEWNS")
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    parts = path.split("/")
-    for end in range(2, len(parts)):
-        parent = "/".join(parts[:end])
-        if os.stat(parent).st_mode & 5 != 5:
-            kept = os.open(path, os.O_PATH)
-            syscalls.mount("open", parent, "tmpfs", 0, "mode=755")
-            os.makedirs(path)
-            syscalls.mount(f"/proc/self/fd/{{kept}}", path, None, syscalls.MS_BIND)
-            os.close(kept)
-            return
+    kept = [(closed_parent(path), path, os.open(path, os.O_PATH)) for path in paths if closed_parent(path)]
+    for parent in dict.fromkeys(parent for parent, _, _ in kept):
+        syscalls.mount("open", parent, "tmpfs", 0, "mode=755")
+    for _, path, descriptor in kept:
+        os.makedirs(path, exist_ok=True)
+        syscalls.mount(f"/proc/self/fd/{{descriptor}}", path, None, syscalls.MS_BIND)
+        os.close(descriptor)
 if os.geteuid() == 0:
-    open_the_way(os.path.realpath(sys.base_prefix))
+    open_the_way([os.path.realpath(path) for path in ({root!r}, sys.prefix, sys.base_prefix)])
     os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1, "")
 os.environ["HOME"] = "/tmp"
