@@ -1,32 +1,35 @@
 """The Python programs of examples/ and docs/ run as they stand, and say what they promise."""
 
+import contextlib
+import io
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 from turnwise import configure, train
+from turnwise.cli import main
 from turnwise.storage.run_dir import RunDir
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def example(name: str, *overrides: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "python" / name), "engine.threads=1", *overrides],
-        cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def example(name: str, *overrides: str, cwd: Path, patch: pytest.MonkeyPatch) -> str:
+    """What a program prints, run in this process: importing torch takes longer than the example."""
+    folder, out = ROOT / "examples" / "python", io.StringIO()
+    patch.setattr(sys, "argv", [name, "engine.threads=1", *overrides])
+    patch.syspath_prepend(str(folder))
+    patch.setenv("COLUMNS", "200")
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out):
+        runpy.run_path(str(folder / name), run_name="__main__")
+    return out.getvalue()
 
 
-def test_a_task_of_ones_own_is_evaluated(tmp_path: Path) -> None:
-    said = example("evaluate.py", "run=a", cwd=tmp_path)
+def test_a_task_of_ones_own_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = example("evaluate.py", "run=a", cwd=tmp_path, patch=monkeypatch)
     assert re.search(r"accuracy, final answer .*% ± [\d.]+ \(n=4\)", said)
     found = json.loads((tmp_path / "runs" / "a" / "eval" / "step_000000.json").read_text())
     assert found["n"] == 4 and found["accuracy_stderr"] > 0
@@ -34,20 +37,22 @@ def test_a_task_of_ones_own_is_evaluated(tmp_path: Path) -> None:
     assert found["sources"]["boxes"]["stop_reasons"]["user_ended"] >= 3
 
 
-def test_a_task_of_ones_own_is_trained_and_goes_on_only_with_what_it_was_given(tmp_path: Path) -> None:
+def test_a_task_of_ones_own_is_trained_and_resumed_only_with_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ("run=a", "training.groups=2", "training.group_size=2", "sampling.max_tokens=12", "training.steps=1")
-    said = example("train.py", *small, cwd=tmp_path)
-    assert re.search(r"accuracy/boxes .*% ± [\d.]+ \(n=4\)", said) and "reward: " in said
+    said = example("train.py", *small, cwd=tmp_path, patch=monkeypatch)
+    assert re.search(r" accuracy .*% ± [\d.]+ \(n=4\)", said) and "reward: " in said
     assert (
         'turnwise.train(turnwise.configure(..., "run=a", "resume=auto", "training.steps=2"), samples=..., eval_' in said
     )
     assert "algorithm    advantage grpo, loss ppo_clip" in (tmp_path / "runs" / "a" / "plan.txt").read_text()
-    done = subprocess.run(
-        [sys.executable, "-c", "from turnwise.cli import main; raise SystemExit(main())", "train", "run=a", "resume=auto"],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2 and "was given samples=" in done.stderr
-    assert "all 2 steps done" in example("train.py", *small[:-1], "training.steps=2", "resume=auto", cwd=tmp_path)
+    with contextlib.chdir(tmp_path):
+        assert main(["train", "run=a", "resume=auto"]) == 2
+    assert "was given samples=" in capsys.readouterr().err
+    assert "all 2 steps done" in example(
+        "train.py", *small[:-1], "training.steps=2", "resume=auto", cwd=tmp_path, patch=monkeypatch
+    )
 
 
 @pytest.fixture

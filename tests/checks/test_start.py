@@ -1,8 +1,6 @@
 """What `check` calls an error, `eval` and `train` refuse before they write anything, in the same words."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -127,13 +125,12 @@ def test_samples_and_scorers_of_python_callers_are_looked_at_too(tmp_path: Path)
     assert evaluate(config, samples=[sample], scorer=fine, console=QUIET).sources["mine"].accuracy == 1.0
 
 
-def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_command_line_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "toolless.jinja").write_text(TOOLLESS)
     for verb in ("eval", "train"):
-        command = [sys.executable, "-m", "turnwise.cli", verb, *SMALL, f"chat.template={tmp_path}/toolless.jinja"]
-        done = subprocess.run([*command, f"runs_dir={tmp_path}/runs"], capture_output=True, text=True, check=False)
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1 and "chatml_hermes" in done.stderr
+        assert main([verb, *SMALL, f"chat.template={tmp_path}/toolless.jinja", f"runs_dir={tmp_path}/runs"]) == 2
+        said = capsys.readouterr().err
+        assert len(said.strip().splitlines()) == 1 and "chatml_hermes" in said and "Traceback" not in said
     assert runs(tmp_path) == []
 
 
