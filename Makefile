@@ -8,7 +8,7 @@ PYTEST = OMP_NUM_THREADS=1 $(RUN)/pytest -n $(WORKERS) --dist worksteal
 UV_COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock"
 LOCKED ?=
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help setup check test test-all eval train board bench lock clean
 
@@ -36,7 +36,7 @@ check: $(STAMP)  ## ruff, mypy, oxlint for the board's JavaScript, and the confi
 	$(RUN)/oxlint --deny-warnings turnwise/web/static/js
 	$(RUN)/turnwise check > /dev/null
 
-test: $(STAMP)  ## the test suite but for its long tail; WORKERS=0 runs it in one process, ARGS="-k sandbox" a part of it
+test: $(STAMP)  ## the test suite but for its long tail, in three processes since many tests wait; WORKERS=0 runs it in one process, ARGS="-k sandbox" a part of it
 	$(PYTEST) $(ARGS)
 
 test-all: $(STAMP)  ## the test suite with its long tail

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise import Message, Role, Sample, Trajectory, configure, evaluate
+from turnwise.cli import main
 from turnwise.compose import compose
 from turnwise.errors import DataError, PluginError, TemplateError, TurnwiseError
 from turnwise.preflight import Outcome, Report, preflight
