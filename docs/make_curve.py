@@ -32,8 +32,12 @@ def main() -> None:
     for colour, (name, label) in zip(("tab:blue", "tab:green", "tab:gray"), CURVES.items(), strict=True):
         for number, run in enumerate(args.runs):
             marker = "" if name.startswith("critic") else "o"
-            line = "" if "greedy" in name else "-"  # measured before and after only: a line would say what nobody saw
-            axes.plot(*read(run, name), line, color=colour, marker=marker, lw=1.2, label=None if number else label)
+            line = (
+                "none" if "greedy" in name else "-"
+            )  # measured before and after only: a line would say what nobody saw
+            axes.plot(
+                *read(run, name), linestyle=line, color=colour, marker=marker, lw=1.2, label=None if number else label
+            )
     axes.set(xlabel="GRPO steps", ylabel="share right", ylim=(0, 1.02))
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
