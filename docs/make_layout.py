@@ -10,7 +10,6 @@ SHOWN = (".py", ".md", ".yaml", ".jinja", ".js", ".css")
 FOLDERS = {
     "turnwise": "the package",
     "turnwise/chat/templates": "Built-in chat templates",
-    "turnwise/conf/task_defaults": "Config values that a task brings",
     "turnwise/web/static": "The board's page: plain JavaScript modules, no build step",
     "turnwise/web/static/css": "How it looks",
     "turnwise/web/static/js": "What it does",

@@ -16,3 +16,7 @@ def test_the_page_is_up_to_date():
 
 def test_every_file_says_what_it_is_for():
     assert [path for path in make_layout.tracked() if len(make_layout.purpose(ROOT / path)) < 5] == []
+
+
+def test_no_purpose_is_kept_of_a_folder_that_is_gone():
+    assert [folder for folder in make_layout.FOLDERS if not (ROOT / folder).is_dir()] == []

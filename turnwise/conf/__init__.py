@@ -1,1 +1,1 @@
-"""The Hydra config module: the root config and the defaults each task brings."""
+"""The Hydra config module: the root config, and what stands for the keys of other systems and earlier versions."""
