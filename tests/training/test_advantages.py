@@ -188,7 +188,11 @@ def test_remax_subtracts_the_greedy_reward(draw):
 def test_metrics_have_verls_names(draw):
     made = [draw("paata", trajectory=n, reward=n, values=[0.5, 0.25, 0.75]) for n in range(2)]
     metrics = assign(made, Advantage.gae, whitened=False)
-    names = [f"critic/{n}/{k}" for n in ("score", "advantages", "returns", "values") for k in ("mean", "max", "min")]
+    names = [
+        f"critic/{n}/{k}"
+        for n in ("score", "rewards", "advantages", "returns", "values")
+        for k in ("mean", "max", "min")
+    ]
     assert set(metrics) == {*names, "critic/vf_explained_var", "training/groups_without_baseline"}
     assert metrics["critic/returns/mean"] == 0.5 and metrics["critic/returns/max"] == 1.0
 

@@ -266,9 +266,10 @@ def _write_all(episodes: list[_Episode], values: Floats) -> None:
 
 def _metrics(episodes: list[_Episode]) -> dict[str, float]:
     """verl's names: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens."""
-    arrays = {"critic/score": np.array([episode.reward for episode in episodes])}
-    if any(episode.penalties for episode in episodes):
-        arrays["critic/rewards"] = np.array([episode.score for episode in episodes])
+    arrays = {
+        "critic/score": np.array([episode.reward for episode in episodes]),
+        "critic/rewards": np.array([episode.score for episode in episodes]),
+    }
     for name in ("advantages", "returns", "values"):
         if all(getattr(s, name) is not None for episode in episodes for s in episode.sequences):
             arrays[f"critic/{name}"] = _flat([episode.row(name) for episode in episodes])
