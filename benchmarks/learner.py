@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import turnwise
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
 
 MIDDLE = DecoderConfig("qwen3", 32_000, 384, 1024, 4, 6, 2, 64, 2048, tied=True)
 """About 20 million parameters, 12 of them in the embedding."""
@@ -50,10 +50,10 @@ def batch_of(case: str, vocab: int) -> tuple[list[list[int]], list[list[bool]]]:
 def ours(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
     """A step of the learner; returns loss and gradient norm."""
     from turnwise.config import LearnerConfig
-    from turnwise.engines.learner import PolicyTokens, TorchLearner
+    from turnwise.engines.learners.local import LocalLearner, PolicyTokens
 
     config = LearnerConfig(lr=LR, device=device, gradient_checkpointing=recompute)
-    learner = TorchLearner(Decoder.load(folder), config, temperature=1.0)
+    learner = LocalLearner(Decoder.read(folder), config, temperature=1.0)
     ids, masks = batch_of(case, learner.decoder.config.vocab_size)
     tokens = torch.tensor([token for sequence in ids for token in sequence])
     index = torch.tensor([flag for mask in masks for flag in mask]).nonzero().squeeze(1)
@@ -153,7 +153,7 @@ def compare(case: str, folder: str, arguments: argparse.Namespace) -> None:
     tokens = sum(map(len, sequences))
     longest = max(map(len, sequences))
     print(f"{case}: {len(sequences)} sequences, {tokens} tokens, longest {longest}; loss {mine['loss']:.4f}")
-    for name, side in (("TorchLearner", "ours"), ("transformers", "theirs")):
+    for name, side in (("LocalLearner", "ours"), ("transformers", "theirs")):
         speed, size = tokens / medians[side]["seconds"], medians[side]["bytes"] / 2**20
         print(f"  {name:14s} {speed:10.0f} tokens/s {size:9.0f} MiB  {threads[side]} thread(s)")
     speed, memory = peer["seconds"] / mine["seconds"], peer["bytes"] / mine["bytes"]

@@ -24,8 +24,8 @@ from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
-from turnwise.engines.sampler import NoiseKey
-from turnwise.engines.scripted import ScriptedSampler
+from turnwise.engines.samplers.request import NoiseKey
+from turnwise.engines.samplers.scripted import ScriptedSampler
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.rollout.chat_backends import AssistantReply, TokenBackend
 from turnwise.rollout.collector import Collector

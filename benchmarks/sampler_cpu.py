@@ -19,11 +19,11 @@ import torch
 import transformers
 
 import turnwise
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.threads import choose_threads, usable_cores
-from turnwise.engines.torch_sampler import TorchSampler
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.threads import choose_threads, usable_cores
+from turnwise.engines.samplers.torch_cpu import TorchSampler
 
 SHARED, OWN, NEW, REPLY = 170, (44, 57), 40, 20
 TINY = DecoderConfig("qwen3", 1024, 128, 384, 4, 4, 2, 32, 2048, tied=True)
@@ -33,7 +33,7 @@ def load_decoder() -> tuple[Decoder, str]:
     """The bundled model where it has weights, else one of the same kind with random weights."""
     folder = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
     if (folder / "model.safetensors").is_file():
-        return Decoder.load(folder), "bundled tiny model"
+        return Decoder.read(folder), "bundled tiny model"
     return Decoder.fresh(TINY, 0), "random weights"
 
 
@@ -51,9 +51,9 @@ async def ours(sampler: TorchSampler, prompts: list[list[int]], replies: list[li
 
     async def episode(index: int) -> int:
         name, key = f"{run}/{index}", NoiseKey(0, run, "episode", index)
-        first = await sampler.generate(name, prompts[index], params, key)
+        first = await sampler.generate(Request(name, np.array(prompts[index]), params, key))
         second_prompt = [*prompts[index], *first.token_ids, *replies[index]]
-        second = await sampler.generate(name, second_prompt, params, key)
+        second = await sampler.generate(Request(name, np.array(second_prompt), params, key))
         await sampler.release(name)
         return len(first.token_ids) + len(second.token_ids)
 

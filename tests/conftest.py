@@ -18,10 +18,10 @@ TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 @pytest.fixture(scope="session")
 def engine_is_exact() -> bool:
     """Whether the torch engine proves that batching changes no bit of the bundled model here."""
-    from turnwise.engines.decoder import Decoder
-    from turnwise.engines.threads import choose_threads
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.samplers.threads import choose_threads
 
-    decoder = Decoder.load(TINY)
+    decoder = Decoder.read(TINY)
     return all(choose_threads(decoder, threads).invariant for threads in (0, 1))
 
 

@@ -47,7 +47,7 @@ def test_no_model_code_is_imported() -> None:
     code = (
         "import sys\nfrom turnwise.compose import compose\nfrom turnwise.preflight import preflight\n"
         "assert preflight(compose(['eval.samples=2'])).passed\n"
-        "loaded = {'turnwise.engines.decoder', 'turnwise.engines.torch_sampler'} & set(sys.modules)\nassert not loaded, loaded"
+        "loaded = {'turnwise.engines.model.decoder', 'turnwise.engines.samplers.torch_cpu'} & set(sys.modules)\nassert not loaded, loaded"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

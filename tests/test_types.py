@@ -22,7 +22,7 @@ def test_policy_tokens_need_logprobs_and_no_others_have_them() -> None:
 
 def test_a_completion_with_misaligned_logprobs_cannot_exist() -> None:
     with pytest.raises(ValueError, match="2 tokens with 1 logprobs"):
-        Completion((1, 2), (0.0,), FinishReason.STOP, 0)
+        Completion.of((1, 2), (0.0,), FinishReason.STOP, version=0)
 
 
 pieces = st.lists(st.tuples(st.sampled_from(list(Origin)), st.integers(0, 3), st.lists(st.integers(0, 99), max_size=5)))

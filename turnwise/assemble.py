@@ -21,8 +21,9 @@ from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
-from turnwise.engines.sampler import NoiseKey, Sampler
-from turnwise.engines.scripted import Script, ScriptedSampler, lines
+from turnwise.engines.samplers.request import NoiseKey
+from turnwise.engines.samplers.sampler import Sampler
+from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
 from turnwise.plugins import call, names_in
 from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
@@ -37,7 +38,7 @@ from turnwise.task import known_scorers, load_task, rows_of
 from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
-    from turnwise.engines.endpoint import ChatEndpoint
+    from turnwise.engines.samplers.endpoint import ChatEndpoint
 
 API_KEY_ENV = "OPENAI_API_KEY"
 """The environment variable that holds an endpoint's key."""
@@ -172,7 +173,7 @@ def make_renderer(config: Config) -> Renderer:
     call_format = load_format(config.chat.tool_format)
     folder = model_folder(config.model.path)
     if config.engine.name is EngineName.torch:
-        from turnwise.engines.checkpoint_format import read_config
+        from turnwise.engines.model.checkpoint_format import read_config
 
         read_config(folder)  # first: transformers looks into config.json too, and takes a broken one at its word
     tokenizer = Tokenizer(folder, config.chat.template)
@@ -185,7 +186,7 @@ def _embedding_rows(config: Config) -> int | None:
     """How many tokens the model knows; a folder that cannot be loaded is refused before its tokenizer is read."""
     if config.engine.name is not EngineName.torch:
         return None
-    from turnwise.engines.checkpoint_format import check_folder
+    from turnwise.engines.model.checkpoint_format import check_folder
 
     return check_folder(model_folder(config.model.path)).vocab_size
 
@@ -244,7 +245,7 @@ async def _engine(
 
 def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
     """A client of the configured endpoint; it must be closed."""
-    from turnwise.engines.endpoint import ChatEndpoint
+    from turnwise.engines.samplers.endpoint import ChatEndpoint
 
     if config.base_url is None:
         raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
@@ -281,11 +282,11 @@ def open_sampler(config: Config, renderer: Renderer, script: Script | None, say:
         return ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
     import torch
 
-    from turnwise.engines.decoder import Decoder
-    from turnwise.engines.threads import choose_threads
-    from turnwise.engines.torch_sampler import TorchSampler
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.samplers.threads import choose_threads
+    from turnwise.engines.samplers.torch_cpu import TorchSampler
 
-    decoder = Decoder.load(model_folder(config.model.path), getattr(torch, config.model.precision.value))
+    decoder = Decoder.read(model_folder(config.model.path), getattr(torch, config.model.precision.value))
     choice = choose_threads(decoder, config.engine.threads)
     measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
     say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")

@@ -16,7 +16,7 @@ from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.config_check import check_config
 from turnwise.demonstrations import Demonstrations, choose, read_demonstrations
-from turnwise.engines.scripted import Script
+from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
@@ -107,7 +107,7 @@ def fine_tune(
 def _demonstrations(
     config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
 ) -> Demonstrations:
-    from turnwise.engines.checkpoint_format import check_folder
+    from turnwise.engines.model.checkpoint_format import check_folder
 
     note, vocabulary = printer(console), check_folder(model_folder(config.model.path)).vocab_size
     if trajectories is not None:
@@ -118,8 +118,8 @@ def _demonstrations(
 def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
     import torch
 
-    from turnwise.engines.decoder import Decoder
-    from turnwise.engines.policy_folder import PolicyFolder
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.model.policy_folder import PolicyFolder
     from turnwise.training.sequences import to_sequences
     from turnwise.training.sft import SftStep, train_sft
 
@@ -127,7 +127,7 @@ def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
     torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
     source = model_folder(config.model.path)
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    decoder = Decoder.load(source, torch.float32)
+    decoder = Decoder.read(source, torch.float32)
     losses: list[float] = []
     tokens, every = 0, max(1, config.sft.steps // 20)
     run.start_trackers()

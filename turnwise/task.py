@@ -22,7 +22,7 @@ from turnwise.plugins import call, load, names_in
 from turnwise.types import Trajectory
 
 if TYPE_CHECKING:
-    from turnwise.engines.scripted import Script
+    from turnwise.engines.samplers.scripted import Script
     from turnwise.rollout.interactions.base import BaseInteraction
     from turnwise.rollout.tools.tool import Tool
     from turnwise.scoring.scorer import Scorer

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 JsonSchema = dict[str, Any]
 
 
@@ -153,21 +156,43 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRun:
+    """Tokens in a row that one version of the weights wrote."""
+
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What a sampler wrote: `Completion((3, 7), (-0.1, -0.4), FinishReason.STOP, policy_version=0)`.
+    """What a sampler wrote: `Completion.of([3, 7], [-0.1, -0.4], FinishReason.STOP, version=0)`.
 
     `logprobs` are those of the sampled tokens under the temperature-scaled distribution before top-k/top-p (at
     temperature 0: unscaled), which is what a learner recomputes.
     """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
     finish_reason: FinishReason
-    policy_version: int
+    versions: tuple[VersionRun, ...]
+    """Which weights wrote which tokens: a turn may go on across a publish. An empty turn has a run of no tokens."""
+
+    @classmethod
+    def of(cls, ids: Sequence[int], logprobs: Sequence[float], finish: FinishReason, *, version: int) -> "Completion":
+        """That of one version, from plain numbers."""
+        run = VersionRun(version, len(ids))
+        return cls(np.array(ids, dtype=np.int64), np.array(logprobs, dtype=np.float32), finish, (run,))
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} tokens with {len(self.logprobs)} logprobs")
+        if sum(run.tokens for run in self.versions) != len(self.token_ids) or not self.versions:
+            raise ValueError(f"{len(self.token_ids)} tokens with versions {self.versions}")
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest that wrote any of it."""
+        return min(run.version for run in self.versions)
 
 
 @dataclass(slots=True)

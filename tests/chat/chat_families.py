@@ -173,7 +173,7 @@ def completion(renderer: Renderer, text: str, end: int | None) -> Completion:
     """A completion as a sampler writes it; `end` None: cut short, or ended by a stop string."""
     ids = (*renderer.tokenizer.encode(text, after="").ids, *([] if end is None else [end]))
     reason = FinishReason.STOP if end is not None else FinishReason.LENGTH
-    return Completion(ids, (-0.5,) * len(ids), reason, policy_version=0)
+    return Completion.of(ids, [-0.5] * len(ids), reason, version=0)
 
 
 def call_text(count: int) -> str:

@@ -14,7 +14,7 @@ from turnwise.types import Completion, FinishReason, Image, Message, Origin, Rol
 HELLO = Message(Role.USER, "hello")
 RESULT = Message(Role.TOOL, "42", tool_call_id="t000c0000", name="probe")
 CALLING = hermes.parse('<tool_call>{"name": "probe", "arguments": {"x": 1}}</tool_call>', turn=0, in_reasoning=False)
-NOTHING = Completion((), (), FinishReason.LENGTH, 0)
+NOTHING = Completion.of((), (), FinishReason.LENGTH, version=0)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -1,12 +1,17 @@
 """Small decoders shared by the engine tests, and the proof that bitwise assertions may be made here."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from turnwise.engines.attention import Regime
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import find_regime
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.exactness import find_regime
+
+sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by path; what they share is found by name
 
 SHARP = 9.0
 """Scales random weights so that distributions have contrast."""

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.engines import attention
-from turnwise.engines.attention import Chunk, Regime
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import find_regime
-from turnwise.engines.kv_cache import ActiveRows
-from turnwise.engines.steps import decode, pad_rows, prefill
+from turnwise.engines.model import attention
+from turnwise.engines.model.attention import Chunk, Regime, pad_rows
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.samplers.exactness import find_regime
+from turnwise.engines.samplers.kv_cache import ActiveRows
+from turnwise.engines.samplers.steps import decode, prefill
 
 
 @pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (4, 1)])
@@ -33,7 +34,7 @@ def test_exact_has_the_gradient_of_packed(decoder: Decoder) -> None:
     gradients = []
     for attend in (attention.packed(lengths), attention.exact(lengths, Regime(16, 32, 32))):
         decoder.zero_grad()
-        logits = decoder.logits(decoder(ids, attention.positions(lengths), attend))
+        logits = decoder.logits(decoder(ModelInputs(ids, attention.positions(lengths)), attend))
         torch.nn.functional.cross_entropy(logits, ids.roll(-1)).backward()
         gradients.append({name: p.grad.clone() for name, p in decoder.named_parameters() if p.grad is not None})
     decoder.zero_grad()
@@ -46,8 +47,8 @@ def test_a_table_built_while_sampling_serves_training() -> None:
     made = Decoder.fresh(DecoderConfig("llama", 32, 32, 64, 1, 2, 2, 16, 128), 0)
     ids = torch.arange(20)
     with torch.inference_mode():
-        made(ids, ids, attention.packed([20]))
-    made(ids, ids, attention.packed([20])).sum().backward()
+        made(ModelInputs(ids, ids), attention.packed([20]))
+    made(ModelInputs(ids, ids), attention.packed([20])).sum().backward()
     assert made.embed.grad is not None and made.embed.grad[:20].abs().sum() > 0
 
 

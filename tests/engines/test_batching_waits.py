@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from turnwise import time_budget
-from turnwise.engines.batching import Batcher, Request
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES
-from turnwise.engines.sampler import SamplingParams
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.batching import Batcher, QueuedRequest
+from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.engines.samplers.request import SamplingParams
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def now(monkeypatch):
 
 
 def request(name, tokens):
-    return Request(name, np.arange(5, dtype=np.int64), SamplingParams(max_tokens=tokens), 1)
+    return QueuedRequest(name, np.arange(5, dtype=np.int64), SamplingParams(max_tokens=tokens), 1)
 
 
 def test_a_request_waits_until_it_has_a_row(decoder: Decoder, now) -> None:

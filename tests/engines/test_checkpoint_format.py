@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from turnwise.engines.checkpoint_format import (
+from turnwise.engines.model.checkpoint_format import (
     DecoderConfig,
     Llama3Rope,
     RopeConfig,
@@ -16,7 +16,7 @@ from turnwise.engines.checkpoint_format import (
     config_to_hf,
     read_config,
 )
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import EngineError
 
 BASE: dict[str, Any] = {
@@ -86,7 +86,7 @@ def test_folder_faults_name_the_file(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     with pytest.raises(EngineError, match=r"no model\.safetensors"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
 
 
 def test_wrong_tensors_are_named(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_wrong_tensors_are_named(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "model.layers.0.mlp.router.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match="router"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
     save_file({**tensors, "lm_head.weight": torch.ones(63, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match=r"lm_head.*\(63, 32\).*\(64, 32\)"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
     save_file({k: v for k, v in tensors.items() if "q_proj" not in k}, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match=r"lacks.*q_proj"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
 
 
 def test_stored_rotary_tables_are_ignored(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_stored_rotary_tables_are_ignored(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     stored = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file({**tensors, **stored}, tmp_path / "model.safetensors")
-    assert torch.equal(Decoder.load(tmp_path).embed, tensors["model.embed_tokens.weight"])
+    assert torch.equal(Decoder.read(tmp_path).embed, tensors["model.embed_tokens.weight"])

@@ -12,10 +12,11 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 
-from turnwise.engines import attention
-from turnwise.engines.checkpoint_format import ARCHITECTURES, config_from_hf
-from turnwise.engines.config_fields import CHECKED, HARMLESS, READ
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model import attention
+from turnwise.engines.model.checkpoint_format import ARCHITECTURES, config_from_hf
+from turnwise.engines.model.config_fields import CHECKED, HARMLESS, READ
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 
 CLASSES = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
@@ -95,7 +96,7 @@ def assert_equal_or_refused(folder: Path, raw: dict[str, Any], changed: dict[str
     if theirs is None:
         return  # transformers refuses it as well, by other rules
     try:
-        decoder = Decoder.load(folder)
+        decoder = Decoder.read(folder)
     except EngineError as error:
         inside = [key for value in changed.values() if isinstance(value, dict) for key in value]
         words = [*changed, *inside, *(str(value) for value in changed.values()), "rope type"]
@@ -103,7 +104,7 @@ def assert_equal_or_refused(folder: Path, raw: dict[str, Any], changed: dict[str
         assert "\n" not in str(error)
         return
     with torch.no_grad():
-        ours = decoder.logits(decoder(ids, torch.arange(96), attention.packed([96])))
+        ours = decoder.logits(decoder(ModelInputs(ids, torch.arange(96)), attention.packed([96])))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
 
 
@@ -186,7 +187,7 @@ def test_a_broken_value_is_one_clear_line_at_once(key: str, value: Any, tmp_path
     Decoder.fresh(config_from_hf({"model_type": "llama", **SMALL}), 0).save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SMALL, key: value}))
     with pytest.raises(EngineError) as caught:
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
@@ -194,7 +195,7 @@ def test_a_broken_value_is_one_clear_line_at_once(key: str, value: Any, tmp_path
 def test_a_file_that_is_no_config_is_one_clear_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EngineError, match=r"config\.json") as caught:
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -208,11 +209,11 @@ def test_a_head_beside_tied_embeddings_must_say_the_same(tmp_path: Path) -> None
     tensors = saved(tmp_path, tie_word_embeddings=True)
     embeddings = tensors["model.embed_tokens.weight"]
     save_file({**tensors, "lm_head.weight": embeddings.clone()}, tmp_path / "model.safetensors")
-    assert torch.equal(Decoder.load(tmp_path).unembed, embeddings)
+    assert torch.equal(Decoder.read(tmp_path).unembed, embeddings)
     for other in (embeddings + 1e-3, embeddings[:-1].clone()):
         save_file({**tensors, "lm_head.weight": other}, tmp_path / "model.safetensors")
         with pytest.raises(EngineError, match=r"lm_head\.weight.*tie_word_embeddings"):
-            Decoder.load(tmp_path)
+            Decoder.read(tmp_path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -221,7 +222,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path, value: float) -> 
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match=r"layers\.1\.mlp\.up_proj.*NaN or infinite"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool])
@@ -230,7 +231,7 @@ def test_quantised_weights_are_not_taken_for_numbers(tmp_path: Path, dtype: torc
     name = "model.layers.0.self_attn.q_proj.weight"
     save_file({**tensors, name: tensors[name].to(dtype)}, tmp_path / "model.safetensors")
     with pytest.raises(EngineError, match=r"q_proj.*unquantised"):
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,5 +241,5 @@ def test_a_broken_index_is_one_clear_line(tmp_path: Path, weight_map: Any) -> No
     saved(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(EngineError) as caught:
-        Decoder.load(tmp_path)
+        Decoder.read(tmp_path)
     assert "\n" not in str(caught.value)

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from turnwise.config import LearnerConfig
-from turnwise.engines import attention
-from turnwise.engines.critic import Critic
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import NotFinite, PolicyTokens, TorchLearner
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.local import LocalLearner, NotFinite, PolicyTokens
+from turnwise.engines.model import attention
+from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import EngineError
 
 LENGTHS = [14, 9]
@@ -20,11 +20,11 @@ TOKENS = torch.randint(0, 96, (23,), generator=torch.Generator().manual_seed(8))
 RETURNS = torch.linspace(-1.0, 1.0, len(INDEX))
 
 
-def make(decoder: Decoder, shared: bool, **options: Any) -> TorchLearner:
+def make(decoder: Decoder, shared: bool, **options: Any) -> LocalLearner:
     policy = Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
     critic = Critic.sharing(policy) if shared else Critic.copying(policy)
     config = LearnerConfig(lr=1e-3, critic_lr=5e-3, **options)
-    return TorchLearner(policy, config, temperature=1.0, critic=critic)
+    return LocalLearner(policy, config, temperature=1.0, critic=critic)
 
 
 def value_loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
@@ -36,9 +36,9 @@ def policy_loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
     return -found.logprobs.mean(), {}
 
 
-def changed(learner: TorchLearner, start: Decoder) -> set[str]:
+def changed(learner: LocalLearner, start: Decoder) -> set[str]:
     before = start.tensors()
-    return {name for name, tensor in learner.published().items() if not torch.equal(tensor, before[name])}
+    return {name for name, tensor in learner.decoder.tensors().items() if not torch.equal(tensor, before[name])}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -84,8 +84,8 @@ def test_policy_and_critic_are_clipped_apart(decoder: Decoder) -> None:
         learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
     one, two = loud.optim_step(), quiet.optim_step()
     assert one["grad_norm"] == two["grad_norm"] and one["critic_grad_norm"] > 1e3 * two["critic_grad_norm"]
-    for name, tensor in loud.published().items():
-        assert torch.equal(tensor, quiet.published()[name]), name
+    for name, tensor in loud.decoder.tensors().items():
+        assert torch.equal(tensor, quiet.decoder.tensors()[name]), name
 
 
 def test_a_policy_loss_leaves_an_own_critic_alone(decoder: Decoder) -> None:
@@ -113,4 +113,4 @@ def test_a_broken_critic_stops_the_policy_too(decoder: Decoder) -> None:
 
 def test_values_need_a_critic(decoder: Decoder) -> None:
     with pytest.raises(EngineError, match="no critic"):
-        TorchLearner(decoder, LearnerConfig(), temperature=1.0).values(TOKENS, LENGTHS, INDEX)
+        LocalLearner(decoder, LearnerConfig(), temperature=1.0).values(TOKENS, LENGTHS, INDEX)

@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 
-from turnwise.engines import attention
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model import attention
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
@@ -64,21 +65,21 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     ids = torch.randint(0, SMALL["vocab_size"], (70,))
     with torch.no_grad():
         expected = model(ids[None]).logits[0]
-        decoder = Decoder.load(tmp_path / "theirs", torch.float32)
-        actual = decoder.logits(decoder(ids, torch.arange(70), attention.packed([70])))
+        decoder = Decoder.read(tmp_path / "theirs", torch.float32)
+        actual = decoder.logits(decoder(ModelInputs(ids, torch.arange(70)), attention.packed([70])))
         assert expected.std() > 0.1, "a reference without contrast proves nothing"
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
         decoder.save(tmp_path / "ours")
         again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
         torch.testing.assert_close(again(ids[None]).logits[0], expected, atol=0.0, rtol=0.0)
-    assert Decoder.load(tmp_path / "ours").config == decoder.config
+    assert Decoder.read(tmp_path / "ours").config == decoder.config
 
 
 def test_sharded_folder_loads_the_same(tmp_path: Path) -> None:
     make_reference(tmp_path / "one", "Qwen3", {"head_dim": 16})
     make_reference(tmp_path / "many", "Qwen3", {"head_dim": 16}, max_shard_size="20KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
-    one, many = Decoder.load(tmp_path / "one"), Decoder.load(tmp_path / "many")
+    one, many = Decoder.read(tmp_path / "one"), Decoder.read(tmp_path / "many")
     for (name, a), (_, b) in zip(one.named_parameters(), many.named_parameters(), strict=True):
         assert torch.equal(a, b), name
 
@@ -109,8 +110,11 @@ def test_packed_equals_one_by_one(lengths: list[int]) -> None:
     with torch.no_grad():
         decoder.embed.mul_(20)
         ids = torch.randint(0, 64, (sum(lengths),), generator=torch.Generator().manual_seed(0))
-        together = decoder(ids, attention.positions(lengths), attention.packed(lengths))
-        alone = [decoder(part, torch.arange(len(part)), attention.packed([len(part)])) for part in ids.split(lengths)]
+        together = decoder(ModelInputs(ids, attention.positions(lengths)), attention.packed(lengths))
+        alone = [
+            decoder(ModelInputs(part, torch.arange(len(part))), attention.packed([len(part)]))
+            for part in ids.split(lengths)
+        ]
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
@@ -120,7 +124,7 @@ def test_gradient_reaches_every_weight_and_is_right() -> None:
     ids = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(1))
 
     def loss() -> torch.Tensor:
-        hidden = decoder(ids, attention.positions(lengths), attention.packed(lengths))
+        hidden = decoder(ModelInputs(ids, attention.positions(lengths)), attention.packed(lengths))
         return torch.nn.functional.cross_entropy(decoder.logits(hidden), ids.roll(-1))
 
     loss().backward()

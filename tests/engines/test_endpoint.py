@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.engines.endpoint import ChatEndpoint, EndpointReply
+from turnwise.engines.samplers.endpoint import ChatEndpoint, EndpointReply
 from turnwise.errors import ConfigError, EngineError, EpisodeError
 from turnwise.types import FinishReason
 

@@ -1,14 +1,17 @@
 """The search for a regime finds one where there is one, and its proof fails when it should."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from turnwise.engines import exactness
-from turnwise.engines.attention import Regime
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Attend, Decoder
-from turnwise.engines.exactness import REGIMES, find_regime, holds
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import Attend, ModelInputs
+from turnwise.engines.samplers import exactness
+from turnwise.engines.samplers.exactness import REGIMES, find_regime, holds
 
 SHAPES = {
     "grouped": DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512),
@@ -52,8 +55,8 @@ def test_the_first_that_holds_is_taken_and_none_when_none_does(
 class Leaky(Decoder):
     """A decoder whose rows depend on how many there are."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        return super().forward(token_ids, positions, attend) * (1.0 + 1e-6 * len(token_ids))
+    def forward(self, inputs: ModelInputs, attend: Attend, **options: Any) -> Tensor:
+        return super().forward(inputs, attend, **options) * (1.0 + 1e-6 * len(inputs.tokens))
 
 
 class LeakyProducts(Decoder):

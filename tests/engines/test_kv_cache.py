@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.kv_cache import (
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,
     KVSpan,

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.choices import Decay, Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.checkpoint_format import DecoderConfig, layout
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import Loss, NotFinite, PolicyTokens, TorchLearner
-from turnwise.engines.optimizer import lr_at
+from turnwise.engines.learners.local import LocalLearner, Loss, NotFinite, PolicyTokens
+from turnwise.engines.learners.optimizer import lr_at
+from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import Mixing, ModelInputs
 from turnwise.errors import EngineError
 
 LENGTHS = [19, 7, 33, 12]
@@ -27,10 +28,10 @@ def copy_of(decoder: Decoder) -> Decoder:
     return Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
 
 
-def learner_of(decoder: Decoder, temperature: float = 0.8, **options: Any) -> TorchLearner:
+def learner_of(decoder: Decoder, temperature: float = 0.8, **options: Any) -> LocalLearner:
     given = {name: options.pop(name) for name in ("updates", "regime", "chunk_tokens") if name in options}
     config = LearnerConfig(**{"lr": 1e-2, "grad_clip": math.inf, **options})
-    return TorchLearner(copy_of(decoder), config, temperature=temperature, **given)
+    return LocalLearner(copy_of(decoder), config, temperature=temperature, **given)
 
 
 def batch(lengths: list[int] = LENGTHS, seed: int = 0, vocab: int = 96) -> tuple[Tensor, list[int], Tensor]:
@@ -55,13 +56,13 @@ def weighted(count: int, entropy: float = 0.3) -> Loss:
     return loss
 
 
-def gradients(learner: TorchLearner) -> dict[str, Tensor]:
+def gradients(learner: LocalLearner) -> dict[str, Tensor]:
     found = {n: p.grad.clone() for n, p in learner.decoder.named_parameters() if p.grad is not None}
     assert found
     return found
 
 
-def run(learner: TorchLearner, case: tuple[Tensor, list[int], Tensor], loss: Loss | None = None) -> dict[str, float]:
+def run(learner: LocalLearner, case: tuple[Tensor, list[int], Tensor], loss: Loss | None = None) -> dict[str, float]:
     return learner.forward_backward(*case, loss or weighted(len(case[2])))
 
 
@@ -76,14 +77,14 @@ def plain(decoder: Decoder, case: tuple[Tensor, list[int], Tensor], temperature:
     tokens, lengths, index = case
     logprobs, entropies = [], []
     for part in torch.split(tokens, lengths):
-        hidden = decoder(part, torch.arange(len(part)), naive_attention)
+        hidden = decoder(ModelInputs(part, torch.arange(len(part))), naive_attention)
         every = torch.log_softmax(decoder.logits(hidden) / temperature, -1)
         logprobs.append(functional.pad(every[:-1].gather(1, part[1:, None]).squeeze(1), (1, 0)))
         entropies.append(functional.pad(-(every.exp() * every).sum(-1)[:-1], (1, 0)))
     return torch.cat(logprobs)[index], torch.cat(entropies)[index]
 
 
-def naive_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def naive_attention(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[2] ** 0.5
@@ -272,8 +273,8 @@ def test_training_raises_the_chosen_tokens(decoder: Decoder) -> None:
     assert -float(learner.logprobs(*case).mean()) < losses[-1]
 
 
-def weights_of(learner: TorchLearner) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in learner.published().items()}
+def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.decoder.tensors().items()}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

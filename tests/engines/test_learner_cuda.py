@@ -7,11 +7,11 @@ from torch.nn import functional
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.critic import Critic
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import PolicyTokens, TorchLearner
-from turnwise.engines.lora import LoraDecoder
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -20,7 +20,7 @@ INDEX = torch.tensor([i for i in range(sum(LENGTHS)) if i % 7 not in (0, 1) and 
 TOKENS = torch.randint(0, 256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
 
 
-def make(device: str, precision: Precision | None, lora: bool, recompute: bool = False) -> TorchLearner:
+def make(device: str, precision: Precision | None, lora: bool, recompute: bool = False) -> LocalLearner:
     policy = Decoder.fresh(DecoderConfig("qwen3", 256, 128, 256, 3, 4, 2, 32, 512), 3)
     critic = Critic.copying(policy)
     if lora:
@@ -28,7 +28,7 @@ def make(device: str, precision: Precision | None, lora: bool, recompute: bool =
     config = LearnerConfig(
         lr=1e-3, critic_lr=1e-3, device=device, precision=precision, gradient_checkpointing=recompute
     )
-    return TorchLearner(policy, config, temperature=0.9, critic=critic, chunk_tokens=50)
+    return LocalLearner(policy, config, temperature=0.9, critic=critic, chunk_tokens=50)
 
 
 def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
@@ -38,7 +38,7 @@ def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
     return total, {}
 
 
-def gradient(learner: TorchLearner) -> Tensor:
+def gradient(learner: LocalLearner) -> Tensor:
     learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
     assert learner.critic is not None
     parameters = [*learner.decoder.parameters(), *learner.critic.parameters()]
@@ -69,8 +69,8 @@ def test_steps_states_and_publishing_cross_devices(lora: bool) -> None:
     tensors, info = one.state()
     two = make("cpu", None, lora)
     two.load_state({name: tensor.cpu() for name, tensor in tensors.items()}, info)
-    published = {name: tensor.cpu() for name, tensor in one.published().items()}
-    for name, tensor in two.published().items():
+    published = {name: tensor.cpu() for name, tensor in one.decoder.tensors().items()}
+    for name, tensor in two.decoder.tensors().items():
         torch.testing.assert_close(tensor, published[name], atol=1e-5, rtol=1e-5)
     after = one.logprobs(TOKENS, LENGTHS, INDEX)
     torch.testing.assert_close(two.logprobs(TOKENS, LENGTHS, INDEX), after, atol=0.03, rtol=0.03)

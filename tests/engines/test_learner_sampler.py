@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from written import write
 
 import turnwise
 from turnwise.config import LearnerConfig
-from turnwise.engines.attention import Regime
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES, find_regime
-from turnwise.engines.learner import PolicyTokens, TorchLearner
-from turnwise.engines.lora import LoraDecoder
-from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.torch_sampler import TorchSampler
+from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
+from turnwise.engines.samplers.torch_cpu import TorchSampler
+from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
-from turnwise.types import Completion, Ledger, Origin
+from turnwise.types import Ledger, Origin, Written
 
 TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 PACKED_TOLERANCE = 2e-4
@@ -55,6 +57,10 @@ def ids(length: int, seed: int, vocab: int) -> list[int]:
     return drawn
 
 
+def full(tensors: dict[str, Tensor]) -> FullWeights:
+    return FullWeights({name: tuple(tensor.shape) for name, tensor in tensors.items()}, iter(tensors.items()))
+
+
 async def episode(sampler: TorchSampler, number: int, turns: int, temperature: float, vocab: int) -> tuple[Ledger, Any]:
     """Prompt, then turns of policy tokens with tool replies and template glue between; returns ledger and versions."""
     ledger = Ledger()
@@ -63,7 +69,7 @@ async def episode(sampler: TorchSampler, number: int, turns: int, temperature: f
     for turn in range(turns):
         params = SamplingParams(max_tokens=9 + 5 * number, temperature=temperature)
         noise = NoiseKey(0, 0, f"s{number}", 0)
-        done = await sampler.generate(f"c{number}", list(ledger.token_ids), params, noise)
+        done = await write(sampler, f"c{number}", list(ledger.token_ids), params, noise)
         ledger.append(done.token_ids, Origin.POLICY, turn, done.logprobs)
         versions.append(done.policy_version)
         ledger.append(ids(7 + turn, 90 + number, vocab), Origin.TOOL, turn)
@@ -81,11 +87,11 @@ def recorded(ledgers: list[Ledger]) -> list[float]:
     return [lp for ledger in ledgers for lp, flag in zip(ledger.logprobs, ledger.loss_mask, strict=True) if flag]
 
 
-def learner_of(decoder: Decoder, temperature: float, regime: Regime) -> TorchLearner:
-    return TorchLearner(decoder, LearnerConfig(lr=2e-3), temperature=temperature, chunk_tokens=64, regime=regime)
+def learner_of(decoder: Decoder, temperature: float, regime: Regime) -> LocalLearner:
+    return LocalLearner(decoder, LearnerConfig(lr=2e-3), temperature=temperature, chunk_tokens=64, regime=regime)
 
 
-def push(learner: TorchLearner, case: tuple[Tensor, list[int], Tensor]) -> None:
+def push(learner: LocalLearner, case: tuple[Tensor, list[int], Tensor]) -> None:
     """A step away from what was sampled."""
 
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
@@ -96,7 +102,7 @@ def push(learner: TorchLearner, case: tuple[Tensor, list[int], Tensor]) -> None:
 
 
 def models(decoder: Decoder) -> dict[str, Decoder]:
-    return {"random": decoder, "tiny": Decoder.load(TINY)}
+    return {"random": decoder, "tiny": Decoder.read(TINY)}
 
 
 @pytest.mark.parametrize("name", ["random", "tiny"])
@@ -135,13 +141,13 @@ def test_published_weights_write_and_carry_their_version(decoder: Decoder, regim
         assert learner.logprobs(*packed([before]), exact=True).tolist() == recorded([before])
         for _ in range(4):
             push(learner, packed([before]))
-        await sampler.publish(learner.published(), version=4)
+        await sampler.publish(learner.weights(), version=4)
         assert sampler.policy_version == 4 and sampler.cached_bytes == 0
         # The conversation goes on from its past without the old policy's cache; a sibling finds no old prefix either.
         reused = sampler.stats.reused_tokens
         more = SamplingParams(max_tokens=12)
         past = list(before.token_ids)
-        done = await sampler.generate("c0", past, more, NoiseKey(0, 0, "s0", 0))
+        done = await write(sampler, "c0", past, more, NoiseKey(0, 0, "s0", 0))
         again, versions = await episode(sampler, 0 + 1, 1, 1.0, 96)
         assert done.policy_version == 4 and versions == [4]
         assert sampler.stats.reused_tokens - reused <= 40  # the prefix the two share by now
@@ -159,19 +165,19 @@ def test_a_turn_being_written_goes_on_with_the_new_weights(decoder: Decoder, reg
     old = learner_of(copy_of(decoder), 1.0, regime)
     start = ids(50, 2, 96)
 
-    async def body(sampler: TorchSampler) -> Completion:
+    async def body(sampler: TorchSampler) -> Written:
         prompt = Ledger()
         prompt.append(start, Origin.PROMPT, 0)
         prompt.append(ids(30, 3, 96), Origin.POLICY, 0, [0.0] * 30)
         for _ in range(4):
             push(learner, packed([prompt]))
-        turn = asyncio.create_task(sampler.generate("c", start, SamplingParams(max_tokens=400), NoiseKey(0, 0, "s", 0)))
+        turn = asyncio.create_task(write(sampler, "c", start, SamplingParams(max_tokens=400), NoiseKey(0, 0, "s", 0)))
         while sampler.stats.decoded_tokens < 20:
             await asyncio.sleep(0.001)
-        await sampler.publish(learner.published(), version=1)
+        await sampler.publish(learner.weights(), version=1)
         return await turn
 
-    done: Completion = with_sampler(decoder, body)
+    done: Written = with_sampler(decoder, body)
     assert done.policy_version == 0, "the oldest version that wrote any of it"
     case = (torch.tensor([*start, *done.token_ids]), [450], torch.arange(50, 450))
     by_old, by_new = (side.logprobs(*case, exact=True).tolist() for side in (old, learner))
@@ -184,14 +190,14 @@ def test_a_turn_being_written_goes_on_with_the_new_weights(decoder: Decoder, reg
 
 def test_weights_of_another_model_are_refused(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
-        first = await sampler.generate("a", ids(9, 1, 96), SamplingParams(8), NoiseKey(0, 0, "s", 0))
-        tensors = decoder.tensors()
-        cut = {**tensors, "norm": tensors["norm"][:-1]}
-        lacking = {name: tensor for name, tensor in tensors.items() if name != "layers.1.down"}
-        for wrong, word in ((cut, "norm"), (lacking, "layers.1.down"), ({**tensors, "extra": cut["norm"]}, "extra")):
+        first = await write(sampler, "a", ids(9, 1, 96), SamplingParams(8), NoiseKey(0, 0, "s", 0))
+        tensors, norm, down = dict(decoder.weights()), "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
+        cut = {**tensors, norm: tensors[norm][:-1]}
+        lacking = {name: tensor for name, tensor in tensors.items() if name != down}
+        for wrong, word in ((cut, norm), (lacking, down), ({**tensors, "extra": cut[norm]}, "extra")):
             with pytest.raises(EngineError, match=word):
-                await sampler.publish(wrong, 9)
-        second = await sampler.generate("b", ids(9, 1, 96), SamplingParams(8), NoiseKey(0, 0, "s", 0))
+                await sampler.publish(full(wrong), 9)
+        second = await write(sampler, "b", ids(9, 1, 96), SamplingParams(8), NoiseKey(0, 0, "s", 0))
         assert second == first and second.policy_version == 0
 
     with_sampler(decoder, body)
@@ -201,6 +207,6 @@ def test_publishing_to_a_closed_sampler_is_told(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         await sampler.close()
         with pytest.raises(EngineError, match="closed"):
-            await sampler.publish(decoder.tensors(), 1)
+            await sampler.publish(full(dict(decoder.weights())), 1)
 
     with_sampler(decoder, body)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from turnwise.choices import Decay
 from turnwise.config import LearnerConfig
-from turnwise.engines.critic import Critic
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import PolicyTokens, TorchLearner, fingerprint
-from turnwise.engines.lora import LoraDecoder
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.local import LocalLearner, PolicyTokens, fingerprint
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
 from turnwise.errors import EngineError
 
 KINDS = ("full", "lora", "critic", "shared")
@@ -23,17 +23,17 @@ LENGTHS = [11, 23, 8]
 INDEX = torch.tensor([*range(3, 10), *range(13, 20), *range(22, 30), *range(36, 42)])
 
 
-def make(decoder: Decoder, kind: str, rank: int = 4) -> TorchLearner:
+def make(decoder: Decoder, kind: str, rank: int = 4) -> LocalLearner:
     policy: Decoder = Decoder(decoder.config, {name: tensor.clone() for name, tensor in decoder.tensors().items()})
     critic = {"critic": Critic.copying, "shared": Critic.sharing}.get(kind)
     if kind == "lora":
         policy = LoraDecoder(policy, rank=rank, alpha=32.0, targets=("q_proj", "v_proj", "down_proj"), seed=3)
     config = LearnerConfig(lr=1e-3, critic_lr=3e-3, weight_decay=0.1, warmup=2, decay=Decay.linear)
     made = None if critic is None else critic(policy)
-    return TorchLearner(policy, config, temperature=1.0, critic=made, updates=9)
+    return LocalLearner(policy, config, temperature=1.0, critic=made, updates=9)
 
 
-def train(learner: TorchLearner, steps: int) -> list[dict[str, float]]:
+def train(learner: LocalLearner, steps: int) -> list[dict[str, float]]:
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
         total = -found.logprobs.mean() - 0.01 * found.entropy.mean()
         if found.values is not None:
@@ -49,7 +49,7 @@ def train(learner: TorchLearner, steps: int) -> list[dict[str, float]]:
     return metrics
 
 
-def save(learner: TorchLearner, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def save(learner: LocalLearner, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Through the files a checkpoint is made of."""
     tensors, info = learner.state()
     save_file(tensors, folder / "state.safetensors")
@@ -97,7 +97,7 @@ def test_the_base_is_not_in_a_lora_state(decoder: Decoder) -> None:
 def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_path: Path) -> None:
     learner = make(decoder, "full")
     tensors, info = save(learner, tmp_path)
-    before = {name: tensor.clone() for name, tensor in learner.published().items()}
+    before = {name: tensor.clone() for name, tensor in learner.decoder.tensors().items()}
     tensors["policy.embed"] = tensors["policy.embed"] + 1
     lacking = {name: tensor for name, tensor in tensors.items() if name != "policy.norm"}
     wrong: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
@@ -114,7 +114,7 @@ def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_p
     for given, told, words in wrong:
         with pytest.raises(EngineError, match=words):
             learner.load_state(given, told)
-    assert all(torch.equal(before[name], tensor) for name, tensor in learner.published().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.decoder.tensors().items())
     other_base = make(decoder, "lora")
     other_base.decoder.get_parameter("layers.0.qkv").data.mul_(2.0)
     with pytest.raises(EngineError, match="model: base was"):

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines import attention
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import PolicyTokens, TorchLearner
-from turnwise.engines.lora import TARGETS, LoraDecoder
+from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.model import attention
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import TARGETS, LoraDecoder
 from turnwise.errors import EngineError
 
 LENGTHS = [12, 30]
@@ -25,12 +25,12 @@ TOKENS = torch.randint(0, 96, (42,), generator=torch.Generator().manual_seed(2))
 SOME = ("q_proj", "v_proj", "up_proj", "down_proj")
 
 
-def make(base: Decoder, targets: tuple[str, ...] = TARGETS, **options: Any) -> TorchLearner:
+def make(base: Decoder, targets: tuple[str, ...] = TARGETS, **options: Any) -> LocalLearner:
     lora = LoraDecoder(base, rank=4, alpha=12.0, targets=targets, seed=1)
-    return TorchLearner(lora, LearnerConfig(lr=1e-2, **options), temperature=1.0)
+    return LocalLearner(lora, LearnerConfig(lr=1e-2, **options), temperature=1.0)
 
 
-def train(learner: TorchLearner, steps: int) -> None:
+def train(learner: LocalLearner, steps: int) -> None:
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
         return -found.logprobs.mean(), {}
 
@@ -68,7 +68,7 @@ def test_only_factors_change_and_merging_changes_nothing(base: Decoder, decoder:
     train(learner, 3)
     assert all(float(lora.get_parameter(name).detach().abs().max()) > 0 for name in trained)
     assert all(torch.equal(tensor, decoder.tensors()[name]) for name, tensor in lora.base().items())
-    merged = Decoder(lora.config, learner.published())
+    merged = Decoder(lora.config, learner.decoder.tensors())
     assert (hidden(lora) - start).abs().max() > 0.05
     torch.testing.assert_close(hidden(merged), hidden(lora), atol=1e-5, rtol=1e-5)
 
@@ -76,7 +76,7 @@ def test_only_factors_change_and_merging_changes_nothing(base: Decoder, decoder:
 def test_rows_of_other_projections_stay(base: Decoder) -> None:
     learner = make(base, ("q_proj", "v_proj"))
     train(learner, 2)
-    same = (learner.published()["layers.0.qkv"] == base.tensors()["layers.0.qkv"]).all(1)
+    same = (learner.decoder.tensors()["layers.0.qkv"] == base.tensors()["layers.0.qkv"]).all(1)
     assert same.tolist() == [False] * 64 + [True] * 32 + [False] * 32  # four heads of q, two of k, two of v
 
 
@@ -111,7 +111,7 @@ def test_a_narrow_base_takes_wide_factors() -> None:
     assert learner.logprobs(TOKENS, LENGTHS, INDEX).mean() > before + 0.05
     kinds = {parameter.dtype for parameter in learner.decoder.parameters() if parameter.requires_grad}
     assert kinds == {torch.float32}
-    assert learner.published()["layers.0.qkv"].dtype == torch.bfloat16
+    assert learner.decoder.tensors()["layers.0.qkv"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("targets", [TARGETS, SOME])

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import turnwise
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer, load_template
-from turnwise.engines import attention
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.policy_folder import PolicyFolder
+from turnwise.engines.model import attention
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 from turnwise.plugins import builtin
 
@@ -43,7 +44,7 @@ def test_others_load_the_weights_the_template_in_use_and_the_end_tokens(source: 
     change(source / "generation_config.json", temperature=0.6, do_sample=True, eos_token_id=1)
     change(source / "tokenizer_config.json", chat_template="{{ 'the template of the source' }}")
     tokenizer = Tokenizer(source, template_file(tmp_path, "MARK"))
-    decoder = Decoder.load(source)
+    decoder = Decoder.read(source)
     PolicyFolder.of(source, tokenizer, {2, 0}).save(tmp_path / "policy", decoder)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "policy")
     text = theirs.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
@@ -54,13 +55,13 @@ def test_others_load_the_weights_the_template_in_use_and_the_end_tokens(source: 
     ids = torch.arange(40)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()(ids.unsqueeze(0)).logits[0]
-        ours = decoder.logits(decoder(ids, ids, attention.packed([40])))
+        ours = decoder.logits(decoder(ModelInputs(ids, ids), attention.packed([40])))
     torch.testing.assert_close(logits, ours, atol=1e-4, rtol=1e-4)
 
 
 def test_the_bundled_models_own_ends_are_the_ones_a_run_stops_at(tmp_path: Path) -> None:
     renderer = Renderer(Tokenizer(TINY), builtin("turnwise.chat.formats", "hermes", "tool format"))
-    PolicyFolder.of(TINY, renderer.tokenizer, renderer.stop_ids).save(tmp_path, Decoder.load(TINY))
+    PolicyFolder.of(TINY, renderer.tokenizer, renderer.stop_ids).save(tmp_path, Decoder.read(TINY))
     found = GenerationConfig.from_pretrained(tmp_path).eos_token_id
     assert set(found if isinstance(found, list) else [found]) == set(renderer.stop_ids)
 
@@ -69,13 +70,13 @@ def test_several_templates_stay_several(source: Path, tmp_path: Path) -> None:
     (source / "chat_template.jinja").unlink()
     several = [{"name": "default", "template": "{{ 'plain' }}"}, {"name": "tool_use", "template": "{{ 'with tools' }}"}]
     change(source / "tokenizer_config.json", chat_template=several)
-    PolicyFolder.of(source, Tokenizer(source), {2}).save(tmp_path / "policy", Decoder.load(source))
+    PolicyFolder.of(source, Tokenizer(source), {2}).save(tmp_path / "policy", Decoder.read(source))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "policy")
     assert theirs.chat_template == {"default": "{{ 'plain' }}", "tool_use": "{{ 'with tools' }}"}
 
 
 def test_a_source_that_goes_away_is_no_loss(source: Path, tmp_path: Path) -> None:
-    decoder, policy = Decoder.load(source), PolicyFolder.of(source, Tokenizer(source), {2})
+    decoder, policy = Decoder.read(source), PolicyFolder.of(source, Tokenizer(source), {2})
     shutil.rmtree(source)
     policy.save(tmp_path / "policy", decoder)
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").eos_token_id == 2

@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.sampling import Rules, choose, token_logprobs, uniforms
+from turnwise.engines.model.token_scores import token_logprobs
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
+from turnwise.engines.samplers.sampling import Rules, choose, uniforms
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from written import write
 
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.scripted import ScriptedSampler, lines
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
+from turnwise.engines.samplers.scripted import ScriptedSampler, lines
 from turnwise.errors import EngineError
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.types import FinishReason
@@ -26,7 +27,7 @@ def sampler(tokenizer, script, **options):
 
 
 def ask(made, conversation="c/0", ids=(5, 6), **params):
-    return asyncio.run(made.generate(conversation, list(ids), SamplingParams(**{"max_tokens": 100, **params}), NOISE))
+    return asyncio.run(write(made, conversation, ids, SamplingParams(**{"max_tokens": 100, **params}), NOISE))
 
 
 def test_it_says_one_line_a_turn_and_repeats_the_last(tokenizer):
@@ -98,7 +99,7 @@ def test_latency_lets_others_run(tokenizer):
 
     async def main():
         task = asyncio.ensure_future(other())
-        await made.generate("c/0", [1], SamplingParams(max_tokens=5), NOISE)
+        await write(made, "c/0", [1], SamplingParams(max_tokens=5), NOISE)
         order.append("generated")
         await task
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES, holds
-from turnwise.engines.threads import ThreadChoice, choose_threads, usable_cores
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.exactness import REGIMES, holds
+from turnwise.engines.samplers.threads import ThreadChoice, choose_threads, usable_cores
 
 
 def test_choice_is_among_the_candidates_and_leaves_the_setting_alone(decoder: Decoder) -> None:

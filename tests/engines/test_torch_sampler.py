@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from written import Written, write
 
-from turnwise.engines import attention, batching
-from turnwise.engines.attention import Regime
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES, find_regime
-from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
-from turnwise.engines.sampling import token_logprobs
-from turnwise.engines.steps import pad_rows
-from turnwise.engines.torch_sampler import TorchSampler
+from turnwise.engines.model import attention
+from turnwise.engines.model.attention import Regime, pad_rows
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.token_scores import token_logprobs
+from turnwise.engines.samplers import batching
+from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.request import NoiseKey, SamplingParams
+from turnwise.engines.samplers.sampler import Sampler
+from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import EngineError
-from turnwise.types import Completion, FinishReason
+from turnwise.types import FinishReason
 
 CONTEXT = 512
 
@@ -61,15 +63,15 @@ def key(sibling: int = 0, sample: str = "s") -> NoiseKey:
     return NoiseKey(0, 1, sample, sibling)
 
 
-async def two_turns(sampler: Sampler, name: str, noise: NoiseKey, start: list[int]) -> tuple[Completion, Completion]:
+async def two_turns(sampler: Sampler, name: str, noise: NoiseKey, start: list[int]) -> tuple[Written, Written]:
     params = SamplingParams(max_tokens=24, temperature=0.9)
-    first = await sampler.generate(name, start, params, noise)
-    second = await sampler.generate(name, [*start, *first.token_ids, 5, 6, 7], params, noise)
+    first = await write(sampler, name, start, params, noise)
+    second = await write(sampler, name, [*start, *first.token_ids, 5, 6, 7], params, noise)
     return first, second
 
 
-def alone(decoder: Decoder, noise: NoiseKey, start: list[int], **options: Any) -> tuple[Completion, Completion]:
-    result: tuple[Completion, Completion] = with_sampler(
+def alone(decoder: Decoder, noise: NoiseKey, start: list[int], **options: Any) -> tuple[Written, Written]:
+    result: tuple[Written, Written] = with_sampler(
         decoder, lambda sampler: two_turns(sampler, "only", noise, start), **options
     )
     return result
@@ -80,7 +82,7 @@ def test_company_changes_nothing(decoder: Decoder, regime: Regime) -> None:
     expected = alone(decoder, key(), start)
     rng = np.random.default_rng(3)
 
-    async def crowd(sampler: TorchSampler) -> tuple[Completion, Completion]:
+    async def crowd(sampler: TorchSampler) -> tuple[Written, Written]:
         async def other(index: int) -> None:
             await asyncio.sleep(float(rng.uniform(0, 0.15)))
             # Some share a prefix with the one we watch, some everything, some nothing.
@@ -104,7 +106,7 @@ def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[s
     start = prompt(150, seed=4)
     expected = alone(decoder, key(), start)
 
-    async def body(sampler: TorchSampler) -> tuple[Completion, Completion]:
+    async def body(sampler: TorchSampler) -> tuple[Written, Written]:
         await two_turns(sampler, "before", key(9), start)
         result = await two_turns(sampler, "again", key(), start)
         reused = sampler.stats.reused_tokens
@@ -121,7 +123,7 @@ def test_prefix_is_computed_once_for_siblings(decoder: Decoder) -> None:
 
     async def body(sampler: TorchSampler) -> None:
         params = SamplingParams(max_tokens=2)
-        await asyncio.gather(*(sampler.generate(f"c{i}", start, params, key(i)) for i in range(8)))
+        await asyncio.gather(*(write(sampler, f"c{i}", start, params, key(i)) for i in range(8)))
         assert sampler.stats.prefilled_tokens == 200 + 7 * (200 - 192)
         assert sampler.stats.reused_tokens == 7 * 192
 
@@ -135,7 +137,7 @@ def test_long_prompts_are_fed_in_pieces_between_decode_steps(
     expected = alone(decoder, key(), start)
     monkeypatch.setattr(batching, "PREFILL_TOKENS", 37)
 
-    async def body(sampler: TorchSampler) -> tuple[Completion, Completion]:
+    async def body(sampler: TorchSampler) -> tuple[Written, Written]:
         short = [asyncio.create_task(two_turns(sampler, f"s{i}", key(i, "u"), prompt(9 + i, i))) for i in range(6)]
         long = await two_turns(sampler, "long", key(), start)
         await asyncio.gather(*short)
@@ -161,10 +163,10 @@ def test_logprobs_equal_a_whole_forward(decoder: Decoder, regime: Regime) -> Non
 def test_siblings_and_seeds_differ(decoder: Decoder) -> None:
     start = prompt(20)
 
-    async def body(sampler: TorchSampler) -> list[Completion]:
+    async def body(sampler: TorchSampler) -> list[Written]:
         params = SamplingParams(max_tokens=16)
         keys = [key(0), key(1), NoiseKey(1, 1, "s", 0), NoiseKey(0, 2, "s", 0), key(0, "other")]
-        return await asyncio.gather(*(sampler.generate(str(k), start, params, k) for k in keys))
+        return await asyncio.gather(*(write(sampler, str(k), start, params, k) for k in keys))
 
     for a, b in itertools.combinations(with_sampler(decoder, body), 2):
         assert a.token_ids != b.token_ids
@@ -178,9 +180,9 @@ def test_greedy_equals_transformers(decoder: Decoder, tmp_path: Path) -> None:
     ids = torch.tensor(prompts)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False, pad_token_id=0)
 
-    async def body(sampler: TorchSampler) -> list[Completion]:
+    async def body(sampler: TorchSampler) -> list[Written]:
         params = SamplingParams(max_tokens=30, temperature=0.0)
-        return await asyncio.gather(*(sampler.generate(f"{i}", p, params, key(i)) for i, p in enumerate(prompts)))
+        return await asyncio.gather(*(write(sampler, f"{i}", p, params, key(i)) for i, p in enumerate(prompts)))
 
     assert [list(c.token_ids) for c in with_sampler(decoder, body)] == out[:, 40:].tolist()
 
@@ -191,9 +193,9 @@ def test_samples_follow_the_model(decoder: Decoder) -> None:
         logits = decoder.logits(decoder(torch.tensor(start), torch.arange(12), attention.packed([12])))[-1]
     probabilities = torch.softmax(logits.double() / 2.0, -1).numpy()
 
-    async def body(sampler: TorchSampler) -> list[Completion]:
+    async def body(sampler: TorchSampler) -> list[Written]:
         params = SamplingParams(max_tokens=1, temperature=2.0)
-        return await asyncio.gather(*(sampler.generate(f"{i}", start, params, key(i)) for i in range(2000)))
+        return await asyncio.gather(*(write(sampler, f"{i}", start, params, key(i)) for i in range(2000)))
 
     counts = np.bincount([c.token_ids[0] for c in with_sampler(decoder, body, max_batch=64)], minlength=96)
     likely = probabilities * 2000 >= 5
@@ -210,16 +212,16 @@ def test_stop_ids_and_strings_end_a_turn(decoder: Decoder) -> None:
     start = prompt(30, seed=1)
 
     async def body(sampler: TorchSampler) -> None:
-        free = await sampler.generate("free", start, SamplingParams(max_tokens=40), key())
+        free = await write(sampler, "free", start, SamplingParams(max_tokens=40), key())
         assert len(free.token_ids) == 40 and free.finish_reason is FinishReason.LENGTH
         stop = free.token_ids[20]
         cut = free.token_ids.index(stop) + 1
-        by_id = await sampler.generate("id", start, SamplingParams(40, stop_ids=frozenset({stop})), key())
+        by_id = await write(sampler, "id", start, SamplingParams(40, stop_ids=frozenset({stop})), key())
         assert by_id.token_ids == free.token_ids[:cut] and by_id.logprobs == free.logprobs[:cut]
         assert by_id.finish_reason is FinishReason.STOP
         text = letters(free.token_ids)
         words = ("never\n", text[25:28])
-        by_text = await sampler.generate("text", start, SamplingParams(40, stop_strings=words), key())
+        by_text = await write(sampler, "text", start, SamplingParams(40, stop_strings=words), key())
         assert letters(by_text.token_ids) == text[: text.index(words[1]) + 3]
         assert by_text.finish_reason is FinishReason.STOP
 
@@ -230,10 +232,10 @@ def test_stop_strings_are_found_late_in_a_long_turn(decoder: Decoder) -> None:
     start = prompt(10, seed=2)
 
     async def body(sampler: TorchSampler) -> None:
-        free = await sampler.generate("free", start, SamplingParams(max_tokens=400), key())
+        free = await write(sampler, "free", start, SamplingParams(max_tokens=400), key())
         text = letters(free.token_ids)
         at = next(i for i in range(330, 390) if text.index(text[i : i + 6]) == i)
-        cut = await sampler.generate("cut", start, SamplingParams(400, stop_strings=(text[at : at + 6],)), key())
+        cut = await write(sampler, "cut", start, SamplingParams(400, stop_strings=(text[at : at + 6],)), key())
         assert letters(cut.token_ids) == text[: at + 6]
 
     with_sampler(decoder, body)
@@ -242,14 +244,14 @@ def test_stop_strings_are_found_late_in_a_long_turn(decoder: Decoder) -> None:
 def test_length_limits(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         assert sampler.context_length == CONTEXT
-        near = await sampler.generate("near", prompt(CONTEXT - 3), SamplingParams(max_tokens=10), key())
+        near = await write(sampler, "near", prompt(CONTEXT - 3), SamplingParams(max_tokens=10), key())
         assert len(near.token_ids) == 3 and near.finish_reason is FinishReason.LENGTH
         for name, length, most in (("full", CONTEXT, 10), ("over", CONTEXT + 9, 10), ("none", 4, 0)):
-            empty = await sampler.generate(name, prompt(length), SamplingParams(max_tokens=most), key())
-            assert empty == Completion((), (), FinishReason.LENGTH, 7)
+            empty = await write(sampler, name, prompt(length), SamplingParams(max_tokens=most), key())
+            assert empty == Written((), (), FinishReason.LENGTH, 7)
         # A full context does not lose the conversation's past.
         again = [*prompt(CONTEXT - 3), *near.token_ids]
-        assert (await sampler.generate("near", again, SamplingParams(5), key())).token_ids == ()
+        assert (await write(sampler, "near", again, SamplingParams(5), key())).token_ids == ()
 
     with_sampler(decoder, body, policy_version=7)
 
@@ -268,9 +270,9 @@ def test_length_limits(decoder: Decoder) -> None:
 )
 def test_bad_requests_fail_alone(decoder: Decoder, ids: list[int], params: SamplingParams, words: str) -> None:
     async def body(sampler: TorchSampler) -> None:
-        good = asyncio.create_task(sampler.generate("good", prompt(5), SamplingParams(5), key()))
+        good = asyncio.create_task(write(sampler, "good", prompt(5), SamplingParams(5), key()))
         with pytest.raises(EngineError, match=words):
-            await sampler.generate("bad", ids, params, key())
+            await write(sampler, "bad", ids, params, key())
         assert len((await good).token_ids) == 5
 
     with_sampler(decoder, body)
@@ -285,7 +287,7 @@ def test_nan_fails_its_request_and_no_other(decoder: Decoder) -> None:
     start = [i % 95 for i in prompt(40)]
 
     async def body(sampler: TorchSampler) -> None:
-        bad = [sampler.generate(f"bad {i}", [*start[:i], 95], SamplingParams(9), key()) for i in (3, 33)]
+        bad = [write(sampler, f"bad {i}", [*start[:i], 95], SamplingParams(9), key()) for i in (3, 33)]
         results = await asyncio.gather(*bad, two_turns(sampler, "good", key(), start), return_exceptions=True)
         assert all(isinstance(result, EngineError) and "NaN" in str(result) for result in results[:2])
         # Their rows are used again, and must not remember.
@@ -298,25 +300,25 @@ def test_nan_fails_its_request_and_no_other(decoder: Decoder) -> None:
 def test_changed_past_is_refused(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         start, params = prompt(30), SamplingParams(max_tokens=6)
-        first = await sampler.generate("c", start, params, key())
+        first = await write(sampler, "c", start, params, key())
         changed = [*start, *first.token_ids, 4]
         changed[3] = (changed[3] + 1) % 96
         with pytest.raises(EngineError, match="changed its past"):
-            await sampler.generate("c", changed, params, key())
+            await write(sampler, "c", changed, params, key())
         with pytest.raises(EngineError, match="changed its past"):
-            await sampler.generate("c", start, params, key())
-        assert (await sampler.generate("c", [*start, *first.token_ids, 4], params, key())).token_ids
+            await write(sampler, "c", start, params, key())
+        assert (await write(sampler, "c", [*start, *first.token_ids, 4], params, key())).token_ids
         await sampler.release("c")
-        assert (await sampler.generate("c", changed, params, key())).token_ids
+        assert (await write(sampler, "c", changed, params, key())).token_ids
 
     with_sampler(decoder, body)
 
 
 def test_one_conversation_writes_one_turn_at_a_time(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
-        turns = (sampler.generate("c", prompt(30), SamplingParams(9), key()) for _ in range(2))
+        turns = (write(sampler, "c", prompt(30), SamplingParams(9), key()) for _ in range(2))
         results = await asyncio.gather(*turns, return_exceptions=True)
-        assert isinstance(results[0], Completion)
+        assert isinstance(results[0], Written)
         assert isinstance(results[1], EngineError) and "still writing" in str(results[1])
 
     with_sampler(decoder, body)
@@ -325,13 +327,13 @@ def test_one_conversation_writes_one_turn_at_a_time(decoder: Decoder) -> None:
 def test_cached_memory_is_counted_and_released(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         for index in range(4):
-            await sampler.generate(f"c{index}", prompt(50, index), SamplingParams(10), key())
+            await write(sampler, f"c{index}", prompt(50, index), SamplingParams(10), key())
         # 59 tokens are cached: the last one written was never fed. Two layers, keys and values, two heads of 16.
         assert sampler.cached_bytes == 4 * 59 * (2 * 2 * 2 * 16 * 4)
         for index in range(4):
             await sampler.release(f"c{index}")
         await sampler.release("unknown")
-        await sampler.generate("last", prompt(3), SamplingParams(0), key())  # orders are obeyed in turn
+        await write(sampler, "last", prompt(3), SamplingParams(0), key())  # orders are obeyed in turn
         assert sampler.cached_bytes == 0
 
     with_sampler(decoder, body)
@@ -339,7 +341,7 @@ def test_cached_memory_is_counted_and_released(decoder: Decoder) -> None:
 
 def test_released_while_waiting_or_writing_is_not_kept(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
-        turns = [sampler.generate(f"c{i}", prompt(20, i), SamplingParams(30), key(i)) for i in range(3)]
+        turns = [write(sampler, f"c{i}", prompt(20, i), SamplingParams(30), key(i)) for i in range(3)]
         tasks = [asyncio.create_task(turn) for turn in turns]
         await asyncio.sleep(0)
         for index in range(3):
@@ -365,15 +367,15 @@ def test_bfloat16_writes_too(decoder: Decoder) -> None:
 def test_cancelled_requests_free_their_row(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
         params = SamplingParams(max_tokens=400)
-        tasks = [asyncio.create_task(sampler.generate(f"c{i}", prompt(20, i), params, key(i))) for i in range(5)]
+        tasks = [asyncio.create_task(write(sampler, f"c{i}", prompt(20, i), params, key(i))) for i in range(5)]
         await asyncio.sleep(0.05)
         for task in tasks[:4]:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results[:4])
-        assert isinstance(results[4], Completion) and len(results[4].token_ids) == 400
+        assert isinstance(results[4], Written) and len(results[4].token_ids) == 400
         # The same conversation may begin again, with what it knew before.
-        assert len((await sampler.generate("c0", prompt(20), SamplingParams(4), key())).token_ids) == 4
+        assert len((await write(sampler, "c0", prompt(20), SamplingParams(4), key())).token_ids) == 4
         assert sampler.stats.decoded_tokens < 2000
 
     with_sampler(decoder, body, max_batch=2)
@@ -381,14 +383,14 @@ def test_cancelled_requests_free_their_row(decoder: Decoder) -> None:
 
 def test_close_fails_what_is_pending(decoder: Decoder) -> None:
     async def body(sampler: TorchSampler) -> None:
-        turns = [sampler.generate(f"c{i}", prompt(20, i), SamplingParams(480), key(i)) for i in range(4)]
+        turns = [write(sampler, f"c{i}", prompt(20, i), SamplingParams(480), key(i)) for i in range(4)]
         tasks = [asyncio.create_task(turn) for turn in turns]
         await asyncio.sleep(0.02)
         await sampler.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineError) and "closed" in str(result)
         with pytest.raises(EngineError, match="closed"):
-            await sampler.generate("late", prompt(3), SamplingParams(2), key())
+            await write(sampler, "late", prompt(3), SamplingParams(2), key())
         await sampler.release("late")
         await sampler.close()
 
@@ -400,14 +402,14 @@ def test_worker_failure_reaches_everybody(decoder: Decoder) -> None:
         raise ZeroDivisionError("no text today")
 
     async def body(sampler: TorchSampler) -> None:
-        fine = asyncio.create_task(sampler.generate("fine", prompt(9), SamplingParams(500), key()))
+        fine = asyncio.create_task(write(sampler, "fine", prompt(9), SamplingParams(500), key()))
         await asyncio.sleep(0.02)
         with pytest.raises(EngineError, match="no text today") as caught:
-            await sampler.generate("stops", prompt(9), SamplingParams(9, stop_strings=("x",)), key())
+            await write(sampler, "stops", prompt(9), SamplingParams(9, stop_strings=("x",)), key())
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         with pytest.raises(EngineError, match="no text today"):
             await fine
         with pytest.raises(EngineError, match="no text today"):
-            await sampler.generate("later", prompt(9), SamplingParams(9), key())
+            await write(sampler, "later", prompt(9), SamplingParams(9), key())
 
     with_sampler(decoder, body, decode=broken)

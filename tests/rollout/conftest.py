@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config, RolloutConfig
-from turnwise.engines.sampler import NoiseKey, SamplingParams
-from turnwise.engines.scripted import Script, ScriptedSampler, lines
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.rollout.episode import RolloutContext, run_episode
@@ -26,7 +27,7 @@ from turnwise.types import Completion, Group, Ledger, Message, Origin, Role, Sam
 
 
 @dataclass(frozen=True)
-class Request:
+class Recorded:
     """One generate call: what the sampler was given and what it wrote."""
 
     conversation: str
@@ -41,26 +42,25 @@ class RecordingSampler(ScriptedSampler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.requests: list[Request] = []
+        self.requests: list[Recorded] = []
         self.released: Counter[str] = Counter()
         self.error: Exception | None = None
         self.error_at = 0
         self.hang_at: int | None = None
         self.generating = asyncio.Event()
 
-    async def generate(
-        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
-    ) -> Completion:
-        turn = sum(request.conversation == conversation for request in self.requests)
+    async def generate(self, request: Request) -> Completion:
+        turn = sum(kept.conversation == request.conversation for kept in self.requests)
         if self.error is not None and turn >= self.error_at:
             raise self.error
         if self.hang_at is not None and turn >= self.hang_at:
             self.generating.set()
             await asyncio.Event().wait()
-        completion = await super().generate(conversation, token_ids, params, noise)
-        logprobs = tuple(-(len(token_ids) + i + 1) / 1000 for i in range(len(completion.token_ids)))
-        completion = replace(completion, logprobs=logprobs)
-        self.requests.append(Request(conversation, list(token_ids), params, noise, completion))
+        completion = await super().generate(request)
+        logprobs = [-(len(request.token_ids) + i + 1) / 1000 for i in range(len(completion.token_ids))]
+        completion = replace(completion, logprobs=np.array(logprobs, dtype=np.float32))
+        ids = request.token_ids.tolist()
+        self.requests.append(Recorded(request.conversation, ids, request.params, request.noise, completion))
         return completion
 
     async def release(self, conversation: str) -> None:

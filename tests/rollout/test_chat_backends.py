@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.chat.formats import hermes
 from turnwise.config import Config
-from turnwise.engines.endpoint import EndpointReply
+from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.errors import EpisodeError
 from turnwise.rollout.chat_backends import EndpointBackend
 from turnwise.rollout.episode import RolloutContext, run_episode

@@ -8,10 +8,10 @@ import torch
 from turnwise.choices import Precision
 from turnwise.compose import configure
 from turnwise.config import LearnerConfig
-from turnwise.engines.checkpoint_format import config_from_hf
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES
-from turnwise.engines.learner import TorchLearner
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.model.checkpoint_format import config_from_hf
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.errors import TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training import optimise as module
@@ -19,11 +19,11 @@ from turnwise.training.optimise import check_logprob_gap, optimise, score
 from turnwise.training.sequences import TrainSequence
 
 
-def learner(temperature: float = 1.0, precision: Precision | None = None) -> TorchLearner:
+def learner(temperature: float = 1.0, precision: Precision | None = None) -> LocalLearner:
     small = {**SHAPE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
              "head_dim": 16, "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
     decoder = Decoder.fresh(config_from_hf(json.loads(json.dumps(small))), seed=0)
-    return TorchLearner(
+    return LocalLearner(
         decoder, LearnerConfig(lr=1e-2, precision=precision), temperature=temperature, regime=REGIMES[0]
     )
 
@@ -152,9 +152,9 @@ def test_nan_fails_the_logprob_gap() -> None:
 def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """No forward pass is added, and what later updates computed is not taken for it."""
     calls = []
-    real = TorchLearner.forward_backward
-    monkeypatch.setattr(TorchLearner, "forward_backward", lambda *a: calls.append(1) or real(*a))
-    monkeypatch.setattr(TorchLearner, "logprobs", lambda *a, **k: pytest.fail("an extra forward pass"))
+    real = LocalLearner.forward_backward
+    monkeypatch.setattr(LocalLearner, "forward_backward", lambda *a: calls.append(1) or real(*a))
+    monkeypatch.setattr(LocalLearner, "logprobs", lambda *a, **k: pytest.fail("an extra forward pass"))
     made = sequences([[1.0, 0.0], [0.0, 1.0]])
     expected = learner()
     config = configure("algorithm.advantage=grpo", "training.minibatches=2", "training.epochs=2", "learner.lr=0.1")

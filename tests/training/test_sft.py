@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from turnwise.config import SftConfig
-from turnwise.engines.checkpoint_format import config_from_hf
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.checkpoint_format import config_from_hf
+from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.models.tiny.recipe import SHAPE
 from turnwise.training.sequences import TrainSequence

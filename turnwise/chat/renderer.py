@@ -120,7 +120,7 @@ class Renderer:
 
         `before` are the ids it continues: some templates open a <think> block after a user but not after a tool.
         """
-        ids = completion.token_ids
+        ids = completion.token_ids.tolist()
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]
         in_reasoning, thought = self.in_reasoning, self.template.thought
@@ -226,7 +226,7 @@ class Renderer:
         return self.tokenizer.encode(text + words, cuts=cuts).ids
 
     def _end_text(self, completion: Completion) -> str:
-        ids = completion.token_ids
+        ids = completion.token_ids.tolist()
         return self.tokenizer.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
 
     def _spans(

@@ -68,9 +68,9 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         said = renderer.call_format.render_thought("six sevens", is_open=True) + text if opened else text
         ended = () if renderer.end_id is None else (renderer.end_id,)
         ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
-        completion = Completion(ids, (0.0,) * len(ids), FinishReason.STOP, 0)
+        completion = Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
         message = renderer.read(completion, turn, ledger.token_ids)
-        ledger.append(ids, Origin.POLICY, turn, completion.logprobs)
+        ledger.append(ids, Origin.POLICY, turn, [0.0] * len(ids))
         if replies:
             for span in renderer.extend(messages, message, completion, replies, schemas):
                 ledger.append(span.ids, span.origin, turn)

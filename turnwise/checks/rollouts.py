@@ -9,8 +9,8 @@ from turnwise.assemble import Prepared, endpoint_context, token_context
 from turnwise.chat.tool_format import ToolFormat, load_format
 from turnwise.checks.conversations import sample_per_route
 from turnwise.checks.findings import Outcome, Report
-from turnwise.engines.endpoint import EndpointReply
-from turnwise.engines.scripted import Script, ScriptedSampler, ScriptRequest
+from turnwise.engines.samplers.endpoint import EndpointReply
+from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate

@@ -11,7 +11,7 @@ from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
 from turnwise.data.lint import faults
-from turnwise.engines.scripted import lines
+from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError
 from turnwise.rollout.openai_messages import check_image
 

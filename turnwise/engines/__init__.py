@@ -1,1 +1,1 @@
-"""The only room that knows model code: samplers that write tokens and, beside them, the decoder they run."""
+"""The engine room, the only one that knows model code: policy models, samplers that write, learners that train."""

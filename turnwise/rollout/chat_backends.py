@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from turnwise.chat.renderer import HistoryRewritten, Renderer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
-from turnwise.engines.sampler import NoiseKey, Sampler, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import DataError, EpisodeError
 from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
@@ -25,7 +28,7 @@ from turnwise.types import (
 )
 
 if TYPE_CHECKING:
-    from turnwise.engines.endpoint import EndpointReply
+    from turnwise.engines.samplers.endpoint import EndpointReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,9 @@ class TokenBackend:
             stop_ids=self.renderer.stop_ids,
         )
         start = len(ledger)
-        completion = await self.sampler.generate(self._name(), list(ledger.token_ids), params, self._noise())
-        ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs)
+        request = Request(self._name(), np.array(ledger.token_ids, dtype=np.int64), params, self._noise())
+        completion = await self.sampler.generate(request)
+        ledger.append(completion.token_ids.tolist(), Origin.POLICY, turn, completion.logprobs.tolist())
         message = self.renderer.read(completion, turn, ledger.token_ids[:start])
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from turnwise import time_budget
 from turnwise.config import Config
-from turnwise.engines.sampler import NoiseKey
+from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.chat_backends import ChatBackend

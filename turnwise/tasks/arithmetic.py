@@ -16,7 +16,7 @@ from turnwise.task import Task
 from turnwise.types import CallStatus, Role, ToolCall, Trajectory
 
 if TYPE_CHECKING:
-    from turnwise.engines.scripted import Script, ScriptRequest
+    from turnwise.engines.samplers.scripted import Script, ScriptRequest
 
 NAME = "arithmetic"
 SYSTEM = "Solve the problem with the tools. End with #### and the number."

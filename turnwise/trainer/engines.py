@@ -14,15 +14,15 @@ from turnwise.assemble import Prepared, make_renderer, model_folder, token_conte
 from turnwise.checks.training import check_device, check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines.attention import Regime
-from turnwise.engines.critic import Critic
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.learner import TorchLearner
-from turnwise.engines.lora import LoraDecoder
-from turnwise.engines.policy_folder import PolicyFolder
-from turnwise.engines.reference import Reference
-from turnwise.engines.threads import choose_threads
-from turnwise.engines.torch_sampler import TorchSampler
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.reference import Reference
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.samplers.threads import choose_threads
+from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import StorageError
 from turnwise.files import replacing
 from turnwise.rollout.episode import RolloutContext
@@ -41,7 +41,7 @@ TENSORS = "learner.safetensors"
 class Engines:
     """Everything with weights in it."""
 
-    learner: TorchLearner
+    learner: LocalLearner
     reference: Reference | None
     """The policy as it started, where the algorithm compares with it."""
     kl_controller: kl.KLController
@@ -82,7 +82,7 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.learner.published(), version)
+        await self.sampler.publish(self.learner.weights(), version)
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
@@ -117,7 +117,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
     check_training(config)
     source = model_folder(config.model.path)
-    base = Decoder.load(source, torch.float32)
+    base = Decoder.read(source, torch.float32)
     written_in: torch.dtype = getattr(torch, config.model.precision.value)
     writer = Decoder(base.config, {name: tensor.to(written_in, copy=True) for name, tensor in base.tensors().items()})
     choice = choose_threads(writer, config.engine.threads)
@@ -146,7 +146,7 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
         await sampler.close()
 
 
-def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchLearner:
+def make_learner(config: Config, base: Decoder, regime: Regime | None) -> LocalLearner:
     """The learner of a config: all weights or LoRA, with a critic when the advantage needs one; `regime` is the
     sampler's, where it is proven."""
     chosen, decoder = config.learner, base
@@ -157,4 +157,4 @@ def make_learner(config: Config, base: Decoder, regime: Regime | None) -> TorchL
     if needs_critic(config):
         critic = Critic.sharing(decoder) if chosen.shared_critic else Critic.copying(decoder)
     temperature, updates = config.sampling.temperature, total_updates(config)
-    return TorchLearner(decoder, chosen, temperature=temperature, critic=critic, updates=updates, regime=regime)
+    return LocalLearner(decoder, chosen, temperature=temperature, critic=critic, updates=updates, regime=regime)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
-from turnwise.engines.learner import PolicyTokens, TorchLearner
-from turnwise.engines.reference import Reference
+from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.learners.reference import Reference
 from turnwise.errors import TurnwiseError
 from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
@@ -47,7 +47,7 @@ def needs_critic(config: Config) -> bool:
 
 
 def optimise(
-    learner: TorchLearner,
+    learner: LocalLearner,
     sequences: Sequence[TrainSequence],
     config: Config,
     step: int,
@@ -75,7 +75,7 @@ def optimise(
     return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
 
 
-def _update(learner: TorchLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
+def _update(learner: LocalLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
     """One weight update from one minibatch, in micro-batches; what has no gradient is not computed."""
     # By trajectory, since gspo's ratio is over all of one. An idle step is a step: the optimizer counts it and its
     # metrics are there.
@@ -117,7 +117,7 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
 
 
 def score_sequences(
-    learner: TorchLearner, reference: Reference | None, sequences: Sequence[TrainSequence], config: Config
+    learner: LocalLearner, reference: Reference | None, sequences: Sequence[TrainSequence], config: Config
 ) -> dict[str, float]:
     """What models say of the tokens before the first update: old and reference log-probs, and the critic's values."""
     budget, chosen = config.learner.token_budget, trainable(sequences)
@@ -173,7 +173,7 @@ def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_
         write(part, name, function(batch.tokens, batch.lengths, batch.index))
 
 
-def check_logprob_gap(learner: TorchLearner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
+def check_logprob_gap(learner: LocalLearner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
     """Before the first update, learner and sampler must agree about the same tokens.
 
     `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit. Otherwise

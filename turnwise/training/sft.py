@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from turnwise.config import SftConfig
-from turnwise.engines import attention
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model import attention
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.sequences import TrainSequence, batches
 
@@ -51,7 +52,7 @@ def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
     tokens = torch.tensor([token for sequence in batch for token in sequence.token_ids])
     mask = torch.tensor([flag for sequence in batch for flag in sequence.loss_mask])
     targets = mask.nonzero().squeeze(1)
-    hidden = decoder(tokens, attention.positions(lengths), attention.packed(lengths))
+    hidden = decoder(ModelInputs(tokens, attention.positions(lengths)), attention.packed(lengths))
     # A sequence starts with its prompt, so the token before a policy token is always in the same sequence.
     logits = decoder.logits(hidden[targets - 1])
     return functional.cross_entropy(logits, tokens[targets])

@@ -13,8 +13,8 @@ from pathlib import Path
 from turnwise.chat.tokenizer import load_template
 from turnwise.compose import compose
 from turnwise.config import Config
-from turnwise.engines.checkpoint_format import config_from_hf
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.checkpoint_format import config_from_hf
+from turnwise.engines.model.decoder import Decoder
 from turnwise.rollout.interactions.code_verify import FEEDBACK
 from turnwise.rollout.toolbox import load_tool
 from turnwise.sft import fine_tune

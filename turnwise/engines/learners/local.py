@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.config import LearnerConfig
-from turnwise.engines.attention import Regime
-from turnwise.engines.critic import Critic
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.forward_pass import ForwardPass, Packed
-from turnwise.engines.lora import LoraDecoder
-from turnwise.engines.optimizer import Optimizer
-from turnwise.engines.reference import Reference
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.forward_pass import ForwardPass, Packed
+from turnwise.engines.learners.optimizer import Optimizer
+from turnwise.engines.learners.reference import Reference
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError, TurnwiseError
 
 FORMAT = 1
@@ -49,7 +50,7 @@ Loss = Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]
 """A scalar to differentiate, and metrics."""
 
 
-class TorchLearner:
+class LocalLearner:
     """Trains a decoder, which becomes its own: give it one that nobody else reads.
 
     A `LoraDecoder` has its factors trained and nothing else. Gradients add up over calls of `forward_backward` until
@@ -128,7 +129,7 @@ class TorchLearner:
         if not exact:
             return self.forward.logprobs(self.decoder, packed)
         merged = isinstance(self.decoder, LoraDecoder)
-        decoder = Decoder(self.decoder.config, self.published()) if merged else self.decoder
+        decoder = Decoder(self.decoder.config, self.decoder.tensors()) if merged else self.decoder
         return self.forward.exact_logprobs(decoder, packed)
 
     @torch.no_grad()
@@ -151,9 +152,9 @@ class TorchLearner:
         """The policy as it is now, frozen; with LoRA its base, at no cost. Ask before a state is loaded."""
         return Reference.of(self.decoder, self.forward)
 
-    def published(self) -> dict[str, Tensor]:
-        """The policy's weights by our names, LoRA merged; live ones, so a sampler copies them before the next step."""
-        return self.decoder.tensors()
+    def weights(self) -> FullWeights:
+        """The policy's weights, LoRA merged; live ones, so a sampler copies them before the next step."""
+        return FullWeights(self.decoder.weight_shapes(), self.decoder.weights())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything to go on from here: live tensors by flat names, and what JSON holds.

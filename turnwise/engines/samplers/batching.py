@@ -8,7 +8,7 @@ Synchronous and owned by one thread; `torch_sampler.py` puts asyncio in front of
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,12 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise import time_budget
-from turnwise.engines.attention import Chunk, Regime
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.kv_cache import PREFIX_BLOCK, ActiveRows, PrefixBlocks, SessionCache, SessionCaches, block_hashes
-from turnwise.engines.sampler import SamplingParams
-from turnwise.engines.sampling import Rules, choose, uniforms
-from turnwise.engines.steps import decode, prefill
+from turnwise.engines.model.attention import Chunk, Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.kv_cache import (
+    PREFIX_BLOCK,
+    ActiveRows,
+    PrefixBlocks,
+    SessionCache,
+    SessionCaches,
+    block_hashes,
+)
+from turnwise.engines.samplers.request import SamplingParams
+from turnwise.engines.samplers.sampling import Rules, choose, uniforms
+from turnwise.engines.samplers.steps import decode, prefill
+from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
 
@@ -44,7 +52,7 @@ class SamplerStats:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class QueuedRequest:
     """One turn to write: the whole sequence so far, how to draw, and the bits its noise comes from."""
 
     conversation: str
@@ -62,14 +70,14 @@ class Request:
     """Seconds it stood still since then while weights were replaced."""
 
 
-Outcome = tuple[Request, Completion | EngineError]
+Outcome = tuple[QueuedRequest, Completion | EngineError]
 
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request that has a row; `fed` counts the tokens whose keys and values the row holds."""
 
-    request: Request
+    request: QueuedRequest
     limit: int
     fed: int
     shareable: bool
@@ -107,10 +115,10 @@ class Batcher:
         self._max_batch = max_batch
         self._sharing = prefix_budget > 0
         self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[QueuedRequest] = deque()
         self._active: list[RunningRequest] = []
         self._partial: RunningRequest | None = None
-        self._busy: dict[str, Request] = {}
+        self._busy: dict[str, QueuedRequest] = {}
         self._pausing: float | None = None
         """Since when everybody stands still because weights are being replaced."""
         self._stale = True
@@ -125,7 +133,7 @@ class Batcher:
         """Nothing waits and nothing runs."""
         return not (self._waiting or self._active or self._partial)
 
-    def submit(self, request: Request) -> Completion | EngineError | None:
+    def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
         name = request.conversation
         if name in self._busy:
@@ -136,16 +144,16 @@ class Batcher:
                 f"conversation {name!r} changed its past: it must start with the {len(cached.token_ids)} tokens so far"
             )
         if self._limit(request) <= 0:
-            return Completion((), (), FinishReason.LENGTH, self.policy_version)
+            return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
         request.digests = block_hashes(request.token_ids) if self._sharing else []
         self._busy[name] = request
         self._waiting.append(request)
         return None
 
-    def _limit(self, request: Request) -> int:
+    def _limit(self, request: QueuedRequest) -> int:
         return min(request.params.max_tokens, self._decoder.config.context_length - len(request.token_ids))
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: QueuedRequest) -> None:
         """Drop a request wherever it is; its row is free at once and nothing of its turn is kept."""
         if self._busy.get(request.conversation) is not request:
             # It ended while the caller gave up: the cache holds a turn nobody has seen.
@@ -168,7 +176,12 @@ class Batcher:
         if conversation in self._busy:
             self._busy[conversation].keep_cache = False
 
-    def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
+    def forget(self) -> None:
+        """Drop every cache but those of turns under way."""
+        self.cached.clear()
+        self.prefixes.clear()
+
+    def publish(self, update: FullWeights, version: int) -> None:
         """Write with other weights from the next step on.
 
         Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
@@ -176,14 +189,14 @@ class Batcher:
         """
         self._pausing = time_budget.clock()
         try:
-            self._publish(tensors, version)
+            self._publish(update, version)
         finally:
             seconds = time_budget.clock() - self._pausing
             for running in self._running():
                 running.request.paused += seconds
             self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
 
-    def waited(self, request: Request) -> float:
+    def waited(self, request: QueuedRequest) -> float:
         """Seconds a request has waited for its row or stood still; any thread may ask."""
         now, since, begun = time_budget.clock(), self._pausing, request.begun
         if begun is None:
@@ -193,11 +206,16 @@ class Batcher:
     def _running(self) -> list[RunningRequest]:
         return self._active if self._partial is None else [*self._active, self._partial]
 
-    def _publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        self._decoder.replace_tensors(tensors)
+    def _publish(self, update: FullWeights, version: int) -> None:
+        shapes = self._decoder.weight_shapes()
+        wrong = sorted(
+            name for name in update.shapes.keys() | shapes.keys() if update.shapes.get(name) != shapes.get(name)
+        )
+        if wrong:
+            raise EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}")
+        self._decoder.load(update.tensors)
         self.policy_version = version
-        self.cached.clear()
-        self.prefixes.clear()
+        self.forget()
         for row, running in enumerate(self._running()):
             if not running.ids:
                 running.policy_version = version
@@ -226,7 +244,7 @@ class Batcher:
         self._make_room()
         work: list[tuple[RunningRequest, Chunk]] = []
         coming: set[bytes] = set()
-        passed_over: list[Request] = []
+        passed_over: list[QueuedRequest] = []
         if self._partial is not None:
             budget -= self._take(self._partial, budget, work)
             coming.update(self._partial.request.digests)
@@ -257,7 +275,7 @@ class Batcher:
         work.append((running, Chunk(len(self._active) + len(work), running.fed, end)))
         return end - running.fed
 
-    def _enter(self, request: Request, row: int, cached: SessionCache | None, known: int) -> RunningRequest:
+    def _enter(self, request: QueuedRequest, row: int, cached: SessionCache | None, known: int) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
         request.begun = time_budget.clock()
         if cached is not None:
@@ -350,7 +368,7 @@ class Batcher:
             self._leave(row)
 
     def _completion(self, running: RunningRequest, reason: FinishReason) -> Completion:
-        return Completion(tuple(running.ids), tuple(running.logprobs), reason, running.policy_version)
+        return Completion.of(running.ids, running.logprobs, reason, version=running.policy_version)
 
     def _stop_string(self, running: RunningRequest, token: int) -> bool:
         """Whether the text so far holds a stop string. Only a tail is decoded anew each time: what came before it was

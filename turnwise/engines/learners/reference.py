@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.forward_pass import ForwardPass
-from turnwise.engines.lora import LoraDecoder
+from turnwise.engines.learners.forward_pass import ForwardPass
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
 
 
 class Reference:

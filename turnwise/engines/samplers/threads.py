@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turnwise.engines.attention import Regime
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.exactness import REGIMES, find_regime
-from turnwise.engines.kv_cache import ActiveRows
-from turnwise.engines.steps import decode
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.exactness import REGIMES, find_regime
+from turnwise.engines.samplers.kv_cache import ActiveRows
+from turnwise.engines.samplers.steps import decode
 
 MEASURE_SECONDS = 0.15
 MEASURE_ROWS, MEASURE_LENGTH = 16, 256

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
-from turnwise.engines.sampler import NoiseKey, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
 
@@ -54,6 +56,8 @@ class ScriptedSampler:
         latency: float = 0.0,
     ) -> None:
         self.context_length = context_length
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}))
+        self._version = 0
         self._tokenizer = tokenizer
         self._script = script
         self._call_format = call_format
@@ -61,16 +65,15 @@ class ScriptedSampler:
         self._latency = latency
         self._turns: dict[str, int] = defaultdict(int)
 
-    async def generate(
-        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
-    ) -> Completion:
+    async def generate(self, request: Request) -> Completion:
         """Encode what the script says, cut after a stop string and to the limits."""
         if self._latency:
             await asyncio.sleep(self._latency)
-        episode = _episode(conversation)
+        params, token_ids = request.params, request.token_ids.tolist()
+        episode = _episode(request.conversation)
         turn = self._turns[episode]
         self._turns[episode] += 1
-        said = self._script(ScriptRequest(noise, turn, token_ids, self._tokenizer, self._call_format))
+        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format))
         cut = _first_stop(said, params.stop_strings)
         ids = self._tokenizer.encode(said[:cut]).ids
         if cut is None:
@@ -78,11 +81,21 @@ class ScriptedSampler:
         room = min(params.max_tokens, self.context_length - len(token_ids))
         finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
         ids = ids[: max(room, 0)]
-        return Completion(tuple(ids), (0.0,) * len(ids), finish, policy_version=0)
+        return Completion.of(ids, [0.0] * len(ids), finish, version=self._version)
 
     async def release(self, conversation: str) -> None:
         """Forget the turn count."""
         self._turns.pop(_episode(conversation), None)
+
+    async def publish(self, update: Update, version: int) -> None:
+        """The script says the same; its tokens carry the new version."""
+        self._version = version
+
+    async def sleep(self) -> None:
+        """Nothing is held."""
+
+    async def wake(self) -> None:
+        """Nothing was given back."""
 
     async def close(self) -> None:
         """Nothing is held."""

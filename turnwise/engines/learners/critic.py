@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.decoder import Decoder
 
 
 class Critic(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from turnwise.engines.decoder import Attend
+from turnwise.engines.model.policy_model import Attend, Mixing
 
 PADDING_ALLOWED = 1.15
 """A bucket holds at most this many times the tokens of its sequences; more buckets waste less and cost more calls."""
@@ -51,6 +51,12 @@ def positions(lengths: Sequence[int]) -> Tensor:
 def padded(count: int, multiple: int) -> int:
     """The next multiple: `padded(17, 16)` is 32."""
     return -(-count // multiple) * multiple
+
+
+def pad_rows(x: Tensor, regime: Regime) -> Tensor:
+    """Zeros behind the rows up to a whole multiple, so that every matrix product rounds alike."""
+    spare = padded(len(x), regime.row_pad) - len(x)
+    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, spare)) if spare else x
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend
     buckets, home = _buckets(lengths, device)
     whole = len(buckets) == 1 and buckets[0].count * buckets[0].width == len(home)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         mixed: list[Tensor] = []
         for bucket in buckets:
 
@@ -154,7 +160,7 @@ def exact(lengths: Sequence[int], regime: Regime) -> Attend:
     """
     widths = [padded(length, KEY_PAD) for length in lengths]
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         shared, size, start = k.shape[1], k.shape[2], 0
         mixed: list[Tensor] = []
         for length, width in zip(lengths, widths, strict=True):
@@ -240,7 +246,7 @@ def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime
     panels, home = _panels(chunks, store.keys.dtype)
     total = len(home)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         begin = 0
         for chunk in chunks:
             stop = begin + chunk.length
@@ -276,7 +282,7 @@ def cached_decode(store: KeyValueStore, places: Tensor, regime: Regime) -> Atten
     key_index = (torch.arange(count * shared * size).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
     value_index = (torch.arange(count * shared).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         store.keys[layer].view(-1).index_copy_(0, key_index, k[:count].reshape(-1))
         store.values[layer].view(-1, size).index_copy_(0, value_index, v[:count].reshape(-1, size))
         mixed = _mix(

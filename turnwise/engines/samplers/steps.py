@@ -6,16 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from turnwise.engines.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, padded
-from turnwise.engines.decoder import Decoder
-
-
-def pad_rows(x: Tensor, regime: Regime) -> Tensor:
-    """Zeros behind the rows up to a whole multiple, so that every matrix product rounds alike."""
-    spare = padded(len(x), regime.row_pad) - len(x)
-    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, spare)) if spare else x
+from turnwise.engines.model.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, pad_rows
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 
 
 def prefill(
@@ -28,7 +22,7 @@ def prefill(
     """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one."""
     ids = pad_rows(torch.from_numpy(np.concatenate(token_ids)), regime)
     places = pad_rows(torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), regime)
-    hidden = decoder(ids, places, cached_prefill(store, chunks, regime))
+    hidden = decoder(ModelInputs(ids, places), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return decoder.logits(pad_rows(hidden.index_select(0, last), regime))[: len(chunks)]
 
@@ -39,5 +33,5 @@ def decode(
     """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]."""
     at = torch.from_numpy(places)
     ids = pad_rows(torch.from_numpy(token_ids), regime)
-    hidden = decoder(ids, pad_rows(at, regime), cached_decode(store, at, regime))
+    hidden = decoder(ModelInputs(ids, pad_rows(at, regime)), cached_decode(store, at, regime))
     return decoder.logits(hidden)[: len(token_ids)]

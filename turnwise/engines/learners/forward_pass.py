@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from turnwise.choices import Precision
-from turnwise.engines import attention
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.sampling import token_logprobs
-from turnwise.engines.steps import pad_rows
-from turnwise.engines.token_scores import token_scores
+from turnwise.engines.model import attention
+from turnwise.engines.model.attention import pad_rows
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.errors import EngineError
 
 EXACT_CHUNK = 1024
@@ -87,14 +87,12 @@ class ForwardPass:
         places = attention.positions(packed.lengths).to(self.device)
         attend = attention.packed(packed.lengths, self.device)
         recompute = self.recompute_layers and torch.is_grad_enabled()
-        states: Tensor = decoder(packed.tokens, places, attend, rows=packed.index - 1, recompute=recompute)
+        states: Tensor = decoder(ModelInputs(packed.tokens, places), attend, rows=packed.index - 1, recompute=recompute)
         return states
 
     def scores(self, decoder: Decoder, packed: Packed, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of the chosen tokens at the sampling temperature."""
-        return token_scores(
-            hidden, decoder.unembed, packed.targets, temperature=self.temperature, chunk=self.chunk_tokens
-        )
+        return decoder.scores(hidden, packed.targets, temperature=self.temperature, chunk=self.chunk_tokens)
 
     @torch.no_grad()
     def logprobs(self, decoder: Decoder, packed: Packed) -> Tensor:
@@ -119,7 +117,7 @@ class ForwardPass:
             tokens = packed.tokens[start : start + length]
             inside = packed.index[(packed.index >= start) & (packed.index < start + length)] - start
             places = pad_rows(torch.arange(length), regime)
-            hidden = decoder(pad_rows(tokens, regime), places, attention.exact([length], regime))
+            hidden = decoder(ModelInputs(pad_rows(tokens, regime), places), attention.exact([length], regime))
             for some in torch.split(inside, EXACT_CHUNK):
                 logits = decoder.logits(pad_rows(hidden.index_select(0, some - 1), regime))[: len(some)]
                 parts.append(token_logprobs(logits, tokens[some], self.temperature))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.engines.decoder import Decoder
+from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 

@@ -4,19 +4,21 @@ import asyncio
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from turnwise import time_budget
-from turnwise.engines.attention import Regime
-from turnwise.engines.batching import Batcher, Outcome, Request, SamplerStats
-from turnwise.engines.decoder import Decoder
-from turnwise.engines.sampler import NoiseKey, SamplingParams
+from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.samplers.batching import Batcher, Outcome, QueuedRequest, SamplerStats
+from turnwise.engines.samplers.request import Request, SamplingParams
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.updates import FullWeights, Update
 from turnwise.errors import EngineError
 from turnwise.types import Completion
 
@@ -27,13 +29,13 @@ PREFIX_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    request: Request
+    request: QueuedRequest
     future: "asyncio.Future[Completion]"
 
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    request: Request
+    request: QueuedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,14 @@ class _Release:
 
 @dataclass(frozen=True, slots=True)
 class _Publish:
-    tensors: Mapping[str, Tensor]
+    update: FullWeights
     version: int
+    future: "asyncio.Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sleep:
+    asleep: bool
     future: "asyncio.Future[None]"
 
 
@@ -53,7 +61,7 @@ class _Close:
     pass
 
 
-_Order = _Submit | _Cancel | _Release | _Publish | _Close
+_Order = _Submit | _Cancel | _Release | _Publish | _Sleep | _Close
 
 
 class TorchSampler:
@@ -79,6 +87,7 @@ class TorchSampler:
         the budgets are bytes of cached and shared caches."""
         if max_batch < 1 or threads < 1:
             raise EngineError(f"max_batch and threads must be positive, found {max_batch} and {threads}")
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}), sleeps=True)
         self.context_length = decoder.config.context_length
         self._vocab_size = decoder.config.vocab_size
         self._threads = threads
@@ -87,8 +96,9 @@ class TorchSampler:
         self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Held to put a request into the inbox and to declare the end, so that none slips in after it."""
+        self._asleep = False
         self._ended: tuple[str, BaseException | None] | None = None
-        self._pending: dict[Request, asyncio.Future[Completion]] = {}
+        self._pending: dict[QueuedRequest, asyncio.Future[Completion]] = {}
         self._worker = threading.Thread(target=self._run, name="turnwise-sampler", daemon=True)
         self._worker.start()
 
@@ -107,32 +117,46 @@ class TorchSampler:
         """Which weights write."""
         return self._batcher.policy_version
 
-    async def generate(
-        self, conversation: str, token_ids: list[int], params: SamplingParams, noise: NoiseKey
-    ) -> Completion:
-        """Continue `token_ids`; see the Sampler protocol."""
-        request = Request(conversation, self._checked_ids(token_ids), _checked_params(params), noise.bits())
+    async def generate(self, request: Request) -> Completion:
+        """Continue a sequence; see the Sampler protocol."""
+        ids, params = self._checked_ids(request.token_ids), _checked_params(request.params)
+        queued = QueuedRequest(request.conversation, ids, params, request.noise.bits())
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._put(_Submit(request, future))
+        self._put(_Submit(queued, future))
         try:
-            with time_budget.reported_wait(lambda: self._batcher.waited(request)):
+            with time_budget.reported_wait(lambda: self._batcher.waited(queued)):
                 return await future
         except asyncio.CancelledError:
-            self._inbox.put(_Cancel(request))
+            self._inbox.put(_Cancel(queued))
             raise
 
     async def release(self, conversation: str) -> None:
         """Forget a conversation's cache."""
         self._inbox.put(_Release(conversation))
 
-    async def publish(self, tensors: Mapping[str, Tensor], version: int) -> None:
+    async def publish(self, update: Update, version: int) -> None:
         """Replace the weights between two steps; returns when all that is written from then on is theirs.
 
         The tensors are copied and must not change before that. A turn being written goes on with the new weights
         and carries the version it began with.
         """
+        if not isinstance(update, FullWeights):
+            raise EngineError(f"the torch sampler takes full weights, not {type(update).__name__}")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(_Publish(tensors, version, future))
+        self._put(_Publish(update, version, future))
+        await future
+
+    async def sleep(self) -> None:
+        """Write nothing until `wake`, and keep no cache but that of turns under way."""
+        await self._set_asleep(asleep=True)
+
+    async def wake(self) -> None:
+        """Go on writing."""
+        await self._set_asleep(asleep=False)
+
+    async def _set_asleep(self, *, asleep: bool) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(_Sleep(asleep, future))
         await future
 
     async def close(self) -> None:
@@ -140,16 +164,17 @@ class TorchSampler:
         self._inbox.put(_Close())
         await asyncio.to_thread(self._worker.join)
 
-    def _put(self, order: _Submit | _Publish) -> None:
+    def _put(self, order: _Submit | _Publish | _Sleep) -> None:
         with self._lock:
             if self._ended is not None:
                 raise _ending(*self._ended)
             self._inbox.put(order)
 
-    def _checked_ids(self, token_ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        if not token_ids:
+    def _checked_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A copy: the caller's sequence grows on."""
+        if not len(ids):
             raise EngineError("cannot continue an empty prompt")
-        ids = np.array(token_ids, dtype=np.int64)
+        ids = np.array(ids, dtype=np.int64)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self._vocab_size:
             wrong = low if low < 0 else high
@@ -171,20 +196,20 @@ class TorchSampler:
             order = self._inbox.get()
             if isinstance(order, _Submit):
                 self._pending[order.request] = order.future
-            elif isinstance(order, _Publish):
+            elif isinstance(order, _Publish | _Sleep):
                 _wake(order.future.get_loop(), [(order.future, _ending(*ended))])
         self._deliver([(request, _ending(*ended)) for request in self._pending])
 
     def _serve(self) -> None:
         while True:
-            while self._batcher.idle or not self._inbox.empty():
+            while self._asleep or self._batcher.idle or not self._inbox.empty():
                 order = self._inbox.get()
                 if isinstance(order, _Close):
                     return
                 self._obey(order)
             self._deliver(self._batcher.step())
 
-    def _obey(self, order: _Submit | _Cancel | _Release | _Publish) -> None:
+    def _obey(self, order: _Submit | _Cancel | _Release | _Publish | _Sleep) -> None:
         match order:
             case _Submit(request, future):
                 self._pending[request] = future
@@ -196,13 +221,18 @@ class TorchSampler:
                 self._batcher.cancel(request)
             case _Release(conversation):
                 self._batcher.release(conversation)
-            case _Publish(tensors, version, published):
+            case _Publish(update, version, published):
                 result: EngineError | None = None
                 try:
-                    self._batcher.publish(tensors, version)
+                    self._batcher.publish(update, version)
                 except EngineError as error:  # weights of another model: the caller's mistake, nothing has changed
                     result = error
                 _wake(published.get_loop(), [(published, result)])
+            case _Sleep(asleep, done):
+                self._asleep = asleep
+                if asleep:
+                    self._batcher.forget()
+                _wake(done.get_loop(), [(done, None)])
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Hand results to the callers' event loops, one wake-up per loop."""

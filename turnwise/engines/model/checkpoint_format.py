@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from turnwise.engines.config_fields import (
+from turnwise.engines.model.config_fields import (
     DEFAULT_KV_HEADS,
     ROPE_TYPES,
     flag,

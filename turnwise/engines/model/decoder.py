@@ -1,6 +1,7 @@
 """Our own decoder of the Llama family, shared by the sampler and the learner; the caller supplies attention."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,18 +11,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from turnwise.engines import checkpoint_format
-from turnwise.engines.checkpoint_format import DecoderConfig, RopeConfig
+from turnwise.engines.model import checkpoint_format
+from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
+from turnwise.engines.model.policy_model import Attend, LayerCache, Mixing, ModelInputs, ModelShape, PolicyModel
+from turnwise.engines.model.token_scores import token_scores
 from turnwise.errors import EngineError
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, Hq * D]."""
-
 ROPE_CHUNK = 1024
+PLAIN = Mixing()
 
 
 class Layer(nn.Module):
-    """The weights of one layer, fused: query, key and value in one matrix, gate and up in another."""
+    """One layer with its weights fused: query, key and value in one matrix, gate and up in another."""
 
     attention_norm: nn.Parameter
     qkv: nn.Parameter
@@ -35,40 +36,68 @@ class Layer(nn.Module):
     gate_up_bias: None
     down: nn.Parameter
     down_bias: None
+    eps: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
+        self.config, self.index = config, index
         for name in ("qkv_bias", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"):
             self.register_parameter(name, None)
 
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None) -> Tensor:
+        """Attention and SwiGLU over x [T, H]; past the attention only `rows` go on."""
+        c = self.config
+        fused = self.linear("qkv", rms_norm(x, self.attention_norm, self.eps))
+        heads = fused.view(len(x), -1, c.head_dim)
+        # Split, not sliced: the gradient of a slice is a whole tensor of zeros with the slice in it.
+        rotated, v = torch.split(heads, [c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            # Queries and keys take every step together: at a few rows, calls cost more than sums.
+            weights = (self.q_norm.expand(c.num_heads, -1), self.k_norm.expand(c.num_kv_heads, -1))
+            rotated = rms_norm(rotated, torch.cat(weights), self.eps)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(c.head_dim // 2, -1), sin)
+        q, k = torch.split(rotated, [c.num_heads, c.num_kv_heads], dim=1)
+        mixed = attend(self.index, q, k, v, PLAIN)
+        if rows is not None:  # past the last attention nobody looks at the others any more
+            x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
+        x = x + self.linear("output", mixed)
+        gate, up = self.linear("gate_up", rms_norm(x, self.mlp_norm, self.eps)).chunk(2, dim=-1)
+        return x + self.linear("down", functional.silu(gate) * up)
 
-class Decoder(nn.Module):
-    """RMSNorm, rotary positions, grouped-query attention and SwiGLU over a flat list of tokens.
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """One of the four projections; an adapter may add to it."""
+        return functional.linear(x, getattr(self, name), getattr(self, name + "_bias"))
 
-    There is no batch dimension: `token_ids[T]` may be one sequence, many packed ones or one token of each of many,
-    because only `attend` knows which tokens see which.
-    """
+
+class Decoder(PolicyModel):
+    """The native policy model: RMSNorm, rotary positions, grouped-query attention and SwiGLU."""
 
     embed: nn.Parameter
     norm: nn.Parameter
     head: nn.Parameter | None
     eps: Tensor
+    layer_class: type[Layer] = Layer
 
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor]) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(Layer() for _ in range(config.num_layers))
+        cache = LayerCache(config.num_kv_heads, config.head_dim, config.head_dim)
+        self.shape = ModelShape(
+            config.vocab_size, config.hidden_size, config.context_length, (cache,) * config.num_layers
+        )
+        self.layers = nn.ModuleList(self.layer_class(config, index) for index in range(config.num_layers))
         self.register_parameter("head", None)
         for part in checkpoint_format.layout(config):
             owner, _, name = part.name.rpartition(".")
             self.get_submodule(owner).register_parameter(name, nn.Parameter(tensors[part.name]))
         wide = torch.promote_types(self.embed.dtype, torch.float32)
-        eps = torch.tensor(config.norm_eps, dtype=wide, device=self.embed.device)
-        self.register_buffer("eps", eps, persistent=False)
+        for owner in (self, *self.layers):
+            eps = torch.tensor(config.norm_eps, dtype=wide, device=self.embed.device)
+            owner.register_buffer("eps", eps, persistent=False)
         self._rope: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
+    def read(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
         """The model of a Hugging Face folder."""
         config = checkpoint_format.read_config(folder)
         return cls(config, checkpoint_format.read_tensors(folder, config, dtype))
@@ -85,23 +114,53 @@ class Decoder(nn.Module):
                 tensors[part.name] = torch.full(part.shape, 0.0 if "bias" in part.name else 1.0, dtype=dtype)
         return cls(config, tensors)
 
+    def forward(
+        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
+    ) -> Tensor:
+        cos, sin = self._rotations(inputs.positions)
+        x = functional.embedding(inputs.tokens, self.embed)
+        for index, layer in enumerate(self.layers):
+            wanted = rows if index == len(self.layers) - 1 else None
+            if recompute:
+                x = checkpoint(layer, x, cos, sin, attend, wanted, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, cos, sin, attend, wanted)
+        return rms_norm(x, self.norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.unembed).float()
+
+    def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+        return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _split(self.config, self.tensors())
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        places = dict(_split(self.config, {name: self.get_parameter(name).detach() for name in self._names()}))
+        for name, tensor in weights:
+            place = places.pop(name, None)
+            if place is None or place.shape != tensor.shape:
+                found = "no weight" if place is None else f"not {tuple(tensor.shape)} but {tuple(place.shape)}"
+                raise EngineError(f"these are not the weights of this decoder: {name} is {found} here")
+            place.copy_(tensor)
+        if places:
+            raise EngineError(
+                f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} did not come"
+            )
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        raise EngineError("this model has no adapter to leave out")
+
     def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face folder (config.json, model.safetensors)."""
         checkpoint_format.write_folder(folder, self.config, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by our names, live and without gradient."""
-        return {part.name: self.get_parameter(part.name).detach() for part in checkpoint_format.layout(self.config)}
+        """The weights as they lie here, fused and by our own names; live and without gradient."""
+        return {name: self.get_parameter(name).detach() for name in self._names()}
 
-    def replace_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in other weights, all of them or, when a name or shape does not fit, none."""
-        mine = self.tensors()
-        wrong = sorted(tensors.keys() ^ mine.keys())
-        wrong = wrong or [name for name in mine if tensors[name].shape != mine[name].shape]
-        if wrong:
-            raise EngineError(f"these are not the weights of this decoder: {', '.join(wrong[:5])}")
-        for name, tensor in mine.items():
-            tensor.copy_(tensors[name])
+    def _names(self) -> Iterator[str]:
+        return (part.name for part in checkpoint_format.layout(self.config))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,64 +171,6 @@ class Decoder(nn.Module):
     def unembed(self) -> nn.Parameter:
         """The matrix [V, H] that makes logits."""
         return self.embed if self.head is None else self.head
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        *,
-        rows: Tensor | None = None,
-        recompute: bool = False,
-    ) -> Tensor:
-        """Hidden states [T, H] after the final norm, or those of some rows only.
-
-        `recompute` keeps just the input of each layer for backward, which runs the layer again.
-        """
-        cos, sin = self._rotations(positions)
-        x = functional.embedding(token_ids, self.embed)
-        for index, layer in enumerate(self.layers):
-            wanted = rows if index == len(self.layers) - 1 else None
-            inputs = (cast(Layer, layer), index, x, cos, sin, attend, wanted)
-            if recompute:
-                x = checkpoint(self._block, *inputs, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = self._block(*inputs)
-        return self._rms_norm(x, self.norm)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits [T, V] in float32."""
-        return functional.linear(hidden, self.unembed).float()
-
-    def _block(
-        self, layer: Layer, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, rows: Tensor | None
-    ) -> Tensor:
-        c = self.config
-        fused = self._linear(layer, "qkv", self._rms_norm(x, layer.attention_norm))
-        heads = fused.view(len(x), -1, c.head_dim)
-        # Split, not sliced: the gradient of a slice is a whole tensor of zeros with the slice in it.
-        rotated, v = torch.split(heads, [c.num_heads + c.num_kv_heads, c.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            # Queries and keys take every step together: at a few rows, calls cost more than sums.
-            weights = (layer.q_norm.expand(c.num_heads, -1), layer.k_norm.expand(c.num_kv_heads, -1))
-            rotated = self._rms_norm(rotated, torch.cat(weights))
-        rotated = torch.addcmul(rotated * cos, rotated.roll(c.head_dim // 2, -1), sin)
-        q, k = torch.split(rotated, [c.num_heads, c.num_kv_heads], dim=1)
-        mixed = attend(index, q, k, v)
-        if rows is not None:  # past the last attention nobody looks at the others any more
-            x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
-        x = x + self._linear(layer, "output", mixed)
-        gate, up = self._linear(layer, "gate_up", self._rms_norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-        return x + self._linear(layer, "down", functional.silu(gate) * up)
-
-    def _linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
-        """One of the four projections of a layer; an adapter may add to it."""
-        return functional.linear(x, getattr(layer, name), getattr(layer, name + "_bias"))
-
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return cast(Tensor, cast(Any, _RmsNorm).apply(x, weight, self.eps))
-        return (x * _rms_scale(x, self.eps)).to(x.dtype) * weight
 
     def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, D] from a table that grows in whole chunks, so that a position's row never changes.
@@ -183,6 +184,20 @@ class Decoder(nn.Module):
                 self._rope = _rope_table(self.config.rope, self.config.head_dim, rows, positions.device, self.dtype)
         cos, sin = self._rope
         return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+
+def _split(config: DecoderConfig, fused: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Views of our fused matrices under their Hugging Face names."""
+    for part in checkpoint_format.layout(config):
+        pieces = torch.split(fused[part.name], [rows for _, rows in part.sources])
+        yield from zip((name for name, _ in part.sources), pieces, strict=True)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+    """x over its root mean square, times the weight."""
+    if torch.is_grad_enabled():
+        return cast(Tensor, cast(Any, _RmsNorm).apply(x, weight, eps))
+    return (x * _rms_scale(x, eps)).to(x.dtype) * weight
 
 
 def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:

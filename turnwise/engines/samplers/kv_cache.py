@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.engines.attention import KEY_PAD, padded
-from turnwise.engines.checkpoint_format import DecoderConfig
+from turnwise.engines.model.attention import KEY_PAD, padded
+from turnwise.engines.model.checkpoint_format import DecoderConfig
 
 PREFIX_BLOCK = 32
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""

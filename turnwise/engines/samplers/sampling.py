@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.engines.sampler import SamplingParams
+from turnwise.engines.samplers.request import SamplingParams
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -50,12 +50,6 @@ class Rules:
 
 def _column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype).unsqueeze(1)
-
-
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
-    """Logprobs of given tokens [T] under logits [T, V]: what `choose` reports; temperature 0 leaves logits unscaled."""
-    scaled = logits if temperature in (0.0, 1.0) else logits / torch.tensor(temperature, dtype=torch.float32)
-    return torch.log_softmax(scaled, dim=-1).gather(1, token_ids.unsqueeze(1)).squeeze(1)
 
 
 def choose(logits: Tensor, rules: Rules, noise: NDArray[np.float64]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,13 +10,35 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from turnwise.engines import checkpoint_format
-from turnwise.engines.checkpoint_format import Fused
-from turnwise.engines.decoder import Decoder, Layer
+from turnwise.engines.model import checkpoint_format
+from turnwise.engines.model.checkpoint_format import Fused
+from turnwise.engines.model.decoder import Decoder, Layer
 from turnwise.errors import EngineError, unknown
 from turnwise.files import replacing
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class LoraLayer(Layer):
+    """A layer whose projections have factors beside them; `adapted` switches them off for a while."""
+
+    rows: dict[str, dict[str, int]]
+    """The rows of each projection in a fused matrix: `{"gate_up": {"gate_proj": 384, "up_proj": 384}}`."""
+    scale: float
+    adapted: bool = True
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        out = super().linear(name, x)
+        if name not in self.rows or not self.adapted:
+            return out
+        added: list[Tensor] = []
+        for projection, rows in self.rows[name].items():
+            if hasattr(self, projection + "_A"):
+                a, b = _factors(self, projection)
+                added.append(functional.linear(functional.linear(x, a), b))
+            else:
+                added.append(out.new_zeros(len(x), rows))
+        return out + self.scale * (added[0] if len(added) == 1 else torch.cat(added, dim=-1))
 
 
 class LoraDecoder(Decoder):
@@ -24,6 +47,8 @@ class LoraDecoder(Decoder):
     The weights are those of `base`, not a copy. A fused matrix has one pair of factors per projection, A [rank, in] and
     B [out, rank], as `layers.0.q_proj_A` and `layers.0.q_proj_B`.
     """
+
+    layer_class = LoraLayer
 
     def __init__(
         self, base: Decoder, *, rank: int, alpha: float, seed: int, targets: tuple[str, ...] = TARGETS
@@ -38,24 +63,28 @@ class LoraDecoder(Decoder):
         super().__init__(base.config, base.tensors())
         self.requires_grad_(False)
         self.rank, self.alpha, self.targets = rank, alpha, targets
-        self._projections: dict[str, dict[str, int]] = {}
-        """The rows of each projection in a fused matrix: `{"gate_up": {"gate_proj": 384, "up_proj": 384}}`."""
+        rows: dict[str, dict[str, int]] = {}
         noise = torch.Generator().manual_seed(seed)
         for part in self._adapted():
             owner, _, fused = part.name.rpartition(".")
             layer = self.get_submodule(owner)
-            self._projections[fused] = {_projection(source): rows for source, rows in part.sources}
-            for name, rows in self._projections[fused].items():
+            rows[fused] = {_projection(source): count for source, count in part.sources}
+            for name, count in rows[fused].items():
                 if name in targets:
                     bound = part.shape[1] ** -0.5
                     a = torch.empty(rank, part.shape[1]).uniform_(-bound, bound, generator=noise)
                     layer.register_parameter(name + "_A", nn.Parameter(a))
-                    layer.register_parameter(name + "_B", nn.Parameter(torch.zeros(rows, rank)))
+                    layer.register_parameter(name + "_B", nn.Parameter(torch.zeros(count, rank)))
+        for layer in self._lora_layers():
+            layer.rows, layer.scale = rows, self.scale
 
     @property
     def scale(self) -> float:
         """What the product of the factors is multiplied by."""
         return self.alpha / self.rank
+
+    def _lora_layers(self) -> Iterator[LoraLayer]:
+        return (layer for layer in self.layers if isinstance(layer, LoraLayer))
 
     def _adapted(self) -> Iterator[Fused]:
         """The fused matrices of which some projection is a target."""
@@ -63,18 +92,22 @@ class LoraDecoder(Decoder):
             if part.columns is not None and any(_projection(name) in self.targets for name, _ in part.sources):
                 yield part
 
-    def _linear(self, layer: Layer, name: str, x: Tensor) -> Tensor:
-        out = super()._linear(layer, name, x)
-        if name not in self._projections:
-            return out
-        added: list[Tensor] = []
-        for projection, rows in self._projections[name].items():
-            if projection in self.targets:
-                a, b = _factors(layer, projection)
-                added.append(functional.linear(functional.linear(x, a), b))
-            else:
-                added.append(out.new_zeros(len(x), rows))
-        return out + self.scale * (added[0] if len(added) == 1 else torch.cat(added, dim=-1))
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        for layer in self._lora_layers():
+            layer.adapted = False
+        try:
+            yield
+        finally:
+            for layer in self._lora_layers():
+                layer.adapted = True
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            name: (rows, *part.shape[1:])
+            for part in checkpoint_format.layout(self.config)
+            for name, rows in part.sources
+        }
 
     def base(self) -> dict[str, Tensor]:
         """The frozen weights by our names."""

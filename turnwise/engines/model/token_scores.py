@@ -22,6 +22,12 @@ def token_scores(
     return cast(tuple[Tensor, Tensor], scores)
 
 
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+    """Logprobs of given tokens [T] under logits [T, V]: what `choose` reports; temperature 0 leaves logits unscaled."""
+    scaled = logits if temperature in (0.0, 1.0) else logits / torch.tensor(temperature, dtype=torch.float32)
+    return torch.log_softmax(scaled, dim=-1).gather(1, token_ids.unsqueeze(1)).squeeze(1)
+
+
 class _TokenScores(torch.autograd.Function):
     """Forward walks the chunks up and backward down, so that the last chunk's log-probs serve both."""
 

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.engines.attention import Chunk, Regime, cached_decode, cached_prefill, exact
-from turnwise.engines.checkpoint_format import DecoderConfig
-from turnwise.engines.decoder import Decoder, Layer
-from turnwise.engines.kv_cache import ActiveRows
-from turnwise.engines.steps import decode, pad_rows, prefill
+from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, exact, pad_rows
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import PLAIN, Decoder, Layer
+from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.samplers.kv_cache import ActiveRows
+from turnwise.engines.samplers.steps import decode, prefill
 
 REGIMES = (
     Regime(16, 2, 256),
@@ -63,14 +64,14 @@ def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) 
     length = min(SEQUENCE, config.context_length)
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     q, k, v = (_noise(seed, length, count, config.head_dim, dtype=dtype) for seed, count in enumerate(heads))
-    whole = exact([length], regime)(0, q, k, v)
+    whole = exact([length], regime)(0, q, k, v, PLAIN)
     for count, fed, room in ((5, 5, 96), (24, 1, 0)):
         rows = ActiveRows(config, dtype, count)
         rows.reserve(count, length + room)
         for chunks in _feeding(fed, length):
             places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
             attend = cached_prefill(rows, chunks, regime)
-            if not torch.equal(attend(0, q[places], k[places], v[places]), whole[places]):
+            if not torch.equal(attend(0, q[places], k[places], v[places], PLAIN), whole[places]):
                 return False
         for row in range(fed, count):
             rows.write(row, 0, rows.read(0, 0, length))
@@ -79,7 +80,7 @@ def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) 
             for _ in range(4):
                 places = torch.from_numpy(drawn.integers(drawn.integers(1, length + 1), size=batch))
                 attend = cached_decode(rows, places, regime)
-                if not torch.equal(attend(0, q[places], k[places], v[places]), whole[places]):
+                if not torch.equal(attend(0, q[places], k[places], v[places], PLAIN), whole[places]):
                     return False
     return _padding_is_invisible(config, dtype, regime)
 
@@ -106,11 +107,11 @@ def _padding_is_invisible(config: DecoderConfig, dtype: torch.dtype, regime: Reg
         alone.write(0, 0, batched.read(1, 0, short))
         q, k, v = (_noise(seed, 3, n, config.head_dim, dtype=dtype) for seed, n in
                    enumerate((config.num_heads, config.num_kv_heads, config.num_kv_heads)))  # fmt: skip
-        among = cached_decode(batched, torch.tensor([longest, short, longest - 1]), regime)(0, q, k, v)[1:2]
+        among = cached_decode(batched, torch.tensor([longest, short, longest - 1]), regime)(0, q, k, v, PLAIN)[1:2]
         mine = (q[1:2], k[1:2], v[1:2])
         for attend in (cached_decode(alone, torch.tensor([short]), regime),
                        cached_prefill(alone, [Chunk(0, short, short + 1)], regime)):  # fmt: skip
-            if not torch.equal(attend(0, *mine), among):
+            if not torch.equal(attend(0, *mine, PLAIN), among):
                 return False
     return True
 
@@ -123,11 +124,11 @@ def _products_hold(decoder: Decoder, row_pad: int) -> bool:
         weight = decoder.unembed if name is None else getattr(layer, name)
         most = max(5, min(2048, MULTIPLICATIONS // weight.numel()) // row_pad) * row_pad
         x = _noise(0, most, weight.shape[1], dtype=decoder.dtype)
-        whole = decoder.logits(x) if name is None else decoder._linear(layer, name, x)
+        whole = decoder.logits(x) if name is None else layer.linear(name, x)
         for count in (row_pad * times for times in (1, 2, 3, 4, 5, 7, 9, 13, 20, 33, 64) if row_pad * times < most):
             start = (5 * count + 3) % (most - count + 1)
             some = x[start : start + count].clone()
-            found = decoder.logits(some) if name is None else decoder._linear(layer, name, some)
+            found = decoder.logits(some) if name is None else layer.linear(name, some)
             if not torch.equal(found, whole[start : start + count]):
                 return False
     return True
@@ -140,7 +141,7 @@ def _decoder_holds(decoder: Decoder, regime: Regime) -> bool:
     length = min(150, config.context_length)
     ids = torch.randint(0, config.vocab_size, (length,), generator=torch.Generator().manual_seed(0))
     places = torch.arange(length)
-    hidden = decoder(pad_rows(ids, regime), pad_rows(places, regime), exact([length], regime))
+    hidden = decoder(ModelInputs(pad_rows(ids, regime), pad_rows(places, regime)), exact([length], regime))
     whole = decoder.logits(hidden)
     logprobs = torch.log_softmax(whole, dim=-1)
     tokens: NDArray[np.int64] = ids.numpy()
@@ -166,5 +167,6 @@ def _decoder_holds(decoder: Decoder, regime: Regime) -> bool:
     rows = ActiveRows(config, decoder.dtype, count)
     rows.reserve(count, length)
     attend = cached_prefill(rows, [Chunk(row, 0, length) for row in range(count)], regime)
-    many = decoder(pad_rows(ids.repeat(count), regime), pad_rows(places.repeat(count), regime), attend)
+    inputs = ModelInputs(pad_rows(ids.repeat(count), regime), pad_rows(places.repeat(count), regime))
+    many = decoder(inputs, attend)
     return all(torch.equal(part, hidden[:length]) for part in many[: count * length].split(length))

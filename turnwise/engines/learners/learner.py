@@ -1,0 +1,77 @@
+"""What a learner is: arrays in, arrays out, nothing shared with the caller, so that it can live in another process."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.updates import FullWeights
+
+Floats = NDArray[np.float32]
+
+
+class Who(enum.StrEnum):
+    """Whose scores are asked for."""
+
+    POLICY = "policy"
+    """Log-probs of the policy as it is now."""
+    REFERENCE = "reference"
+    """Log-probs of the policy as it started."""
+    CRITIC = "critic"
+    """Values of the states before the tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenOutputs:
+    """What the policy said of the N policy tokens of one batch before this update changed it."""
+
+    logprobs: Floats
+    entropies: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateResult:
+    """One weight update: what was computed batch by batch, and its metrics."""
+
+    outputs: list[TokenOutputs]
+    metrics: dict[str, float]
+
+
+class Learner(Protocol):
+    """Trains a policy. Batches hold numpy arrays and objectives are data: both can be sent to another process."""
+
+    step: int
+    """How many times the weights have changed."""
+
+    def score(self, batch: TokenBatch, who: Who) -> Floats:
+        """One number [N] for every policy token, without gradient."""
+        ...
+
+    def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
+        """One optimizer step on the micro-batches of a minibatch.
+
+        NotFinite when the loss or a gradient is not; no weight has changed then.
+        """
+        ...
+
+    def weights(self) -> FullWeights:
+        """The policy's weights by their Hugging Face names, an adapter merged; read them before the next update."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Everything needed to go on from here: weights that are trained, optimizer, counters."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Go on from a saved state; one of another model is refused by name before anything changes."""
+        ...
+
+    def save_policy(self, folder: Path) -> None:
+        """The policy as others load it: `policy/`, and `policy_adapter/` when it has an adapter."""
+        ...

@@ -1,0 +1,42 @@
+"""What a learner minimises, as data: the name of a loss, its coefficients and how tokens become one number."""
+
+import enum
+from dataclasses import dataclass
+
+from turnwise.choices import Aggregation, KLEstimator
+from turnwise.config import AlgorithmConfig
+
+
+class Supervised(enum.StrEnum):
+    """Losses that need no reward."""
+
+    NLL = "nll"
+    """The negative log-likelihood of the policy's tokens: supervised fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `loss` may be the user's `module:function`.
+
+    The fields mean what the knobs of `algorithm` with these names mean.
+    """
+
+    loss: str
+    aggregation: Aggregation = Aggregation.token_mean
+    aggregation_length: int = 1024
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_dual: float | None = 3.0
+    entropy: float = 0.0
+    kl_loss: float = 0.0
+    kl_loss_estimator: KLEstimator = KLEstimator.k3
+    value_loss: float = 1.0
+    value_clip: float | None = 0.5
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> "Objective":
+        """That of a config."""
+        return cls(**{name: getattr(algorithm, name) for name in cls.__slots__})
+
+
+SUPERVISED = Objective(loss=Supervised.NLL.value)

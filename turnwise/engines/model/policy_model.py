@@ -1,0 +1,101 @@
+"""What a policy model is: packed tokens in, hidden states and token scores out, weights by their Hugging Face names."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What a layer's attention does beside being causal: `Mixing(window=4096)`; a plain layer is `Mixing()`."""
+
+    scale: float | None = None
+    """Of the scores; None divides by the root of the head dimension."""
+    window: int | None = None
+    """How many keys a query sees, its own included; None means all before it."""
+    softcap: float | None = None
+    """Scores are bent to c * tanh(s / c)."""
+    sinks: Tensor | None = None
+    """[Hq] one more score per head that takes weight and gives nothing."""
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Mixing], Tensor]
+"""attend(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], mixing) -> [T, Hq * Dv]; only it knows who sees whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """T tokens without a batch dimension: one sequence, many packed ones, or one token of each of many."""
+
+    tokens: Tensor
+    """[T] ids."""
+    positions: Tensor
+    """[T], or [3, T] where a model places images in time, height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one attention layer keeps of a token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What samplers and learners ask before they run a model."""
+
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    caches: tuple[LayerCache, ...]
+    """By layer of attention, in the order of their numbers."""
+    no_packing: str | None = None
+    """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
+    no_caching: str | None = None
+    """Why a sequence cannot be continued from keys and values alone."""
+
+
+class PolicyModel(nn.Module, ABC):
+    """A causal language model whose attention is the caller's and whose layers are modules with a `forward`."""
+
+    shape: ModelShape
+
+    @abstractmethod
+    def forward(
+        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
+    ) -> Tensor:
+        """Hidden states [T, H] after the final norm, or of `rows` only; `recompute` saves memory for backward."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [N, V] in float32, scaled and capped as the model does it."""
+
+    @abstractmethod
+    def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+        """Log-probs of `targets[N]` and entropies [N], differentiable; logits are made for `chunk` rows at once."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its Hugging Face name, one at a time, an adapter merged; live or made on the way."""
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What `load` takes."""
+        return {name: tuple(tensor.shape) for name, tensor in self.weights()}
+
+    @abstractmethod
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy in weights of these names; all must come, and a name or shape that does not fit is an EngineError."""
+
+    @abstractmethod
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the weights below the adapter answer: the reference policy at no cost. No adapter is an error."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""

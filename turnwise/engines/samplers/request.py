@@ -1,0 +1,57 @@
+"""What goes into a sampler: the sequence to continue, how to draw, and the key of its noise."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw one completion. Temperature 0 is greedy; top_k 0 and top_p 1 switch those filters off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_strings: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseKey:
+    """What a trajectory's randomness depends on, and nothing else: not on batching, threads or arrival order."""
+
+    seed: int
+    step: int
+    sample: str
+    sibling: int
+
+    def bits(self) -> int:
+        """A 64-bit key; the noise at a position is a hash of it and the position."""
+        text = f"{self.seed}/{self.step}/{self.sibling}/{self.sample}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaHandle:
+    """An image by the digest of its bytes, and the token it stands at: a store has the bytes."""
+
+    digest: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One turn to write: the whole sequence so far and how to draw.
+
+    `conversation` names a sequence that only grows, so that its cache can be kept between turns; it must be released
+    when it will not be continued.
+    """
+
+    conversation: str
+    token_ids: NDArray[np.int64]
+    params: SamplingParams
+    noise: NoiseKey
+    media: tuple[MediaHandle, ...] = ()
