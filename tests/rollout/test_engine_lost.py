@@ -59,7 +59,7 @@ def test_a_lost_turn_is_asked_again_as_it_was(theatre, call):
 
 
 def test_after_the_last_try_the_episode_fails_and_no_other(theatre, call):
-    show, asked = shown(theatre, call, lose={1, 2, 3})
+    show, _ = shown(theatre, call, lose={1, 2, 3})
 
     async def siblings():
         return await show.episode(), await show.episode(sibling=1)
