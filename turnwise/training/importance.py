@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from turnwise.choices import Excess
 from turnwise.errors import ConfigError
-from turnwise.training.kl import LOG_RATIO_LIMIT
+from turnwise.engines.learners.kl_estimates import LOG_RATIO_LIMIT
 from turnwise.training.sequences import TrainSequence
 
 Floats = npt.NDArray[np.float64]

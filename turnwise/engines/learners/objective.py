@@ -16,9 +16,10 @@ class Supervised(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `loss` may be the user's `module:function`.
+    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `losses.evaluate` makes numbers of it.
 
-    The fields mean what the knobs of `algorithm` with these names mean.
+    `loss` is a `PolicyLoss`, one of `Supervised`, or the user's `module:function` or `file.py:function`. The fields mean
+    what the knobs of `algorithm` with these names mean.
     """
 
     loss: str
