@@ -60,9 +60,7 @@ class Engines:
         self, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None]
     ) -> dict[str, float]:
         """One optimisation step on these sequences; returns its metrics."""
-        return optimise(
-            self.learner, sequences, config, step, kl_controller=self.kl_controller, baselines=baselines
-        )
+        return optimise(self.learner, sequences, config, step, kl_controller=self.kl_controller, baselines=baselines)
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""

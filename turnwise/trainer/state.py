@@ -1,4 +1,4 @@
-"""What a checkpoint says besides the learner's state: how far the run had come. Read strictly: runs are resumed from it."""
+"""How far a run had come, as its checkpoints say it beside the learner's own state; read strictly, to resume from."""
 
 from dataclasses import dataclass
 from pathlib import Path

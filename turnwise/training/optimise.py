@@ -104,7 +104,7 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
     algorithm = config.algorithm
     if algorithm.entropy or algorithm.kl_loss or algorithm.advantage == Advantage.gae or is_plugin(algorithm.loss):
         return True
-    return any(sequence.advantages or ())
+    return sequence.advantages is not None and bool(sequence.advantages.any())
 
 
 def score_sequences(learner: Learner, sequences: Sequence[TrainSequence], config: Config) -> dict[str, float]:
@@ -118,7 +118,7 @@ def score_sequences(learner: Learner, sequences: Sequence[TrainSequence], config
         metrics |= importance.mismatch(chosen)
     else:
         for sequence in chosen:
-            sequence.old_logprobs = list(sequence.logprobs)
+            sequence.old_logprobs = sequence.logprobs
     if needs_reference(config):
         score(learner, Who.REFERENCE, chosen, "ref_logprobs", budget)
     if needs_critic(config):

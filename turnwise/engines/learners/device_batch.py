@@ -22,9 +22,9 @@ class DeviceBatch:
 
     tokens: Tensor
     """[T]"""
-    lengths: list[int]
+    lengths: tuple[int, ...]
     """[S]"""
-    written: list[int]
+    written: tuple[int, ...]
     """[S] policy tokens of each sequence."""
     index: Tensor
     """[N]"""
@@ -62,8 +62,8 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
 
     return DeviceBatch(
         tokens=torch.tensor(batch.tokens).to(device),
-        lengths=batch.lengths.tolist(),
-        written=np.diff(ends, prepend=0).tolist(),
+        lengths=tuple(batch.lengths.tolist()),
+        written=tuple(np.diff(ends, prepend=0).tolist()),
         index=torch.tensor(batch.index).to(device),
         trajectory=torch.tensor(batch.trajectory).to(device),
         trajectory_tokens=torch.tensor(batch.trajectory_tokens).to(device),

@@ -35,10 +35,10 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             info = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
             if info["format"] != FORMAT:
                 raise StorageError(
-                    f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on with "
-                    "the version that wrote it, or start a new run from its folder `policy`"
+                    f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on "
+                    "with the version that wrote it, or start a new run from its folder `policy`"
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (OSError, ValueError, SafetensorError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     del info["format"]
