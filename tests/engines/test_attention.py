@@ -61,7 +61,7 @@ def test_pieces_and_batches_equal_the_whole(shared: int, regime: Regime) -> None
     with torch.inference_mode():
         padded = [pad_rows(x, regime) for x in (torch.from_numpy(tokens), torch.arange(330))]
         whole = made.logits(made(ModelInputs(*padded), attention.exact([330], regime)))
-        rows = ActiveRows(config, torch.float32, 3)
+        rows = ActiveRows(made.shape.caches, torch.float32, 3)
         rows.reserve(3, 700)
         chunks = [Chunk(0, 0, 1), Chunk(1, 0, 100), Chunk(2, 0, 320)]
         first = prefill(made, rows, chunks, [tokens[:1], tokens[:100], tokens[:320]], regime)
