@@ -8,6 +8,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.samplers.batching import Batcher, QueuedRequest
 from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.engines.samplers.request import SamplingParams
+from turnwise.engines.updates import FullWeights
 
 
 @pytest.fixture
@@ -46,12 +47,12 @@ def test_new_weights_pause_those_that_write(decoder: Decoder, now, monkeypatch) 
     batcher.submit(waits)
     seen = []
 
-    def replace(tensors):
+    def load(weights):
         now[0] += 30.0
         seen.append((batcher.waited(writes), batcher.waited(waits)))
 
-    monkeypatch.setattr(decoder, "replace_tensors", replace)
-    batcher.publish({}, 1)
+    monkeypatch.setattr(decoder, "load", load)
+    batcher.publish(FullWeights(decoder.weight_shapes(), decoder.weights()), 1)
     now[0] += 5.0
     assert seen == [(30.0, 30.0)], "also in the middle of it"
     assert (batcher.waited(writes), batcher.waited(waits)) == (30.0, 35.0)

@@ -12,6 +12,7 @@ from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.local import LocalLearner, NotFinite, PolicyTokens
 from turnwise.engines.model import attention
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 
 LENGTHS = [14, 9]
@@ -66,7 +67,7 @@ def test_values_are_of_the_state_before_a_token(decoder: Decoder) -> None:
     values = learner.values(TOKENS, LENGTHS, INDEX)
     assert not values.requires_grad
     with torch.no_grad():
-        hidden = decoder(TOKENS, attention.positions(LENGTHS), attention.packed(LENGTHS))
+        hidden = decoder(ModelInputs(TOKENS, attention.positions(LENGTHS)), attention.packed(LENGTHS))
         expected = functional.linear(hidden, learner.critic.weight)[INDEX - 1].squeeze(1) + 0.5
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
     moved = TOKENS.clone()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from written import write
+from written import Written, write
 
 import turnwise
 from turnwise.config import LearnerConfig
@@ -23,7 +23,7 @@ from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
-from turnwise.types import Ledger, Origin, Written
+from turnwise.types import Ledger, Origin
 
 TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 PACKED_TOLERANCE = 2e-4

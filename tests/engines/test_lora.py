@@ -17,6 +17,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import TARGETS, LoraDecoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 
 LENGTHS = [12, 30]
@@ -41,7 +42,7 @@ def train(learner: LocalLearner, steps: int) -> None:
 
 def hidden(decoder: Decoder) -> Tensor:
     with torch.no_grad():
-        states: Tensor = decoder(TOKENS, attention.positions(LENGTHS), attention.packed(LENGTHS))
+        states: Tensor = decoder(ModelInputs(TOKENS, attention.positions(LENGTHS)), attention.packed(LENGTHS))
         return states
 
 

@@ -114,7 +114,7 @@ class Batcher:
         self._regime = regime
         self._max_batch = max_batch
         self._sharing = prefix_budget > 0
-        self._rows = ActiveRows(decoder.config, decoder.dtype, max_batch)
+        self._rows = ActiveRows(decoder.shape.caches, decoder.dtype, max_batch)
         self._waiting: deque[QueuedRequest] = deque()
         self._active: list[RunningRequest] = []
         self._partial: RunningRequest | None = None

@@ -78,7 +78,7 @@ def usable_cores() -> int:
 def _seconds_per_step(decoder: Decoder) -> float:
     """The mean over a short while: on a busy machine the stalls of waiting threads belong to the price."""
     length = min(MEASURE_LENGTH, decoder.config.context_length)
-    rows = ActiveRows(decoder.config, decoder.dtype, MEASURE_ROWS)
+    rows = ActiveRows(decoder.shape.caches, decoder.dtype, MEASURE_ROWS)
     rows.reserve(MEASURE_ROWS, length)
     tokens = np.zeros(MEASURE_ROWS, dtype=np.int64)
     places = np.full(MEASURE_ROWS, length - 1, dtype=np.int64)
