@@ -93,7 +93,7 @@ def prepare(
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
     renderer, dropped = None, 0
-    if config.engine.name is not EngineName.openai:
+    if config.engine.name != EngineName.openai:
         rows = _embedding_rows(config)
         renderer = make_renderer(config)
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
@@ -172,7 +172,7 @@ def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     call_format = load_format(config.chat.tool_format)
     folder = model_folder(config.model.path)
-    if config.engine.name is EngineName.torch:
+    if config.engine.name == EngineName.torch:
         from turnwise.engines.model.checkpoint_format import read_config
 
         read_config(folder)  # first: transformers looks into config.json too, and takes a broken one at its word
@@ -184,7 +184,7 @@ def make_renderer(config: Config) -> Renderer:
 
 def _embedding_rows(config: Config) -> int | None:
     """How many tokens the model knows; a folder that cannot be loaded is refused before its tokenizer is read."""
-    if config.engine.name is not EngineName.torch:
+    if config.engine.name != EngineName.torch:
         return None
     from turnwise.engines.model.checkpoint_format import check_folder
 
@@ -198,7 +198,7 @@ def fit_prompts(
 
     def count(sample: Sample) -> int:
         if sample.images:
-            raise DataError(f"sample {sample.id} has images; the {config.engine.name.value} engine reads text only")
+            raise DataError(f"sample {sample.id} has images; the {config.engine.name} engine reads text only")
         ids = renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools))
         if rows is not None and max(ids, default=0) >= rows:
             raise EngineError(
@@ -227,7 +227,7 @@ async def _engine(
     prepared: Prepared, script: Script | None, say: Callable[[str], None] | None
 ) -> AsyncIterator[RolloutContext]:
     config = prepared.config
-    if script is None and config.engine.name is EngineName.openai:
+    if script is None and config.engine.name == EngineName.openai:
         endpoint = open_endpoint(config.engine)
         try:
             await endpoint.check()
@@ -275,7 +275,7 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
 
 def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
     """The configured sampler; a script replaces it."""
-    if script is not None or config.engine.name is EngineName.scripted:
+    if script is not None or config.engine.name == EngineName.scripted:
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
         replies = script or lines(config.engine.script)

@@ -43,8 +43,8 @@ class Precision(enum.Enum):
     """Two bytes and three digits; half the memory."""
 
 
-class EngineName(enum.Enum):
-    """Which sampler writes the completions."""
+class EngineName(enum.StrEnum):
+    """Which sampler writes the completions; `module:Class` is one of your own (docs/engines.md)."""
 
     torch = "torch"
     """Our own, in this process: token ids and log-probs, as training needs them."""
