@@ -109,7 +109,7 @@ def test_gspo_by_hand(draw, micro_batches):
 def test_gspo_has_the_gradient_of_the_geometric_mean(draw, micro_batches):
     made = data(draw)
     for sequence in made:  # one advantage a sequence, as group baselines give
-        sequence.advantages = sequence.scatter([sequence.gather("advantages")[0]] * sequence.policy_tokens)
+        sequence.write("advantages", np.full(sequence.policy_tokens, sequence.gather("advantages")[0]))
     (batch,) = micro_batches(made, 999)
     logprobs = new_logprobs(batch).requires_grad_()
     settings = AlgorithmConfig(loss=PolicyLoss.gspo, aggregation=Aggregation.sequence_mean_token_mean)
@@ -128,7 +128,7 @@ def test_gspo_has_the_gradient_of_the_geometric_mean(draw, micro_batches):
 
 def slow_losses(sequence, logprobs, settings):
     """One number per policy token of one sequence, by the textbook."""
-    old, advantages, weights = (np.array(sequence.gather(n)) for n in ("old_logprobs", "advantages", "weights"))
+    old, advantages, weights = (sequence.gather(n) for n in ("old_logprobs", "advantages", "weights"))
     ratios = np.exp(np.clip(logprobs - old, -20, 20))
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     losses = []
@@ -164,14 +164,14 @@ ALL = list(itertools.product(PolicyLoss, Aggregation))
 
 def cut_up(sequence):
     """The same trajectory as two segments: its first policy tokens, and the rest behind a prompt of their own."""
-    at = 1 + [n for n, flag in enumerate(sequence.loss_mask) if flag][sequence.policy_tokens // 2]
-    if at == len(sequence.token_ids) or not any(sequence.loss_mask[at:]):
+    at = 1 + sequence.policy[sequence.policy_tokens // 2]
+    if not sequence.loss_mask[at:].any():
         return [sequence]
     made = []
     for part in (slice(0, at), slice(at, None)):
         named = {name: getattr(sequence, name) for name in (*OPTIONAL, "token_ids", "logprobs", "turns")}
-        lists = {name: [values[0], *values[part]] for name, values in named.items() if values is not None}
-        made.append(replace(sequence, loss_mask=[False, *sequence.loss_mask[part]], **lists))
+        arrays = {name: np.append(values[0], values[part]) for name, values in named.items() if values is not None}
+        made.append(replace(sequence, loss_mask=np.append(False, sequence.loss_mask[part]), **arrays))
     return made
 
 
@@ -279,7 +279,7 @@ def test_micro_batches_add_up_to_the_whole_batch(draw, micro_batches, loss, aggr
         totals = {}
         batches = micro_batches(made, budget)
         for batch in batches:
-            here = [next(n for n, s in enumerate(made) if s.token_ids == ids) for ids in _sequences(batch)]
+            here = [next(n for n, s in enumerate(made) if s.token_ids.tolist() == ids) for ids in _sequences(batch)]
             logprobs, entropy = packed_logprobs(torch.cat([logits[n] for n in here]), batch)
             policy, first = policy_objective(logprobs, entropy, batch, settings)
             value, second = value_objective(torch.cat([values[n] for n in here])[batch.index], batch, 0.5)

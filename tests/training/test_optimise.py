@@ -104,7 +104,8 @@ def sampled() -> list[TrainSequence]:
     made = sequences([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
     score(made, "old_logprobs", learner().logprobs, 1000)
     for sequence in made:
-        sequence.logprobs, sequence.old_logprobs = sequence.old_logprobs or [], None
+        assert sequence.old_logprobs is not None
+        sequence.logprobs, sequence.old_logprobs = sequence.old_logprobs, None
     return made
 
 
@@ -135,7 +136,8 @@ def test_where_both_compute_the_same_any_difference_fails() -> None:
     made = sampled()
     score(made, "old_logprobs", lambda *packed: trained.logprobs(*packed, exact=True), 1000)
     for sequence in made:
-        sequence.logprobs = list(sequence.old_logprobs or [])
+        assert sequence.old_logprobs is not None
+        sequence.logprobs = sequence.old_logprobs.copy()
     assert "differ by 0 on average" in check_logprob_gap(trained, made, configure(), exact=True)
     made[0].logprobs[2] += 1e-7
     with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):

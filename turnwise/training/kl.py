@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from turnwise.choices import KLEstimator
 from turnwise.errors import ConfigError
-from turnwise.training.sequences import TrainSequence
+from turnwise.training.sequences import Floats, TrainSequence
 
 LOG_RATIO_LIMIT = 20.0
 """exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
@@ -63,15 +64,15 @@ def penalise(sequences: Sequence[TrainSequence], estimator: KLEstimator, coeffic
     """Write coefficient * KL into `kl_penalties` at every policy token, measured before the step's first update."""
     if not sequences:
         raise ValueError("no sequence to measure KL on")
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[Floats]] = {}
     for sequence in sequences:
         if sequence.ref_logprobs is None:
             raise ConfigError("KL in the reward needs a reference policy: the sequences have no ref_logprobs")
-        old = torch.tensor(sequence.gather("old_logprobs"), dtype=torch.float64)
-        kl = estimate(old, torch.tensor(sequence.gather("ref_logprobs"), dtype=torch.float64), estimator)
-        sequence.kl_penalties = sequence.scatter((coefficient * kl).tolist())
-        found.setdefault(sequence.trajectory, []).extend(kl.tolist())
-    means = [math.fsum(row) / len(row) for row in found.values()]
+        old, reference = (torch.from_numpy(sequence.gather(name)) for name in ("old_logprobs", "ref_logprobs"))
+        kl: Floats = estimate(old, reference, estimator).numpy()
+        sequence.write("kl_penalties", coefficient * kl)
+        found.setdefault(sequence.trajectory, []).append(kl)
+    means = [float(np.concatenate(rows).mean()) for rows in found.values()]
     return KLMeasure(math.fsum(means) / len(means), len(means), coefficient)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from turnwise.choices import Aggregation, PolicyLoss
 from turnwise.config import AlgorithmConfig
+from turnwise.engines.learners.tensors import Batch
 from turnwise.errors import ConfigError
 from turnwise.knobs import is_plugin
 from turnwise.training import custom, kl
-from turnwise.training.packing import Batch
 
 
 def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_length: int) -> Tensor:

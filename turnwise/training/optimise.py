@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
 from turnwise.engines.learners.local import LocalLearner, PolicyTokens
 from turnwise.engines.learners.reference import Reference
+from turnwise.engines.learners.tensors import Batch
 from turnwise.errors import TurnwiseError
 from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
 from turnwise.training.losses import policy_objective, value_objective
-from turnwise.training.packing import Batch, fill, minibatches, pack, tokens_by_trajectory, write
+from turnwise.training.packing import fill, minibatches, pack, tokens_by_trajectory, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
 from turnwise.training.turn_credit import add_turn_credit
@@ -85,7 +87,7 @@ def _update(learner: LocalLearner, part: Sequence[TrainSequence], config: Config
     tokens, counted = sum(whole.values()), sum(s.policy_tokens for s in active)
     totals: dict[str, float] = defaultdict(float)
     for chosen in fill(active, config.learner.token_budget, together=_by_trajectory(config)):
-        batch = pack(chosen, whole)
+        batch = Batch.of(pack(chosen, whole), learner.device)
         found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config, chosen))
         for name, share in found.items():
             totals[name] += share * (tokens / counted if name in MEANS else 1.0)
@@ -113,7 +115,7 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
     algorithm = config.algorithm
     if algorithm.entropy or algorithm.kl_loss or algorithm.advantage == Advantage.gae or is_plugin(algorithm.loss):
         return True
-    return any(sequence.advantages or ())
+    return sequence.advantages is not None and bool(sequence.advantages.any())
 
 
 def score_sequences(
@@ -129,7 +131,7 @@ def score_sequences(
         metrics |= importance.mismatch(chosen)
     else:
         for sequence in chosen:
-            sequence.old_logprobs = list(sequence.logprobs)
+            sequence.old_logprobs = sequence.logprobs
     if reference is not None:
         score(chosen, "ref_logprobs", reference.logprobs, budget)
     if learner.critic is not None:
@@ -169,8 +171,8 @@ def assign_credit(
 def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_budget: int) -> None:
     """Let a model score every policy token and write the result into the sequences."""
     for part in fill(sequences, token_budget):
-        batch = pack(part, tokens_by_trajectory(part))
-        write(part, name, function(batch.tokens, batch.lengths, batch.index))
+        batch = Batch.of(pack(part, tokens_by_trajectory(part)), torch.device("cpu"))
+        write(part, name, function(batch.tokens, batch.lengths, batch.index).numpy())
 
 
 def check_logprob_gap(learner: LocalLearner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
@@ -209,13 +211,12 @@ def _loss(
     algorithm = config.algorithm
 
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
-        write(sequences, "new_logprobs", found.logprobs)
-        write(sequences, "entropies", found.entropy)
-        here = batch.to(found.logprobs.device)
-        objective, metrics = policy_objective(found.logprobs, found.entropy, here, algorithm)
+        write(sequences, "new_logprobs", found.logprobs.detach().cpu().numpy())
+        write(sequences, "entropies", found.entropy.detach().cpu().numpy())
+        objective, metrics = policy_objective(found.logprobs, found.entropy, batch, algorithm)
         if found.values is None:
             return objective, metrics
-        value_loss, more = value_objective(found.values, here, algorithm.value_clip)
+        value_loss, more = value_objective(found.values, batch, algorithm.value_clip)
         return objective + algorithm.value_loss * value_loss, metrics | more
 
     return loss

@@ -241,7 +241,7 @@ def exact(lengths: Sequence[int], regime: Regime) -> Attend:
 class KeyValueStore(Protocol):
     """Where cached attention reads and writes."""
 
-    layers: Sequence[tuple[Tensor, Tensor]]
+    layers: list[tuple[Tensor, Tensor]]
     """Of each layer the keys [rows, Hkv, D, capacity] and the values [rows, Hkv, capacity, Dv], all of one capacity."""
 
 

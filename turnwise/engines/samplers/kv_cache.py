@@ -81,8 +81,11 @@ class ActiveRows:
 
     def _keep(self, keys: list[Tensor], values: list[Tensor]) -> None:
         self.keys, self.values = keys, values
-        views = {kind: zip(k, v, strict=True) for kind, k, v in zip(self._kinds, keys, values, strict=True)}
-        self.layers = [next(views[kind]) for kind in self._caches]
+        self.layers, seen = [], dict.fromkeys(self._kinds, 0)
+        for cache in self._caches:
+            kind, place = self._kinds.index(cache), seen[cache]
+            self.layers.append((keys[kind][place], values[kind][place]))
+            seen[cache] += 1
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for this many rows of this many tokens."""
