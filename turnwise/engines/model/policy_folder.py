@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 
@@ -46,9 +46,9 @@ class PolicyFolder:
         files[GENERATION] = _json({**generation, "eos_token_id": ends[0] if len(ends) == 1 else ends or None})
         return cls(files)
 
-    def save(self, folder: Path, decoder: Decoder) -> None:
-        """Write a plain Hugging Face folder, LoRA merged."""
-        decoder.save(folder)
+    def save(self, folder: Path, model: PolicyModel) -> None:
+        """Write a plain Hugging Face folder, an adapter merged."""
+        model.save(folder)
         for name, content in self.files.items():
             with replacing(folder / name) as file:
                 file.write(content)
