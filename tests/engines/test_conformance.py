@@ -88,7 +88,7 @@ def inputs(lengths: tuple[int, ...] = LENGTHS, tokens: Tensor = TOKENS) -> Model
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> bool:
     """Alike, as a share of the largest number expected."""
-    scale = max(1.0, float(expected.abs().max()))
+    scale = max(1.0, expected.detach().abs().max().item())
     return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
@@ -202,7 +202,9 @@ def test_factors_alone_learn(case: Case, tmp_path: Path) -> None:
     learned, now = logits_of(model), copied(model)
     assert not close(learned, plain_logits(case.plain), 1e-2)
     changed = {name for name, tensor in now.items() if not torch.equal(tensor, merged[name])}
-    assert changed and all(merged[name].dim() == 2 for name in changed)
+    matrices = {name for name, tensor in merged.items() if tensor.dim() > 1}
+    spared = {name for name in matrices - changed if not any(part in name for part in ("embed", "wte", "wpe", "head"))}
+    assert changed <= matrices and all("gate.weight" in name or "router" in name for name in spared), spared
     with model.without_adapter():
         assert close(logits_of(model), plain_logits(case.plain))
     assert close(logits_of(model), learned, 0.0) and all(p.requires_grad for n, p in own.items() if n in factors)

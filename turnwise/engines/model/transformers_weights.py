@@ -43,7 +43,7 @@ class CheckpointNames:
     def outward(
         self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     ) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor as in the checkpoint, tied ones once; `made` may change tensors on their way, layer by layer."""
+        """Name and tensor as in the checkpoint, tied ones once; `made` may change each on its way."""
         for group in _layers(self._untied(tensors)).values():
             ready = {name: made(name, tensor) for name, tensor in group.items()}
             for name, tensor in revert_weight_conversion(self._model, ready).items():
