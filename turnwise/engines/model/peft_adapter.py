@@ -28,7 +28,8 @@ class PeftModel(TransformersModel):
     """A transformers model whose own weights are frozen; each linear layer but the head adds `scale * B A x`.
 
     The weights are those of `base`, not a copy: peft puts its layers into the model itself. The experts of a layer,
-    which lie in one parameter, have factors each; routers have none.
+    which lie in one parameter, have factors each; routers have none, nor have the dense layers beside experts where
+    peft takes their names for those of experts.
     """
 
     has_adapter = True
@@ -49,7 +50,6 @@ class PeftModel(TransformersModel):
             target_modules=linear,
             target_parameters=experts or None,
         )
-        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": linear + experts}
         with torch.random.fork_rng(), warnings.catch_warnings():
             # peft draws first values of its own, which are replaced, and says aloud that a Conv1D lies transposed.
             warnings.simplefilter("ignore")
@@ -61,6 +61,7 @@ class PeftModel(TransformersModel):
             a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
             b.data = torch.zeros(b.shape, device=b.device)
         self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": sorted(self._adapters)}
         self.eval()
 
     def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
@@ -120,9 +121,7 @@ def _targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
     head = model.get_output_embeddings()
     linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
     return linear, [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and "expert" in name]
 
