@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.chat.replies import ControlTokenEscaper, fresh_mark, place, shared
 from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
 from turnwise.chat.template import CallForm as CallForm
@@ -115,7 +118,9 @@ class Renderer:
                 raise TemplateError(f"the chat template does not show what a {shown[number].role} replies")
         return self._spans(after[start:], skeleton, {mark: shown[n] for n, mark in marks.items()}, escaper, end)
 
-    def read(self, completion: Completion, turn: int, before: Sequence[int] | None = None) -> Message:
+    def read(
+        self, completion: Completion, turn: int, before: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> Message:
         """The assistant message a completion spells out.
 
         `before` are the ids it continues: some templates open a <think> block after a user but not after a tool.
@@ -145,7 +150,7 @@ class Renderer:
                 None if self.history is History.VERBATIM else f"the whole conversation cannot be rendered: {error}"
             )
             return RenderCheck(exact=False, same_text=False, problem=problem)
-        recorded = ledger.token_ids
+        recorded = ledger.token_ids.tolist()
         common = shared(expected, recorded)
         closing = self._closing
         if common == len(recorded) and closing.endswith(self.tokenizer.decode(expected[common:])):

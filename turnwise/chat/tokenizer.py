@@ -7,6 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.errors import TemplateError, one_line, unknown
 
 
@@ -80,9 +83,10 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
-        text: str = self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def apply_template(
