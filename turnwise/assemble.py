@@ -93,7 +93,7 @@ def prepare(
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
     renderer, dropped, model = None, 0, None
-    if config.engine.name is not EngineName.openai:
+    if config.engine.name != EngineName.openai:
         model = choose_model(config)
         renderer = make_renderer(config)
         rows = None if model is None else model[1].vocab_size
@@ -150,7 +150,7 @@ def model_source(config: Config) -> ModelSource:
 
 def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
     """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
-    if config.engine.name is not EngineName.torch:
+    if config.engine.name != EngineName.torch:
         return None
     from turnwise.engines.model.loading import choose_implementation, model_facts
 
@@ -178,7 +178,7 @@ def fit_prompts(
 
     def count(sample: Sample) -> int:
         if sample.images:
-            raise DataError(f"sample {sample.id} has images; the {config.engine.name.value} engine reads text only")
+            raise DataError(f"sample {sample.id} has images; the {config.engine.name} engine reads text only")
         ids = renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools))
         if rows is not None and max(ids, default=0) >= rows:
             raise EngineError(
@@ -207,7 +207,7 @@ async def _engine(
     prepared: Prepared, script: Script | None, say: Callable[[str], None] | None
 ) -> AsyncIterator[RolloutContext]:
     config = prepared.config
-    if script is None and config.engine.name is EngineName.openai:
+    if script is None and config.engine.name == EngineName.openai:
         endpoint = open_endpoint(config.engine)
         try:
             await endpoint.check()
@@ -255,7 +255,7 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
 
 def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
     """The configured sampler; a script replaces it."""
-    if script is not None or config.engine.name is EngineName.scripted:
+    if script is not None or config.engine.name == EngineName.scripted:
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
         replies = script or lines(config.engine.script)

@@ -54,8 +54,8 @@ class ModelImplementation(enum.Enum):
     """Any causal language model of the installed transformers."""
 
 
-class EngineName(enum.Enum):
-    """Which sampler writes the completions."""
+class EngineName(enum.StrEnum):
+    """Which sampler writes the completions; `module:Class` is one of your own (docs/engines.md)."""
 
     torch = "torch"
     """Our own, in this process: token ids and log-probs, as training needs them."""

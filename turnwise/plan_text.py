@@ -84,9 +84,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
 
 def _engine(config: Config) -> str:
     engine = config.engine
-    if engine.name is EngineName.openai:
+    if engine.name == EngineName.openai:
         return f"openai, {engine.base_url}, model {engine.model or '(asked from the endpoint)'}"
-    return f"{engine.name.value}, model {config.model.path}"
+    return f"{engine.name}, model {config.model.path}"
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:

@@ -62,7 +62,7 @@ def preflight(composed: Composed) -> Report:
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
     files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
-    return config.engine.name is EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
+    return config.engine.name == EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
 
 
 def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:
@@ -123,7 +123,7 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
         most = min(turns * config.sampling.max_tokens, config.rollout.max_tokens or 1 << 60)
         text += f", at most {episodes * most:,} policy tokens"
     report.add("forecast", Outcome.OK, text)
-    if config.engine.name is EngineName.torch:
+    if config.engine.name == EngineName.torch:
         report.add("forecast", Outcome.OK, _memory(config, max(prompts)))
 
 

@@ -109,7 +109,7 @@ def _demonstrations(
 ) -> Demonstrations:
     chosen = choose_model(config)
     if chosen is None:
-        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name.value} gives none")
+        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
     note, vocabulary = printer(console), chosen[1].vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)

@@ -106,7 +106,9 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
     if config.model.trust_remote_code:
         yield "model.trust_remote_code", f"true, for model.path={config.model.path}"
     yield from (("tracking.to", name) for name in config.tracking.to if name not in _TRACKERS_HERE)
-    if engine.name is EngineName.openai:
+    if is_plugin(engine.name):
+        yield "engine.name", engine.name
+    if engine.name == EngineName.openai:
         yield "engine.base_url", engine.base_url
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.engines.learners.tensors import Batch
+from turnwise.engines.learners.device_batch import DeviceBatch, on_device
 from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence
 
@@ -32,11 +32,11 @@ def draw(spans: str, *, reward: float = 0.0, group: int = 0, trajectory: int = 0
     return made
 
 
-def micro_batches(sequences: list[TrainSequence], token_budget: int, *, together: bool = False) -> list[Batch]:
+def micro_batches(sequences: list[TrainSequence], token_budget: int, *, together: bool = False) -> list[DeviceBatch]:
     """One minibatch packed within the budget, as an update does it."""
     whole = tokens_by_trajectory(sequences)
     return [
-        Batch.of(pack(part, whole), torch.device("cpu")) for part in fill(sequences, token_budget, together=together)
+        on_device(pack(part, whole), torch.device("cpu")) for part in fill(sequences, token_budget, together=together)
     ]
 
 

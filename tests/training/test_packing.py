@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.engines.learners.tensors import Batch
+from turnwise.engines.learners.device_batch import on_device
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.packing import fill, minibatches, pack, write
 from turnwise.training.sequences import LEFT_OUT
@@ -24,7 +24,7 @@ def test_a_batch_holds_the_policys_tokens_in_place(draw):
     assert batch.ref_logprobs is batch.values is batch.returns is None
     assert (batch.minibatch_tokens, batch.minibatch_trajectories) == (45, 9)
     assert batch.trajectory_tokens.tolist() == [2, 8]
-    tensors = Batch.of(batch, torch.device("cpu"))
+    tensors = on_device(batch, torch.device("cpu"))
     assert tensors.lengths == (5, 5) and tensors.index.tolist() == [2, 4, 6, 9] and tensors.returns is None
     assert tensors.trajectory_sums(tensors.advantages).tolist() == [11, 23]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
-from turnwise.knobs import at_least, duration, knob, more_than, only, url
+from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, url
 
-RENDERING = ("torch", "scripted")
+RENDERING = ("torch", "scripted", PLUGIN)
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
 
 
@@ -68,12 +68,13 @@ class DataConfig:
 class EngineConfig:
     """What runs the model."""
 
-    name: EngineName = EngineName.torch
-    """Which sampler writes the completions; `engine=openai` is short for `engine.name=openai`. Take `openai` to
-    evaluate a model that is served elsewhere, `scripted` to try tools and scorers without a model."""
+    name: str = knob(EngineName.torch.value, choice_or_plugin(EngineName))
+    """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
+    `engine.name=openai`. Take `openai` to evaluate a model that is served elsewhere, `scripted` to try tools and
+    scorers without a model, your own to write with another engine."""
     max_batch: int = knob(64, at_least(1), only("engine.name", "torch"))
     """Most sequences decoded together. Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
-    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch"))
+    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch", PLUGIN))
     """CPU threads; 0 measures and takes the fastest count that gives reproducible sums. Set it on a shared machine, or
     to get the same tokens on machines that would measure differently."""
     base_url: str | None = knob(None, url(), only("engine.name", "openai"))
@@ -83,8 +84,9 @@ class EngineConfig:
     """The model's name at the endpoint; null asks it, and it must serve exactly one. Set it when it serves several."""
     timeout_seconds: float = knob(120.0, duration(), only("engine.name", "openai"))
     """Seconds for one request to the endpoint. Raise it for long answers or a busy server."""
-    retries: int = knob(3, at_least(0), only("engine.name", "openai"))
-    """How often a request that failed is sent again. Lower it to see failures at once, raise it for a shaky network."""
+    retries: int = knob(3, at_least(0), only("engine.name", "openai", PLUGIN))
+    """How often a request that failed is sent again, or a turn whose server or node went away is asked for again.
+    Lower it to see failures at once, raise it for a shaky network."""
     script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))
     """What the scripted sampler says, turn by turn; the last line repeats. Must be set with engine=scripted."""
 

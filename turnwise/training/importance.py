@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnwise.choices import Excess
+from turnwise.engines.learners.kl_estimates import LOG_RATIO_LIMIT
 from turnwise.errors import ConfigError
-from turnwise.training.kl import LOG_RATIO_LIMIT
 from turnwise.training.packing import gather, write
 from turnwise.training.sequences import Floats, Ints, TrainSequence
 

@@ -47,7 +47,7 @@ class PolicyFolder:
         return cls(files)
 
     def save(self, folder: Path, model: PolicyModel) -> None:
-        """Write a plain Hugging Face folder, LoRA merged."""
+        """Write a plain Hugging Face folder, an adapter merged."""
         model.save(folder)
         for name, content in self.files.items():
             with replacing(folder / name) as file:
