@@ -17,9 +17,9 @@ from turnwise.engines.learners.learner import Learner
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.loading import choose_implementation, read_model
-from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
 from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.threads import choose_threads
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.rollout.episode import RolloutContext
@@ -90,9 +90,10 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
     check_training(config)
     source = model_source(config)
-    base = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
+    implementation = choose_implementation(source, config.model.implementation)
+    base = read_model(source, implementation, torch.float32)
     written_in: torch.dtype = getattr(torch, config.model.precision.value)
-    writer = Decoder(base.config, {name: tensor.to(written_in, copy=True) for name, tensor in base.tensors().items()})
+    writer = _another(base, written_in) if isinstance(base, Decoder) else read_model(source, implementation, written_in)
     choice = choose_threads(writer, config.engine.threads)
     torch.set_num_threads(choice.threads)
     say(f"torch engine and learner: {choice.threads} thread(s); {choice.promise()}")
@@ -116,9 +117,13 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
         await sampler.close()
 
 
+def _another(base: Decoder, dtype: torch.dtype) -> Decoder:
+    return Decoder(base.config, {name: tensor.to(dtype, copy=True) for name, tensor in base.tensors().items()})
+
+
 def make_learner(
     config: Config,
-    base: Decoder,
+    base: PolicyModel,
     regime: Regime | None,
     companions: PolicyFolder | None = None,
     base_model: str = "",
@@ -134,7 +139,7 @@ def make_learner(
     if needs_critic(config):  # before LoRA is added: all weights of a critic's own trunk are trained
         critic = Critic.sharing(base) if chosen.shared_critic else Critic.copying(base)
     if chosen.lora_rank:
-        decoder = LoraDecoder(base, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=config.seed)
+        decoder = add_lora(base, chosen.lora_rank, chosen.lora_alpha, config.seed)
     return LocalLearner(
         decoder,
         chosen,
