@@ -33,6 +33,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
     lines = [f"engine       {_engine(config)}"]
+    if prepared.implementation is not None:
+        lines.append(f"model        {prepared.implementation}")
+        lines += [f"             {notice}" for notice in prepared.implementation.notices]
     if prepared.renderer is not None:
         renderer = prepared.renderer
         lines.append(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.choices import EngineName, HistoryPolicy, Overlong, Precision
+from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
 from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, url
 
 RENDERING = ("torch", "scripted", PLUGIN)
@@ -15,8 +15,15 @@ class ModelConfig:
     """Which model."""
 
     path: str = knob("tiny", only("engine.name", *RENDERING))
-    """A Hugging Face folder or hub id, or `tiny` for the bundled model. Set it first: to the model you want to evaluate
-    or train, or to the folder that `turnwise sft` or `turnwise train` wrote."""
+    """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or `tiny` for the bundled
+    model. Set it first: to the model you want to evaluate or train, or to the folder that `turnwise sft` or `turnwise
+    train` wrote."""
+    implementation: ModelImplementation = knob(ModelImplementation.auto, only("engine.name", "torch"))
+    """Whose code computes the model; the plan says which and why. Set it to compare the two, or to `native` to be told
+    what keeps a model from it."""
+    trust_remote_code: bool = knob(False, only("engine.name", *RENDERING))
+    """Run Python files that come with the model. Set it only for a model that transformers does not have and whose
+    code you have read."""
     precision: Precision = knob(Precision.float32, only("engine.name", "torch"))
     """The number format the sampler computes in; what is trained is float32 always. Take bfloat16 when memory is short;
     log-probs then differ more from the learner's (see training.max_logprob_gap)."""

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from turnwise.assemble import Prepared, make_renderer, model_folder, token_context
+from turnwise.assemble import Prepared, make_renderer, model_source, token_context
 from turnwise.checks.training import check_device, check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
@@ -17,6 +17,7 @@ from turnwise.engines.learners.learner import Learner
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.loading import choose_implementation, read_model
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.samplers.threads import choose_threads
@@ -88,8 +89,8 @@ class Engines:
 async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[Engines]:
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
     check_training(config)
-    source = model_folder(config.model.path)
-    base = Decoder.read(source, torch.float32)
+    source = model_source(config)
+    base = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
     written_in: torch.dtype = getattr(torch, config.model.precision.value)
     writer = Decoder(base.config, {name: tensor.to(written_in, copy=True) for name, tensor in base.tensors().items()})
     choice = choose_threads(writer, config.engine.threads)
@@ -98,10 +99,8 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     algorithm = config.algorithm
     controller = kl.controller(algorithm.kl_reward, algorithm.kl_target)
     renderer = prepared.renderer or make_renderer(config)
-    local = Path(config.model.path).expanduser().exists() or "/" not in config.model.path
-    base_model = str(source.resolve()) if local else config.model.path
     policy = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    learner = make_learner(config, base, choice.proven, policy, base_model)
+    learner = make_learner(config, base, choice.proven, policy, source.base)
     sampler = TorchSampler(
         writer,
         decode=renderer.tokenizer.decode,

@@ -50,6 +50,12 @@ class TransformersModel(PolicyModel):
             found.no_caching,
         )
 
+    def _take_over(self, other: "TransformersModel") -> None:
+        """Become what another is, on the same weights."""
+        self.model, self.shape = other.model, other.shape
+        self._names, self._takes, self._logits = other._names, other._takes, other._logits
+        self._checkpointed = other._checkpointed
+
     @classmethod
     def read(
         cls,
@@ -76,6 +82,12 @@ class TransformersModel(PolicyModel):
         if gguf_file is not None:
             model._weight_conversions = None  # of the GGUF names, which are not those to be saved
         return cls(model)
+
+    def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
+        """The same model with factors to train beside its frozen weights; this one then answers with them too."""
+        from turnwise.engines.model.peft_adapter import PeftModel  # peft is an extra
+
+        return PeftModel(self, rank=rank, alpha=alpha, seed=seed)
 
     def train(self, mode: bool = True) -> "TransformersModel":
         """Dropout is never wanted: the log-probs of sampled tokens must be those of the policy that wrote them."""
