@@ -123,10 +123,11 @@ class TokenBackend:
             stop_ids=self.renderer.stop_ids,
         )
         start = len(ledger)
+        before = ledger.token_ids[max(start - self.renderer.header_length, 0) :]
         request = Request(self._name(), np.array(ledger.token_ids, dtype=np.int64), params, self._noise())
         completion = await self.sampler.generate(request)
         ledger.append(completion.token_ids.tolist(), Origin.POLICY, turn, completion.logprobs.tolist())
-        message = self.renderer.read(completion, turn, ledger.token_ids[:start])
+        message = self.renderer.read(completion, turn, before)
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
