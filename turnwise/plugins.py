@@ -3,8 +3,10 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +45,31 @@ def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
         raise
     except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"{kind} {spec!r} failed: {one_line(error)}") from error
+
+
+def load_function(spec: str, kind: str) -> Callable[[Any], Any]:
+    """A plain function of one argument."""
+    found = load(spec, kind)
+    if not callable(found) or isinstance(found, type):
+        raise PluginError(f"{kind} {spec!r} must be a function, not {type(found).__name__}")
+    if inspect.iscoroutinefunction(found):
+        raise PluginError(f"{kind} {spec!r} must be a plain function, not an async one")
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError as error:
+        raise PluginError(f"{kind} {spec!r} must take the batch and nothing else: {error}") from error
+    checked: Callable[[Any], Any] = found
+    return checked
+
+
+def call_with(function: Callable[[Any], Any], batch: object, where: str) -> Any:
+    """What such a function makes of a batch in the middle of a run."""
+    try:
+        return function(batch)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # a user's code: its author reads the message
+        raise PluginError(f"{where} raised {one_line(error)}") from error
 
 
 def names_in(package: str) -> list[str]:

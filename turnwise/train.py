@@ -11,7 +11,7 @@ from turnwise.assemble import Prepared
 from turnwise.chat.selfcheck import render_problem
 from turnwise.checks.start import check_before_run
 from turnwise.config import Config
-from turnwise.engines.learners.local import NotFinite
+from turnwise.engines.learners.learner import NotFinite
 from turnwise.errors import TurnwiseError
 from turnwise.eval import measure
 from turnwise.report import step_metrics

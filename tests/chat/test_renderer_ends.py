@@ -84,7 +84,7 @@ def test_a_last_message_is_exact_whether_it_was_ended_or_cut(talk, name):
 def test_an_empty_completion_is_an_empty_message(talk):
     conversation = talk("qwen25")
     nothing = completion(conversation.renderer, "", None)
-    assert nothing.token_ids == () and nothing.finish_reason is FinishReason.LENGTH
+    assert not nothing.token_ids.size and nothing.finish_reason is FinishReason.LENGTH
     message = conversation.renderer.read(nothing, 0)
     assert (message.text, message.answer, message.tool_calls, message.reasoning) == ("", "", (), None)
 
@@ -96,7 +96,7 @@ def test_a_completion_cut_inside_a_character_keeps_its_tokens(talk):
     kept = len(conversation.ledger) - 2
     del conversation.ledger.token_ids[kept:], conversation.ledger.origins[kept:]
     del conversation.ledger.turns[kept:], conversation.ledger.logprobs[kept:]
-    conversation.last = type(conversation.last)(tuple(ids[:-2]), (0.0,) * (len(ids) - 2), FinishReason.LENGTH, 0)
+    conversation.last = type(conversation.last).of(ids[:-2], [0.0] * (len(ids) - 2), FinishReason.LENGTH, version=0)
     conversation.messages[-1] = conversation.renderer.read(conversation.last, 0)
     assert conversation.messages[-1].text == "so \ufffd"
     conversation.append_replies(Message(Role.USER, "What?"))

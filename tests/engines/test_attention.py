@@ -7,7 +7,7 @@ import torch
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import Chunk, Regime, pad_rows
 from turnwise.engines.model.checkpoint_format import DecoderConfig
-from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.decoder import PLAIN, Decoder
 from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.samplers.exactness import find_regime
 from turnwise.engines.samplers.kv_cache import ActiveRows
@@ -20,10 +20,10 @@ def test_exact_equals_packed(heads: int, shared: int, rows: int) -> None:
     lengths = [1, 30, 300, 64]
     noise = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), count, 8, generator=noise) for count in (heads, shared, shared))
-    reference = attention.packed(lengths)(0, q, k, v)
+    reference = attention.packed(lengths)(0, q, k, v, PLAIN)
     padding = torch.zeros(5, heads, 8)
     padded = [torch.cat((x, padding[:, : x.shape[1]])) for x in (q, k, v)]
-    actual = attention.exact(lengths, Regime(16, rows, 128))(0, *padded)
+    actual = attention.exact(lengths, Regime(16, rows, 128))(0, *padded, PLAIN)
     torch.testing.assert_close(actual[: len(q)], reference, atol=1e-5, rtol=1e-5)
     assert not actual[len(q) :].any()
 
@@ -60,8 +60,8 @@ def test_pieces_and_batches_equal_the_whole(shared: int, regime: Regime) -> None
     tokens = np.random.default_rng(0).integers(100, size=330)
     with torch.inference_mode():
         padded = [pad_rows(x, regime) for x in (torch.from_numpy(tokens), torch.arange(330))]
-        whole = made.logits(made(*padded, attention.exact([330], regime)))
-        rows = ActiveRows(config, torch.float32, 3)
+        whole = made.logits(made(ModelInputs(*padded), attention.exact([330], regime)))
+        rows = ActiveRows(made.shape.caches, torch.float32, 3)
         rows.reserve(3, 700)
         chunks = [Chunk(0, 0, 1), Chunk(1, 0, 100), Chunk(2, 0, 320)]
         first = prefill(made, rows, chunks, [tokens[:1], tokens[:100], tokens[:320]], regime)

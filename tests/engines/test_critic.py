@@ -4,14 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from batches import accumulate, score
 from torch import Tensor
 from torch.nn import functional
 
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.local import LocalLearner, NotFinite, PolicyTokens
+from turnwise.engines.learners.learner import NotFinite, Who
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model import attention
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 
 LENGTHS = [14, 9]
@@ -38,17 +42,17 @@ def policy_loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
 
 def changed(learner: LocalLearner, start: Decoder) -> set[str]:
     before = start.tensors()
-    return {name for name, tensor in learner.decoder.tensors().items() if not torch.equal(tensor, before[name])}
+    return {name for name, tensor in learner.model.tensors().items() if not torch.equal(tensor, before[name])}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_starts_at_zero_and_learns(decoder: Decoder, shared: bool) -> None:
     learner = make(decoder, shared)
     case = (TOKENS, LENGTHS, INDEX)
-    assert learner.values(*case).tolist() == [0.0] * len(INDEX)
+    assert score(learner, case, Who.CRITIC).tolist() == [0.0] * len(INDEX)
     losses = []
     for _ in range(25):
-        losses.append(learner.forward_backward(*case, value_loss)["loss"])
+        losses.append(accumulate(learner, case, value_loss)["loss"])
         metrics = learner.optim_step()
     assert losses[0] == pytest.approx(float(RETURNS.square().mean()))
     assert losses[-1] < 0.2 * losses[0]
@@ -63,15 +67,15 @@ def test_values_are_of_the_state_before_a_token(decoder: Decoder) -> None:
     torch.manual_seed(0)
     learner.critic.weight.data.normal_()
     learner.critic.bias.data.fill_(0.5)
-    values = learner.values(TOKENS, LENGTHS, INDEX)
+    values = score(learner, (TOKENS, LENGTHS, INDEX), Who.CRITIC)
     assert not values.requires_grad
     with torch.no_grad():
-        hidden = decoder(TOKENS, attention.positions(LENGTHS), attention.packed(LENGTHS))
+        hidden = decoder(ModelInputs(TOKENS, attention.positions(LENGTHS)), attention.packed(LENGTHS))
         expected = functional.linear(hidden, learner.critic.weight)[INDEX - 1].squeeze(1) + 0.5
     torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
     moved = TOKENS.clone()
     moved[22] = (moved[22] + 1) % 96  # the last token, which no value may see
-    assert torch.equal(learner.values(moved, LENGTHS, INDEX), values)
+    assert torch.equal(score(learner, (moved, LENGTHS, INDEX), Who.CRITIC), values)
 
 
 def test_policy_and_critic_are_clipped_apart(decoder: Decoder) -> None:
@@ -81,18 +85,18 @@ def test_policy_and_critic_are_clipped_apart(decoder: Decoder) -> None:
         def loss(found: PolicyTokens, scale: float = scale) -> tuple[Tensor, dict[str, float]]:
             return policy_loss(found)[0] + scale * value_loss(found)[0], {}
 
-        learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
+        accumulate(learner, (TOKENS, LENGTHS, INDEX), loss)
     one, two = loud.optim_step(), quiet.optim_step()
     assert one["grad_norm"] == two["grad_norm"] and one["critic_grad_norm"] > 1e3 * two["critic_grad_norm"]
-    for name, tensor in loud.decoder.tensors().items():
-        assert torch.equal(tensor, quiet.decoder.tensors()[name]), name
+    for name, tensor in loud.model.tensors().items():
+        assert torch.equal(tensor, quiet.model.tensors()[name]), name
 
 
 def test_a_policy_loss_leaves_an_own_critic_alone(decoder: Decoder) -> None:
     learner = make(decoder, shared=False)
     assert learner.critic is not None
     before = [parameter.detach().clone() for parameter in learner.critic.parameters()]
-    learner.forward_backward(TOKENS, LENGTHS, INDEX, policy_loss)
+    accumulate(learner, (TOKENS, LENGTHS, INDEX), policy_loss)
     assert learner.optim_step()["critic_grad_norm"] == 0.0
     assert all(torch.equal(a, b) for a, b in zip(before, learner.critic.parameters(), strict=True))
     assert changed(learner, decoder) == set(decoder.tensors())
@@ -105,7 +109,7 @@ def test_a_broken_critic_stops_the_policy_too(decoder: Decoder) -> None:
         assert found.values is not None
         return policy_loss(found)[0] + found.values.square().sum().sqrt(), {}  # slope 0 / 0 at zero
 
-    learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
+    accumulate(learner, (TOKENS, LENGTHS, INDEX), loss)
     with pytest.raises(NotFinite, match="critic's gradient"):
         learner.optim_step()
     assert changed(learner, decoder) == set() and learner.step == 0
@@ -113,4 +117,4 @@ def test_a_broken_critic_stops_the_policy_too(decoder: Decoder) -> None:
 
 def test_values_need_a_critic(decoder: Decoder) -> None:
     with pytest.raises(EngineError, match="no critic"):
-        LocalLearner(decoder, LearnerConfig(), temperature=1.0).values(TOKENS, LENGTHS, INDEX)
+        score(LocalLearner(decoder, LearnerConfig(), temperature=1.0), (TOKENS, LENGTHS, INDEX), Who.CRITIC)

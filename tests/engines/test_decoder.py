@@ -146,7 +146,7 @@ def test_bfloat16_stays_close() -> None:
     narrow = Decoder.fresh(tiny(), 3, torch.bfloat16)
     ids, places = torch.arange(20), torch.arange(20)
     with torch.no_grad():
-        a = wide.logits(wide(ids, places, attention.packed([20])))
-        b = narrow.logits(narrow(ids, places, attention.packed([20])))
+        a = wide.logits(wide(ModelInputs(ids, places), attention.packed([20])))
+        b = narrow.logits(narrow(ModelInputs(ids, places), attention.packed([20])))
     assert b.dtype == torch.float32
     torch.testing.assert_close(a, b, atol=0.02, rtol=0.1)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.policy_model import LayerCache
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,
@@ -14,29 +14,47 @@ from turnwise.engines.samplers.kv_cache import (
     block_hashes,
 )
 
-CONFIG = DecoderConfig("llama", 32, 16, 32, 2, 2, 1, 8, 4096)
+CACHES = (LayerCache(1, 8, 8),) * 2
 
 
 def span(length: int, seed: int = 0) -> KVSpan:
     noise = torch.Generator().manual_seed(seed)
-    return KVSpan(torch.randn(2, 1, 8, length, generator=noise), torch.randn(2, 1, length, 8, generator=noise))
+    shapes = ((2, 1, 8, length), (2, 1, length, 8))
+    return KVSpan(*((torch.randn(shape, generator=noise),) for shape in shapes))
 
 
 def same(a: KVSpan, b: KVSpan) -> bool:
-    return torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values)
+    pairs = zip((*a.keys, *a.values), (*b.keys, *b.values), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def test_rows_survive_growth_and_moves() -> None:
-    rows = ActiveRows(CONFIG, torch.float32, max_rows=20)
+    rows = ActiveRows(CACHES, torch.float32, max_rows=20)
     rows.reserve(2, 50)
     rows.write(1, 0, span(30))
     rows.write(1, 30, span(20, seed=1))
     rows.reserve(17, 700)
-    assert rows.keys.shape[1] <= 20 and rows.keys.shape[-1] >= 700
+    assert rows.keys[0].shape[1] <= 20 and rows.keys[0].shape[-1] >= 700
     assert same(rows.read(1, 0, 30), span(30)) and same(rows.read(1, 30, 50), span(20, seed=1))
     rows.move(1, 16, 50)
     rows.clear(1)
-    assert same(rows.read(16, 0, 30), span(30)) and not rows.keys[:, 1].any() and not rows.values[:, 1].any()
+    assert same(rows.read(16, 0, 30), span(30)) and not rows.keys[0][:, 1].any() and not rows.values[0][:, 1].any()
+
+
+def test_layers_that_keep_unlike_things_lie_apart_and_come_back_in_order() -> None:
+    wide, narrow = LayerCache(2, 6, 4), LayerCache(1, 8, 8)
+    rows = ActiveRows((wide, narrow, wide), torch.float32, max_rows=4)
+    rows.reserve(3, 40)
+    for number, (keys, values) in enumerate(rows.layers, start=1):
+        keys[1, :, :, :40], values[1, :, :40] = number, -number
+    kept = rows.read(1, 0, 40)
+    assert [tuple(part.shape) for part in kept.keys] == [(2, 2, 6, 40), (1, 1, 8, 40)] and kept.length == 40
+    assert kept.bytes == 40 * 4 * (2 * (2 * 6 + 2 * 4) + (8 + 8))
+    rows.reserve(4, 100)
+    rows.write(3, 5, kept)
+    assert [keys[3, 0, 0, 5].item() for keys, _ in rows.layers] == [1.0, 2.0, 3.0]
+    assert [values[3, 0, 44, 0].item() for _, values in rows.layers] == [-1.0, -2.0, -3.0]
+    assert [keys.shape[1] for keys, _ in rows.layers] == [2, 1, 2] and not rows.layers[0][0][3, :, :, 45:].any()
 
 
 def test_cached_conversations_respect_their_budget() -> None:

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from batches import Loss, accumulate, batch_of, score
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from turnwise.choices import Decay, Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.local import LocalLearner, Loss, NotFinite, PolicyTokens
+from turnwise.engines.learners.learner import NotFinite
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
+from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import lr_at
 from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
 from turnwise.engines.model.decoder import Decoder
@@ -57,13 +61,13 @@ def weighted(count: int, entropy: float = 0.3) -> Loss:
 
 
 def gradients(learner: LocalLearner) -> dict[str, Tensor]:
-    found = {n: p.grad.clone() for n, p in learner.decoder.named_parameters() if p.grad is not None}
+    found = {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}
     assert found
     return found
 
 
 def run(learner: LocalLearner, case: tuple[Tensor, list[int], Tensor], loss: Loss | None = None) -> dict[str, float]:
-    return learner.forward_backward(*case, loss or weighted(len(case[2])))
+    return accumulate(learner, case, loss or weighted(len(case[2])))
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
@@ -99,12 +103,12 @@ def test_packed_equals_single_sequences(decoder: Decoder, temperature: float) ->
     metrics = run(learner, case)
     reference = copy_of(decoder)
     logprobs, entropy = plain(reference, case, temperature)
-    loss, expected = weighted(len(case[2]))(PolicyTokens(logprobs, entropy, None, case[2]))
+    loss, expected = weighted(len(case[2]))(PolicyTokens(logprobs, entropy, None))
     loss.backward()
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert metrics["entropy"] == pytest.approx(expected["entropy"], abs=1e-5)
     same(gradients(learner), {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}, 1e-5)
-    torch.testing.assert_close(learner.logprobs(*case), logprobs.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(score(learner, case), logprobs.detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_are_those_of_transformers(decoder: Decoder, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_gradients_are_those_of_transformers(decoder: Decoder, tmp_path: Path) -
     every = [torch.log_softmax(model(part[None]).logits[0], -1) for part in torch.split(tokens, lengths)]
     before = torch.cat(every)[index - 1]
     logprobs, entropy = before.gather(1, tokens[index, None]).squeeze(1), -(before.exp() * before).sum(-1)
-    weighted(len(index))(PolicyTokens(logprobs, entropy, None, index))[0].backward()
+    weighted(len(index))(PolicyTokens(logprobs, entropy, None))[0].backward()
     ours = gradients(learner)
     for part in layout(decoder.config):
         theirs = torch.cat([model.get_parameter(name).grad for name, _ in part.sources])
@@ -128,7 +132,7 @@ def test_gradients_are_those_of_transformers(decoder: Decoder, tmp_path: Path) -
 
 def test_temperature_zero_is_unscaled(decoder: Decoder) -> None:
     case = batch()
-    assert torch.equal(learner_of(decoder, 0.0).logprobs(*case), learner_of(decoder, 1.0).logprobs(*case))
+    assert torch.equal(score(learner_of(decoder, 0.0), case), score(learner_of(decoder, 1.0), case))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 10_000])
@@ -184,7 +188,8 @@ def test_accumulation_equals_one_batch(decoder: Decoder) -> None:
         def loss(found: PolicyTokens, inside: Tensor = inside) -> tuple[Tensor, dict[str, float]]:
             return -(weights[inside] * found.logprobs).sum() / len(index), {}
 
-        apart.forward_backward(tokens[begin : begin + count], [lengths[i] for i in some], index[inside] - begin, loss)
+        part = (tokens[begin : begin + count], [lengths[i] for i in some], index[inside] - begin)
+        accumulate(apart, part, loss)
         begin += count
     same(gradients(together), gradients(apart), 1e-6)
     one, two = together.optim_step(), apart.optim_step()
@@ -236,7 +241,7 @@ def test_adamw_steps_are_torchs_with_decay_on_matrices_only(decoder: Decoder) ->
         adamw.step()
         metrics = learner.optim_step()
         assert norm > 0.7 and metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-    for name, parameter in learner.decoder.named_parameters():
+    for name, parameter in learner.model.named_parameters():
         torch.testing.assert_close(parameter, mirror[name], atol=1e-5, rtol=1e-4)
         assert parameter.grad is None
 
@@ -270,22 +275,23 @@ def test_training_raises_the_chosen_tokens(decoder: Decoder) -> None:
         losses.append(run(learner, case, loss)["loss"])
         learner.optim_step()
     assert losses[-1] < 0.5 * losses[0]
-    assert -float(learner.logprobs(*case).mean()) < losses[-1]
+    assert -float(score(learner, case).mean()) < losses[-1]
 
 
 def weights_of(learner: LocalLearner) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in learner.decoder.tensors().items()}
+    return {name: tensor.clone() for name, tensor in learner.model.tensors().items()}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_stops_before_any_change(decoder: Decoder, bad: float) -> None:
     learner = learner_of(decoder)
     before = weights_of(learner)
-    run(learner, batch())
+    case = batch()
+    batches = [batch_of(*case, advantages=[scale] * len(case[2])) for scale in (1.0, bad, 1.0)]
     with pytest.raises(NotFinite, match="loss is -?(nan|inf)"):
-        run(learner, batch(), lambda found: (found.logprobs.sum() * bad, {}))
+        learner.update(batches, Objective(loss="reinforce"))
     same(before, weights_of(learner), 0.0)
-    assert all(parameter.grad is None for parameter in learner.decoder.parameters())
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_any_change(decoder: Decoder) -> None:
@@ -319,7 +325,7 @@ def test_bad_batches_are_refused(
     decoder: Decoder, tokens: list[int], lengths: list[int], index: list[int], words: str
 ) -> None:
     with pytest.raises(EngineError, match=words):
-        learner_of(decoder).logprobs(torch.tensor(tokens), lengths, torch.tensor(index, dtype=torch.long))
+        score(learner_of(decoder), (torch.tensor(tokens), lengths, torch.tensor(index, dtype=torch.long)))
 
 
 def test_narrow_weights_are_not_trained() -> None:
@@ -339,4 +345,4 @@ def test_bfloat16_products_train_float32_weights() -> None:
         assert gradient.dtype == torch.float32
         assert functional.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0) > 0.99, name
     narrow.optim_step()
-    assert {parameter.dtype for parameter in narrow.decoder.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in narrow.model.parameters()} == {torch.float32}

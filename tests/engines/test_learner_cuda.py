@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from batches import accumulate, score
 from torch import Tensor
 from torch.nn import functional
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
@@ -28,7 +31,7 @@ def make(device: str, precision: Precision | None, lora: bool, recompute: bool =
     config = LearnerConfig(
         lr=1e-3, critic_lr=1e-3, device=device, precision=precision, gradient_checkpointing=recompute
     )
-    return LocalLearner(policy, config, temperature=0.9, critic=critic, chunk_tokens=50)
+    return LocalLearner(policy, config, temperature=0.9, critic=critic, reference=True, chunk_tokens=50)
 
 
 def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
@@ -39,9 +42,9 @@ def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
 
 
 def gradient(learner: LocalLearner) -> Tensor:
-    learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
+    accumulate(learner, (TOKENS, LENGTHS, INDEX), loss)
     assert learner.critic is not None
-    parameters = [*learner.decoder.parameters(), *learner.critic.parameters()]
+    parameters = [*learner.model.parameters(), *learner.critic.parameters()]
     return torch.cat([p.grad.flatten().cpu() for p in parameters if p.grad is not None])
 
 
@@ -59,19 +62,17 @@ def test_gradients_are_those_of_the_cpu(lora: bool, recompute: bool) -> None:
 @pytest.mark.parametrize("lora", [False, True])
 def test_steps_states_and_publishing_cross_devices(lora: bool) -> None:
     one = make("cuda", None, lora)
-    before = one.logprobs(TOKENS, LENGTHS, INDEX)
-    reference = one.reference()
+    before = score(one, (TOKENS, LENGTHS, INDEX))
     for _ in range(3):
         gradient(one)
         one.optim_step()
-    assert one.logprobs(TOKENS, LENGTHS, INDEX).device.type == one.values(TOKENS, LENGTHS, INDEX).device.type == "cpu"
-    torch.testing.assert_close(reference.logprobs(TOKENS, LENGTHS, INDEX), before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(score(one, (TOKENS, LENGTHS, INDEX), Who.REFERENCE), before, atol=1e-5, rtol=1e-5)
     tensors, info = one.state()
     two = make("cpu", None, lora)
     two.load_state({name: tensor.cpu() for name, tensor in tensors.items()}, info)
-    published = {name: tensor.cpu() for name, tensor in one.decoder.tensors().items()}
-    for name, tensor in two.decoder.tensors().items():
+    published = {name: tensor.cpu() for name, tensor in one.model.tensors().items()}
+    for name, tensor in two.model.tensors().items():
         torch.testing.assert_close(tensor, published[name], atol=1e-5, rtol=1e-5)
-    after = one.logprobs(TOKENS, LENGTHS, INDEX)
-    torch.testing.assert_close(two.logprobs(TOKENS, LENGTHS, INDEX), after, atol=0.03, rtol=0.03)
+    after = score(one, (TOKENS, LENGTHS, INDEX))
+    torch.testing.assert_close(score(two, (TOKENS, LENGTHS, INDEX)), after, atol=0.03, rtol=0.03)
     assert (after - before).abs().max() > 0.03

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import accumulate, score
 from torch import Tensor
-from written import write
+from written import Written, write
 
 import turnwise
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
@@ -23,7 +26,7 @@ from turnwise.engines.samplers.request import NoiseKey, SamplingParams
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
-from turnwise.types import Ledger, Origin, Written
+from turnwise.types import Ledger, Origin
 
 TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 PACKED_TOLERANCE = 2e-4
@@ -97,7 +100,7 @@ def push(learner: LocalLearner, case: tuple[Tensor, list[int], Tensor]) -> None:
     def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
         return found.logprobs.mean(), {}
 
-    learner.forward_backward(*case, loss)
+    accumulate(learner, case, loss)
     learner.optim_step()
 
 
@@ -122,12 +125,12 @@ def test_learner_equals_sampler_bit_by_bit(decoder: Decoder, name: str, temperat
     learner = learner_of(copy_of(model), temperature, regime)
     case = packed(ledgers)
     assert len(case[2]) == 3 * (9 + 14 + 19 + 24 + 29)
-    assert learner.logprobs(*case, exact=True).tolist() == recorded(ledgers)
-    fast = learner.logprobs(*case)
+    assert score(learner, case, Who.SAMPLER).tolist() == recorded(ledgers)
+    fast = score(learner, case)
     torch.testing.assert_close(fast, torch.tensor(recorded(ledgers)), atol=PACKED_TOLERANCE, rtol=PACKED_TOLERANCE)
     # Not for want of contrast: one step later they differ.
     push(learner, case)
-    assert (learner.logprobs(*case, exact=True) - torch.tensor(recorded(ledgers))).abs().max() > 0.01
+    assert (score(learner, case, Who.SAMPLER) - torch.tensor(recorded(ledgers))).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -138,7 +141,7 @@ def test_published_weights_write_and_carry_their_version(decoder: Decoder, regim
     async def body(sampler: TorchSampler) -> None:
         before, versions = await episode(sampler, 0, 2, 1.0, 96)
         assert versions == [3, 3] and sampler.cached_bytes > 0
-        assert learner.logprobs(*packed([before]), exact=True).tolist() == recorded([before])
+        assert score(learner, packed([before]), Who.SAMPLER).tolist() == recorded([before])
         for _ in range(4):
             push(learner, packed([before]))
         await sampler.publish(learner.weights(), version=4)
@@ -155,7 +158,7 @@ def test_published_weights_write_and_carry_their_version(decoder: Decoder, regim
         whole.append(past, Origin.PROMPT, 0)
         whole.append(done.token_ids, Origin.POLICY, 0, done.logprobs)
         for ledger in (whole, again):
-            assert learner.logprobs(*packed([ledger]), exact=True).tolist() == recorded([ledger])
+            assert score(learner, packed([ledger]), Who.SAMPLER).tolist() == recorded([ledger])
 
     with_sampler(decoder, body, policy_version=3)
 
@@ -180,7 +183,7 @@ def test_a_turn_being_written_goes_on_with_the_new_weights(decoder: Decoder, reg
     done: Written = with_sampler(decoder, body)
     assert done.policy_version == 0, "the oldest version that wrote any of it"
     case = (torch.tensor([*start, *done.token_ids]), [450], torch.arange(50, 450))
-    by_old, by_new = (side.logprobs(*case, exact=True).tolist() for side in (old, learner))
+    by_old, by_new = (score(side, case, Who.SAMPLER).tolist() for side in (old, learner))
     from_old = [got == lp for got, lp in zip(done.logprobs, by_old, strict=True)]
     from_new = [got == lp for got, lp in zip(done.logprobs, by_new, strict=True)]
     change = from_old.index(False)

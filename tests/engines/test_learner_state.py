@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from batches import accumulate, score
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from turnwise.choices import Decay
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.local import LocalLearner, PolicyTokens, fingerprint
+from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
+from turnwise.engines.learners.state import fingerprint
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.errors import EngineError
@@ -30,7 +34,7 @@ def make(decoder: Decoder, kind: str, rank: int = 4) -> LocalLearner:
         policy = LoraDecoder(policy, rank=rank, alpha=32.0, targets=("q_proj", "v_proj", "down_proj"), seed=3)
     config = LearnerConfig(lr=1e-3, critic_lr=3e-3, weight_decay=0.1, warmup=2, decay=Decay.linear)
     made = None if critic is None else critic(policy)
-    return LocalLearner(policy, config, temperature=1.0, critic=made, updates=9)
+    return LocalLearner(policy, config, temperature=1.0, critic=made, reference=True, updates=9)
 
 
 def train(learner: LocalLearner, steps: int) -> list[dict[str, float]]:
@@ -44,7 +48,7 @@ def train(learner: LocalLearner, steps: int) -> list[dict[str, float]]:
     for _ in range(steps):
         seeded = torch.Generator().manual_seed(learner.step)
         tokens = torch.randint(0, 96, (sum(LENGTHS),), generator=seeded)
-        found = learner.forward_backward(tokens, LENGTHS, INDEX, loss)
+        found = accumulate(learner, (tokens, LENGTHS, INDEX), loss)
         metrics.append(found | learner.optim_step())
     return metrics
 
@@ -97,7 +101,7 @@ def test_the_base_is_not_in_a_lora_state(decoder: Decoder) -> None:
 def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_path: Path) -> None:
     learner = make(decoder, "full")
     tensors, info = save(learner, tmp_path)
-    before = {name: tensor.clone() for name, tensor in learner.decoder.tensors().items()}
+    before = {name: tensor.clone() for name, tensor in learner.model.tensors().items()}
     tensors["policy.embed"] = tensors["policy.embed"] + 1
     lacking = {name: tensor for name, tensor in tensors.items() if name != "policy.norm"}
     wrong: list[tuple[dict[str, Tensor], dict[str, Any], str]] = [
@@ -114,16 +118,16 @@ def test_states_of_others_are_refused_and_change_nothing(decoder: Decoder, tmp_p
     for given, told, words in wrong:
         with pytest.raises(EngineError, match=words):
             learner.load_state(given, told)
-    assert all(torch.equal(before[name], tensor) for name, tensor in learner.decoder.tensors().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.model.tensors().items())
     other_base = make(decoder, "lora")
-    other_base.decoder.get_parameter("layers.0.qkv").data.mul_(2.0)
+    other_base.model.get_parameter("layers.0.qkv").data.mul_(2.0)
     with pytest.raises(EngineError, match="model: base was"):
         other_base.load_state(*make(decoder, "lora").state())
 
 
 def test_waiting_gradients_are_not_lost_silently(decoder: Decoder) -> None:
     learner = make(decoder, "full")
-    learner.forward_backward(torch.arange(42), LENGTHS, INDEX, lambda found: (found.logprobs.sum(), {}))
+    accumulate(learner, (torch.arange(42), LENGTHS, INDEX), lambda found: (found.logprobs.sum(), {}))
     with pytest.raises(EngineError, match="gradients wait"):
         learner.state()
 
@@ -132,13 +136,13 @@ def test_waiting_gradients_are_not_lost_silently(decoder: Decoder) -> None:
 def test_saved_policy_is_a_hugging_face_folder(decoder: Decoder, kind: str, tmp_path: Path) -> None:
     learner = make(decoder, kind)
     train(learner, 3)
-    learner.decoder.save(tmp_path)
+    learner.model.save(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = torch.randint(0, 96, (30,), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         every = torch.log_softmax(model(tokens[None]).logits[0], -1)
     theirs = every[:-1].gather(1, tokens[1:, None]).squeeze(1)
-    ours = learner.logprobs(tokens, [30], torch.arange(1, 30))
+    ours = score(learner, (tokens, [30], torch.arange(1, 30)))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
@@ -146,14 +150,11 @@ def test_the_reference_stays_where_it_was_made(decoder: Decoder) -> None:
     case = (torch.arange(42), LENGTHS, INDEX)
     for kind in ("full", "lora"):
         learner = make(decoder, kind)
-        start = learner.logprobs(*case)
-        reference = learner.reference()
+        start = score(learner, case)
         train(learner, 3)
-        torch.testing.assert_close(reference.logprobs(*case), start, atol=1e-6, rtol=1e-6)
-        assert (learner.logprobs(*case) - start).abs().max() > 0.01
-        assert not any(parameter.requires_grad for parameter in reference.decoder.parameters())
-        shared = reference.decoder.embed.data_ptr() == learner.decoder.embed.data_ptr()
-        assert shared == (kind == "lora"), "the base of an adapter is not copied"
+        torch.testing.assert_close(score(learner, case, Who.REFERENCE), start, atol=1e-6, rtol=1e-6)
+        assert (score(learner, case) - start).abs().max() > 0.01
+        assert (learner._start is None) == (kind == "lora"), "the base of an adapter is not copied"
 
 
 def test_a_state_needs_no_file(decoder: Decoder) -> None:

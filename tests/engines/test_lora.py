@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from batches import accumulate, score
 from safetensors.torch import load_file
 from torch import Tensor
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.losses import PolicyTokens
 from turnwise.engines.model import attention
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import TARGETS, LoraDecoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.errors import EngineError
 
 LENGTHS = [12, 30]
@@ -35,13 +38,13 @@ def train(learner: LocalLearner, steps: int) -> None:
         return -found.logprobs.mean(), {}
 
     for _ in range(steps):
-        learner.forward_backward(TOKENS, LENGTHS, INDEX, loss)
+        accumulate(learner, (TOKENS, LENGTHS, INDEX), loss)
         learner.optim_step()
 
 
 def hidden(decoder: Decoder) -> Tensor:
     with torch.no_grad():
-        states: Tensor = decoder(TOKENS, attention.positions(LENGTHS), attention.packed(LENGTHS))
+        states: Tensor = decoder(ModelInputs(TOKENS, attention.positions(LENGTHS)), attention.packed(LENGTHS))
         return states
 
 
@@ -60,7 +63,7 @@ def test_adds_nothing_at_the_start(base: Decoder) -> None:
 @pytest.mark.parametrize("targets", [TARGETS, SOME, ("k_proj",)])
 def test_only_factors_change_and_merging_changes_nothing(base: Decoder, decoder: Decoder, targets: Any) -> None:
     learner = make(base, targets)
-    lora = learner.decoder
+    lora = learner.model
     assert isinstance(lora, LoraDecoder)
     trained = {name for name, parameter in lora.named_parameters() if parameter.requires_grad}
     assert trained == {f"layers.{i}.{t}_{kind}" for i in range(2) for t in targets for kind in "AB"}
@@ -68,7 +71,7 @@ def test_only_factors_change_and_merging_changes_nothing(base: Decoder, decoder:
     train(learner, 3)
     assert all(float(lora.get_parameter(name).detach().abs().max()) > 0 for name in trained)
     assert all(torch.equal(tensor, decoder.tensors()[name]) for name, tensor in lora.base().items())
-    merged = Decoder(lora.config, learner.decoder.tensors())
+    merged = Decoder(lora.config, learner.model.tensors())
     assert (hidden(lora) - start).abs().max() > 0.05
     torch.testing.assert_close(hidden(merged), hidden(lora), atol=1e-5, rtol=1e-5)
 
@@ -76,7 +79,7 @@ def test_only_factors_change_and_merging_changes_nothing(base: Decoder, decoder:
 def test_rows_of_other_projections_stay(base: Decoder) -> None:
     learner = make(base, ("q_proj", "v_proj"))
     train(learner, 2)
-    same = (learner.decoder.tensors()["layers.0.qkv"] == base.tensors()["layers.0.qkv"]).all(1)
+    same = (learner.model.tensors()["layers.0.qkv"] == base.tensors()["layers.0.qkv"]).all(1)
     assert same.tolist() == [False] * 64 + [True] * 32 + [False] * 32  # four heads of q, two of k, two of v
 
 
@@ -106,12 +109,12 @@ def test_a_narrow_base_takes_wide_factors() -> None:
     with pytest.raises(EngineError, match="precision"):
         make(narrow)
     learner = make(narrow, precision=Precision.bfloat16)
-    before = learner.logprobs(TOKENS, LENGTHS, INDEX).mean()
+    before = score(learner, (TOKENS, LENGTHS, INDEX)).mean()
     train(learner, 6)
-    assert learner.logprobs(TOKENS, LENGTHS, INDEX).mean() > before + 0.05
-    kinds = {parameter.dtype for parameter in learner.decoder.parameters() if parameter.requires_grad}
+    assert score(learner, (TOKENS, LENGTHS, INDEX)).mean() > before + 0.05
+    kinds = {parameter.dtype for parameter in learner.model.parameters() if parameter.requires_grad}
     assert kinds == {torch.float32}
-    assert learner.decoder.tensors()["layers.0.qkv"].dtype == torch.bfloat16
+    assert learner.model.tensors()["layers.0.qkv"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("targets", [TARGETS, SOME])
@@ -121,9 +124,9 @@ def test_the_adapter_has_pefts_names_and_is_the_merged_policy(
     base.save(tmp_path / "base")
     learner = make(base, targets)
     train(learner, 3)
-    assert isinstance(learner.decoder, LoraDecoder)
-    learner.decoder.save_adapter(tmp_path / "adapter", base_model=str(tmp_path / "base"))
-    learner.decoder.save(tmp_path / "merged")
+    assert isinstance(learner.model, LoraDecoder)
+    learner.model.save_adapter(tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    learner.model.save(tmp_path / "merged")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["task_type"], config["bias"]) == ("LORA", "CAUSAL_LM", "none")
     assert config["base_model_name_or_path"] == str(tmp_path / "base")
@@ -152,17 +155,17 @@ def test_peft_reads_the_adapter(base: Decoder, targets: tuple[str, ...], tmp_pat
     base.save(tmp_path / "base")
     learner = make(base, targets)
     train(learner, 3)
-    assert isinstance(learner.decoder, LoraDecoder)
-    learner.decoder.save_adapter(tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    assert isinstance(learner.model, LoraDecoder)
+    learner.model.save_adapter(tmp_path / "adapter", base_model=str(tmp_path / "base"))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     with_adapter = peft.PeftModel.from_pretrained(model, str(tmp_path / "adapter")).eval()
     part = TOKENS[12:]
     with torch.no_grad():
         theirs = torch.log_softmax(with_adapter(part[None]).logits[0], -1)[:-1].gather(1, part[1:, None]).squeeze(1)
-    ours = learner.logprobs(part, [30], torch.arange(1, 30))
+    ours = score(learner, (part, [30], torch.arange(1, 30)))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     merged = with_adapter.merge_and_unload().state_dict()
-    learner.decoder.save(tmp_path / "merged")
+    learner.model.save(tmp_path / "merged")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).state_dict()
     assert again.keys() == merged.keys()
     for name, tensor in again.items():

@@ -16,6 +16,7 @@ from written import Written, write
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import Regime, pad_rows
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import ModelInputs
 from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.engines.samplers import batching
 from turnwise.engines.samplers.exactness import REGIMES, find_regime
@@ -153,7 +154,7 @@ def test_logprobs_equal_a_whole_forward(decoder: Decoder, regime: Regime) -> Non
     count = len(sequence)
     with torch.no_grad():
         padded = [pad_rows(x, regime) for x in (sequence, torch.arange(count))]
-        hidden = decoder(*padded, attention.exact([count], regime))
+        hidden = decoder(ModelInputs(*padded), attention.exact([count], regime))
         logprobs = token_logprobs(decoder.logits(hidden)[: count - 1], sequence[1:], 0.9)
     begin, again = len(start) - 1, len(start) + len(first.token_ids) + 2
     assert logprobs[begin : begin + len(first.logprobs)].tolist() == list(first.logprobs)
@@ -190,7 +191,7 @@ def test_greedy_equals_transformers(decoder: Decoder, tmp_path: Path) -> None:
 def test_samples_follow_the_model(decoder: Decoder) -> None:
     start = prompt(12)
     with torch.no_grad():
-        logits = decoder.logits(decoder(torch.tensor(start), torch.arange(12), attention.packed([12])))[-1]
+        logits = decoder.logits(decoder(ModelInputs(torch.tensor(start), torch.arange(12)), attention.packed([12])))[-1]
     probabilities = torch.softmax(logits.double() / 2.0, -1).numpy()
 
     async def body(sampler: TorchSampler) -> list[Written]:

@@ -98,9 +98,9 @@ class Show:
         for turn, request in zip(trajectory.turns, requests, strict=True):
             ledger, written = trajectory.segments[turn.segment], request.completion
             end = turn.start + len(written.token_ids)
-            assert ledger.token_ids[: turn.start] == request.token_ids
-            assert tuple(ledger.token_ids[turn.start : end]) == written.token_ids
-            assert tuple(ledger.logprobs[turn.start : end]) == written.logprobs
+            assert list(ledger.token_ids[: turn.start]) == request.token_ids
+            assert list(ledger.token_ids[turn.start : end]) == written.token_ids.tolist()
+            assert list(ledger.logprobs[turn.start : end]) == written.logprobs.tolist()
             assert set(ledger.turns[turn.start : end]) <= {turn.index}
             assert turn.completion_tokens == len(written.token_ids)
             assert turn.prompt_tokens == len(request.token_ids)

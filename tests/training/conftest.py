@@ -3,9 +3,12 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from turnwise.training.packing import Batch, fill, pack, tokens_by_trajectory
+from turnwise.engines.learners.device_batch import DeviceBatch, on_device
+from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence
 
 GARBAGE = 1e6
@@ -22,16 +25,19 @@ def draw(spans: str, *, reward: float = 0.0, group: int = 0, trajectory: int = 0
     ids = [3 + (7 * at + 5 * trajectory) % 13 for at in range(len(spans))]
     made = TrainSequence(ids, mask, [0.0] * len(spans), turns, 0, trajectory, group, reward)
     for name, values in arrays.items():
-        row = iter(values)
         assert len(values) == sum(mask)
-        setattr(made, name, [float(next(row)) if flag else GARBAGE for flag in mask])
+        row = np.full(len(mask), GARBAGE)
+        row[mask] = values
+        setattr(made, name, row)
     return made
 
 
-def micro_batches(sequences: list[TrainSequence], token_budget: int, *, together: bool = False) -> list[Batch]:
+def micro_batches(sequences: list[TrainSequence], token_budget: int, *, together: bool = False) -> list[DeviceBatch]:
     """One minibatch packed within the budget, as an update does it."""
     whole = tokens_by_trajectory(sequences)
-    return [pack(part, whole) for part in fill(sequences, token_budget, together=together)]
+    return [
+        on_device(pack(part, whole), torch.device("cpu")) for part in fill(sequences, token_budget, together=together)
+    ]
 
 
 @pytest.fixture(name="draw")

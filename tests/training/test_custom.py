@@ -9,10 +9,12 @@ import torch
 from turnwise import configure
 from turnwise.checks.training import check_training
 from turnwise.config import AlgorithmConfig
+from turnwise.engines.learners.device_batch import on_device
+from turnwise.engines.learners.losses import policy_objective
+from turnwise.engines.learners.objective import Objective
 from turnwise.errors import ConfigError, PluginError
 from turnwise.training.advantages import assign
 from turnwise.training.custom import check_choices
-from turnwise.training.losses import policy_objective
 from turnwise.training.packing import pack, tokens_by_trajectory
 from turnwise.training.sequences import LEFT_OUT
 
@@ -52,10 +54,10 @@ def test_an_advantage_by_episode_or_by_token_reaches_every_policy_token(draw, mi
         draw("pa", trajectory=3, group=LEFT_OUT, reward=9.0),
     ]
     metrics = assign(made, f"{mine}:centred")
-    assert [one.gather("advantages") for one in made] == [[0.5] * 3, [-0.5] * 2, [0.0], [0.0]]
+    assert [one.gather("advantages").tolist() for one in made] == [[0.5] * 3, [-0.5] * 2, [0.0], [0.0]]
     assert metrics["critic/score/mean"] == pytest.approx(0.5) and metrics["critic/advantages/max"] == 0.5
     assign(made, f"{mine}:by_turn")
-    assert [one.gather("advantages") for one in made[:3]] == [[0.0, 0.0, 1.0], [0.0, 0.0], [10.0]]
+    assert [one.gather("advantages").tolist() for one in made[:3]] == [[0.0, 0.0, 1.0], [0.0, 0.0], [10.0]]
 
 
 def test_a_loss_of_ones_own_has_the_gradient_of_the_built_in_it_repeats(draw, mine: str) -> None:
@@ -63,11 +65,11 @@ def test_a_loss_of_ones_own_has_the_gradient_of_the_built_in_it_repeats(draw, mi
         draw("paa", trajectory=number, old_logprobs=[-1.0, -2.0], advantages=[sign, sign])
         for number, sign in enumerate((1.0, -1.0))
     ]
-    batch = pack(made, tokens_by_trajectory(made))
+    batch = on_device(pack(made, tokens_by_trajectory(made)), torch.device("cpu"))
     gradients = []
     for algorithm in (AlgorithmConfig(clip_dual=None), AlgorithmConfig(loss=f"{mine}:ppo")):
         logprobs = torch.tensor([-0.5, -2.1, -1.6, -1.9], requires_grad=True)
-        objective, _ = policy_objective(logprobs, torch.zeros(4), batch, algorithm)
+        objective, _ = policy_objective(logprobs, torch.zeros(4), batch, Objective.of(algorithm))
         objective.backward()
         gradients.append((objective.item(), logprobs.grad.tolist()))
     assert gradients[0] == gradients[1] and any(gradients[0][1])

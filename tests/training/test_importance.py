@@ -136,7 +136,7 @@ def test_no_gap_means_weights_of_one(draw):
     same = draw("paata", logprobs=[-1, -2, -3], old_logprobs=[-1, -2, -3])
     for level in Level:
         correct([same], Correction(level, Excess.reject))
-        assert same.gather("weights") == [1, 1, 1]
+        assert same.gather("weights").tolist() == [1, 1, 1]
     metrics = mismatch([same])
     assert metrics["rollout_corr/abs_diff_max"] == metrics["rollout_corr/kl"] == metrics["rollout_corr/chi2_seq"] == 0
 

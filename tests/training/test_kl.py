@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from turnwise.choices import KLEstimator
+from turnwise.engines.learners.kl_estimates import estimate
 from turnwise.errors import ConfigError
-from turnwise.training.kl import AdaptiveKL, FixedKL, controller, estimate, penalise
+from turnwise.training.kl import AdaptiveKL, FixedKL, controller, penalise
 
 D = torch.tensor([0.0, 0.5, -1.0], dtype=torch.float64)
 """logprob - reference"""

@@ -10,20 +10,26 @@ import torch
 
 from turnwise.choices import Aggregation, KLEstimator, PolicyLoss
 from turnwise.config import AlgorithmConfig
-from turnwise.errors import ConfigError
-from turnwise.training.losses import (
+from turnwise.engines.learners.losses import (
     aggregate,
     cispo,
     gspo,
     policy_objective,
     ppo_clip,
     reinforce,
+    supervised,
     value_objective,
 )
+from turnwise.engines.learners.objective import SUPERVISED, Objective, Supervised
+from turnwise.errors import ConfigError
 from turnwise.training.sequences import OPTIONAL
 
 VOCABULARY = 17
 SPANS = ("ppaattaau", "paauutaaa", "ppppa", "paataauuaat")
+
+
+def objective(**given):
+    return Objective.of(AlgorithmConfig(**given))
 
 
 def data(draw, seed=0):
@@ -109,10 +115,10 @@ def test_gspo_by_hand(draw, micro_batches):
 def test_gspo_has_the_gradient_of_the_geometric_mean(draw, micro_batches):
     made = data(draw)
     for sequence in made:  # one advantage a sequence, as group baselines give
-        sequence.advantages = sequence.scatter([sequence.gather("advantages")[0]] * sequence.policy_tokens)
+        sequence.write("advantages", np.full(sequence.policy_tokens, sequence.gather("advantages")[0]))
     (batch,) = micro_batches(made, 999)
     logprobs = new_logprobs(batch).requires_grad_()
-    settings = AlgorithmConfig(loss=PolicyLoss.gspo, aggregation=Aggregation.sequence_mean_token_mean)
+    settings = objective(loss=PolicyLoss.gspo, aggregation=Aggregation.sequence_mean_token_mean)
     (found,) = torch.autograd.grad(
         policy_objective(logprobs, logprobs, replace(batch, weights=None), settings)[0], logprobs
     )
@@ -128,7 +134,7 @@ def test_gspo_has_the_gradient_of_the_geometric_mean(draw, micro_batches):
 
 def slow_losses(sequence, logprobs, settings):
     """One number per policy token of one sequence, by the textbook."""
-    old, advantages, weights = (np.array(sequence.gather(n)) for n in ("old_logprobs", "advantages", "weights"))
+    old, advantages, weights = (sequence.gather(n) for n in ("old_logprobs", "advantages", "weights"))
     ratios = np.exp(np.clip(logprobs - old, -20, 20))
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     losses = []
@@ -164,21 +170,21 @@ ALL = list(itertools.product(PolicyLoss, Aggregation))
 
 def cut_up(sequence):
     """The same trajectory as two segments: its first policy tokens, and the rest behind a prompt of their own."""
-    at = 1 + [n for n, flag in enumerate(sequence.loss_mask) if flag][sequence.policy_tokens // 2]
-    if at == len(sequence.token_ids) or not any(sequence.loss_mask[at:]):
+    at = 1 + sequence.policy[sequence.policy_tokens // 2]
+    if not sequence.loss_mask[at:].any():
         return [sequence]
     made = []
     for part in (slice(0, at), slice(at, None)):
         named = {name: getattr(sequence, name) for name in (*OPTIONAL, "token_ids", "logprobs", "turns")}
-        lists = {name: [values[0], *values[part]] for name, values in named.items() if values is not None}
-        made.append(replace(sequence, loss_mask=[False, *sequence.loss_mask[part]], **lists))
+        arrays = {name: np.append(values[0], values[part]) for name, values in named.items() if values is not None}
+        made.append(replace(sequence, loss_mask=np.append(False, sequence.loss_mask[part]), **arrays))
     return made
 
 
 @pytest.mark.parametrize(("loss", "aggregation"), ALL)
 def test_a_trajectory_in_segments_counts_as_one(draw, micro_batches, loss, aggregation):
     """Objective and metrics are those of the uncut trajectories, in one micro-batch and in several."""
-    settings = AlgorithmConfig(loss=loss, aggregation=aggregation, aggregation_length=50, entropy=0.01, kl_loss=0.1)
+    settings = objective(loss=loss, aggregation=aggregation, aggregation_length=50, entropy=0.01, kl_loss=0.1)
     whole, segments = data(draw), [segment for sequence in data(draw) for segment in cut_up(sequence)]
     assert len(segments) == 7
 
@@ -191,7 +197,7 @@ def test_a_trajectory_in_segments_counts_as_one(draw, micro_batches, loss, aggre
             objective, found = policy_objective(logprobs, -logprobs, batch, settings)
             value, more = value_objective(logprobs, batch, 0.5)
             total += (objective + value).item()
-            metrics = {name: metrics.get(name, 0.0) + number for name, number in (found | more).items()}
+            metrics = {name: metrics.get(name, 0.0) + float(number) for name, number in (found | more).items()}
         return len(batches), total, metrics
 
     _, expected, metrics = run(whole, 999)
@@ -205,14 +211,12 @@ def test_gspo_refuses_half_a_trajectory(draw, micro_batches):
     segments = cut_up(data(draw)[0])
     halves = micro_batches(segments, 1)
     with pytest.raises(ValueError, match="all segments of a trajectory in one batch"):
-        policy_objective(
-            halves[0].old_logprobs, halves[0].old_logprobs, halves[0], AlgorithmConfig(loss=PolicyLoss.gspo)
-        )
+        policy_objective(halves[0].old_logprobs, halves[0].old_logprobs, halves[0], objective(loss=PolicyLoss.gspo))
 
 
 @pytest.mark.parametrize(("loss", "aggregation"), ALL)
 def test_objectives_equal_the_slow_version(draw, micro_batches, loss, aggregation):
-    settings = AlgorithmConfig(
+    settings = objective(
         loss=loss, aggregation=aggregation, aggregation_length=50, clip_low=0.2, clip_high=0.28, clip_dual=1.5,
         entropy=0.01, kl_loss=0.1, kl_loss_estimator=KLEstimator.k2,
     )  # fmt: skip
@@ -252,7 +256,7 @@ def test_no_gradient_at_tokens_the_policy_did_not_write(draw, micro_batches, los
     torch.manual_seed(0)
     logits = torch.randn(len(batch.tokens), VOCABULARY, requires_grad=True)
     values = torch.randn(len(batch.tokens), requires_grad=True)
-    settings = AlgorithmConfig(loss=loss, aggregation=aggregation, aggregation_length=9, entropy=0.1, kl_loss=0.1)
+    settings = objective(loss=loss, aggregation=aggregation, aggregation_length=9, entropy=0.1, kl_loss=0.1)
     logprobs, entropy = packed_logprobs(logits, batch)
     policy, _ = policy_objective(logprobs, entropy, batch, settings)
     value, _ = value_objective(values[batch.index], batch, None)
@@ -271,7 +275,7 @@ def test_micro_batches_add_up_to_the_whole_batch(draw, micro_batches, loss, aggr
     torch.manual_seed(1)
     logits = [torch.randn(len(s.token_ids), VOCABULARY) for s in made]
     values = [torch.randn(len(s.token_ids)) for s in made]
-    settings = AlgorithmConfig(loss=loss, aggregation=aggregation, aggregation_length=9, entropy=0.1, kl_loss=0.1)
+    settings = objective(loss=loss, aggregation=aggregation, aggregation_length=9, entropy=0.1, kl_loss=0.1)
 
     def run(budget):
         for leaf in logits + values:
@@ -279,13 +283,13 @@ def test_micro_batches_add_up_to_the_whole_batch(draw, micro_batches, loss, aggr
         totals = {}
         batches = micro_batches(made, budget)
         for batch in batches:
-            here = [next(n for n, s in enumerate(made) if s.token_ids == ids) for ids in _sequences(batch)]
+            here = [next(n for n, s in enumerate(made) if s.token_ids.tolist() == ids) for ids in _sequences(batch)]
             logprobs, entropy = packed_logprobs(torch.cat([logits[n] for n in here]), batch)
             policy, first = policy_objective(logprobs, entropy, batch, settings)
             value, second = value_objective(torch.cat([values[n] for n in here])[batch.index], batch, 0.5)
             (policy + value).backward()
             for name, number in (first | second).items():
-                totals[name] = totals.get(name, 0.0) + number
+                totals[name] = totals.get(name, 0.0) + float(number)
         return len(batches), totals, [leaf.grad.clone() for leaf in logits + values]
 
     whole, metrics, gradients = run(999)
@@ -304,7 +308,7 @@ def test_rejected_tokens_have_no_policy_gradient_and_keep_the_denominator(draw, 
     made = draw("paata", advantages=[1, 1, 1], old_logprobs=[-1, -1, -1], weights=[1, 0, 1])
     (batch,) = micro_batches([made], 99)
     logprobs = torch.full((3,), -1.0, requires_grad=True)
-    found, metrics = policy_objective(logprobs, torch.zeros(3), batch, AlgorithmConfig())
+    found, metrics = policy_objective(logprobs, torch.zeros(3), batch, objective())
     found.backward()
     assert logprobs.grad.tolist() == pytest.approx([-1 / 3, 0.0, -1 / 3])
     assert metrics["actor/pg_loss"] == pytest.approx(-2 / 3)
@@ -327,7 +331,7 @@ def test_the_value_loss_by_hand(draw, micro_batches):
 def test_metrics_have_verls_names(draw, micro_batches):
     (batch,) = micro_batches(data(draw), 999)
     logprobs = new_logprobs(batch)
-    _, metrics = policy_objective(logprobs, torch.ones_like(logprobs), batch, AlgorithmConfig(kl_loss=0.1))
+    _, metrics = policy_objective(logprobs, torch.ones_like(logprobs), batch, objective(kl_loss=0.1))
     names = ("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "entropy", "kl_loss")
     assert set(metrics) == {f"actor/{name}" for name in names}
     assert 0 < metrics["actor/pg_clipfrac"] < 1 and metrics["actor/kl_loss"] > 0
@@ -337,18 +341,40 @@ def test_bad_input_has_a_clear_message(draw, micro_batches):
     (full,) = micro_batches(data(draw), 999)
     logprobs = new_logprobs(full)
     with pytest.raises(ConfigError, match="KL loss needs a reference policy"):
-        policy_objective(logprobs, logprobs, replace(full, ref_logprobs=None), AlgorithmConfig(kl_loss=0.1))
+        policy_objective(logprobs, logprobs, replace(full, ref_logprobs=None), objective(kl_loss=0.1))
     with pytest.raises(ValueError, match="gspo needs old_logprobs"):
-        policy_objective(logprobs, logprobs, replace(full, old_logprobs=None), AlgorithmConfig(loss=PolicyLoss.gspo))
+        policy_objective(logprobs, logprobs, replace(full, old_logprobs=None), objective(loss=PolicyLoss.gspo))
     _, metrics = policy_objective(
-        logprobs, logprobs, replace(full, old_logprobs=None), AlgorithmConfig(loss=PolicyLoss.reinforce)
+        logprobs, logprobs, replace(full, old_logprobs=None), objective(loss=PolicyLoss.reinforce)
     )
     assert "actor/ppo_kl" not in metrics
     with pytest.raises(ValueError, match="no advantages"):
-        policy_objective(logprobs, logprobs, replace(full, advantages=None), AlgorithmConfig())
+        policy_objective(logprobs, logprobs, replace(full, advantages=None), objective())
     with pytest.raises(ValueError, match=r"\(3,\) entropy for"):
-        policy_objective(logprobs, torch.zeros(3), full, AlgorithmConfig())
+        policy_objective(logprobs, torch.zeros(3), full, objective())
     with pytest.raises(ConfigError, match="use gae"):
         value_objective(logprobs, replace(full, returns=None), 0.5)
     with pytest.raises(ValueError, match="value clipping needs the values"):
         value_objective(logprobs, replace(full, values=None), 0.5)
+
+
+def test_the_supervised_loss_is_the_mean_surprise_of_the_policys_tokens(draw, micro_batches):
+    """With weights each token counts as much as its own, and neither advantages nor old log-probs are looked at."""
+    made = [draw("ppaata"), draw("paau", trajectory=1)]
+    logits = [torch.randn(len(s.token_ids), VOCABULARY, requires_grad=True) for s in made]
+    for part in micro_batches(made, 6):
+        own = logits[0] if len(part.tokens) == 6 else logits[1]
+        logprobs, _ = packed_logprobs(own, part)
+        supervised(logprobs, part, SUPERVISED).backward()
+    found = [leaf.grad.clone() for leaf in logits]
+    for leaf in logits:
+        leaf.grad = None
+    (whole,) = micro_batches(made, 99)
+    torch.nn.functional.cross_entropy(torch.cat(logits)[whole.index - 1], whole.targets).backward()
+    for leaf, gradient in zip(logits, found, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)
+    weighted = replace(whole, weights=torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0]))
+    surprise = torch.tensor([-1.0, -5.0, -2.0, -7.0, -9.0])
+    assert supervised(surprise, weighted, SUPERVISED).item() == pytest.approx((1 + 2 * 2) / 5)
+    by_sequence = Objective(Supervised.NLL.value, aggregation=Aggregation.sequence_mean_token_sum)
+    assert supervised(surprise, weighted, by_sequence).item() == pytest.approx((1 + 2 * 2) / 2)

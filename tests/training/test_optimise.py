@@ -8,6 +8,7 @@ import torch
 from turnwise.choices import Precision
 from turnwise.compose import configure
 from turnwise.config import LearnerConfig
+from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
@@ -44,7 +45,7 @@ def after(rewards: list[list[float]], *overrides: str) -> tuple[dict[str, torch.
     trained = learner()
     config = configure("algorithm.advantage=grpo", "learner.token_budget=20", *overrides)
     metrics = optimise(trained, sequences(rewards), config, 0)
-    return {name: p.detach().clone() for name, p in trained.decoder.named_parameters()}, metrics
+    return {name: p.detach().clone() for name, p in trained.model.named_parameters()}, metrics
 
 
 def test_flat_groups_are_left_out_without_changing_the_update(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -59,7 +60,7 @@ def test_flat_groups_are_left_out_without_changing_the_update(monkeypatch) -> No
 
 
 def test_a_step_without_any_gradient_changes_no_weight() -> None:
-    start = {name: p.detach().clone() for name, p in learner().decoder.named_parameters()}
+    start = {name: p.detach().clone() for name, p in learner().model.named_parameters()}
     found, metrics = after([[1.0, 1.0], [0.0, 0.0]])
     assert all(torch.equal(start[name], found[name]) for name in start)
     assert metrics["actor/grad_norm"] == 0.0 and metrics["critic/score/mean"] == 0.5
@@ -88,13 +89,13 @@ def test_gspo_learns_the_same_from_a_trajectory_in_segments() -> None:
             f"learner.token_budget={budget}", "training.epochs=2",
         )  # fmt: skip
         optimise(trained, [*made, third], config, 0)
-        updated.append({name: p.detach().clone() for name, p in trained.decoder.named_parameters()})
+        updated.append({name: p.detach().clone() for name, p in trained.model.named_parameters()})
     for name in updated[0]:
         torch.testing.assert_close(updated[0][name], updated[1][name], atol=1e-6, rtol=1e-5)
 
 
 def test_an_entropy_bonus_keeps_every_sequence() -> None:
-    start = {name: p.detach().clone() for name, p in learner().decoder.named_parameters()}
+    start = {name: p.detach().clone() for name, p in learner().model.named_parameters()}
     found, _ = after([[1.0, 1.0], [0.0, 0.0]], "algorithm.entropy=0.1")
     assert any(not torch.equal(start[name], found[name]) for name in start)
 
@@ -102,9 +103,10 @@ def test_an_entropy_bonus_keeps_every_sequence() -> None:
 def sampled() -> list[TrainSequence]:
     """Sequences with the log-probs that a float32 sampler of the learner's weights gives them."""
     made = sequences([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    score(made, "old_logprobs", learner().logprobs, 1000)
+    score(learner(), Who.POLICY, made, "old_logprobs", 1000)
     for sequence in made:
-        sequence.logprobs, sequence.old_logprobs = sequence.old_logprobs or [], None
+        assert sequence.old_logprobs is not None
+        sequence.logprobs, sequence.old_logprobs = sequence.old_logprobs, None
     return made
 
 
@@ -133,9 +135,10 @@ def test_one_far_token_does_not_fail_the_logprob_gap_and_a_hundredth_of_them_doe
 def test_where_both_compute_the_same_any_difference_fails() -> None:
     trained = learner()
     made = sampled()
-    score(made, "old_logprobs", lambda *packed: trained.logprobs(*packed, exact=True), 1000)
+    score(trained, Who.SAMPLER, made, "old_logprobs", 1000)
     for sequence in made:
-        sequence.logprobs = list(sequence.old_logprobs or [])
+        assert sequence.old_logprobs is not None
+        sequence.logprobs = sequence.old_logprobs.copy()
     assert "differ by 0 on average" in check_logprob_gap(trained, made, configure(), exact=True)
     made[0].logprobs[2] += 1e-7
     with pytest.raises(TurnwiseError, match="proven to compute the same, so nothing"):
@@ -152,9 +155,9 @@ def test_nan_fails_the_logprob_gap() -> None:
 def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """No forward pass is added, and what later updates computed is not taken for it."""
     calls = []
-    real = LocalLearner.forward_backward
-    monkeypatch.setattr(LocalLearner, "forward_backward", lambda *a: calls.append(1) or real(*a))
-    monkeypatch.setattr(LocalLearner, "logprobs", lambda *a, **k: pytest.fail("an extra forward pass"))
+    real = LocalLearner.accumulate
+    monkeypatch.setattr(LocalLearner, "accumulate", lambda *a: calls.append(1) or real(*a))
+    monkeypatch.setattr(LocalLearner, "score", lambda *a: pytest.fail("an extra forward pass"))
     made = sequences([[1.0, 0.0], [0.0, 1.0]])
     expected = learner()
     config = configure("algorithm.advantage=grpo", "training.minibatches=2", "training.epochs=2", "learner.lr=0.1")
@@ -163,7 +166,7 @@ def test_the_gap_is_measured_on_what_the_first_update_computed(monkeypatch) -> N
     monkeypatch.undo()
     first = [sequence for sequence in made if sequence.first_logprobs is not None]
     assert len(first) == 2
-    score(first, "old_logprobs", expected.logprobs, 1000)
+    score(expected, Who.POLICY, first, "old_logprobs", 1000)
     for sequence in first:
         assert sequence.gather("first_logprobs") == pytest.approx(sequence.gather("old_logprobs"), abs=1e-5)
         assert sequence.gather("new_logprobs") != pytest.approx(sequence.gather("old_logprobs"), abs=1e-3)

@@ -1,8 +1,10 @@
 """Minibatches deal out trajectories by seed; micro-batches keep to the budget and hold the right numbers."""
 
+import numpy as np
 import pytest
 import torch
 
+from turnwise.engines.learners.device_batch import on_device
 from turnwise.errors import ConfigError, DataError
 from turnwise.training.packing import fill, minibatches, pack, write
 from turnwise.training.sequences import LEFT_OUT
@@ -12,15 +14,19 @@ def test_a_batch_holds_the_policys_tokens_in_place(draw):
     first = draw("ppata", logprobs=[-1, -2], old_logprobs=[-3, -4], advantages=[5, 6], weights=[0, 1])
     second = draw("pauua", trajectory=1, logprobs=[-7, -8], old_logprobs=[-9, -10], advantages=[11, 12], weights=[1, 2])
     batch = pack([first, second], {0: 2, 1: 8, **dict.fromkeys(range(2, 9), 5)})
-    assert batch.tokens.tolist() == first.token_ids + second.token_ids and batch.lengths == (5, 5)
+    assert batch.tokens.tolist() == [*first.token_ids, *second.token_ids] and batch.lengths.tolist() == [5, 5]
     assert batch.index.tolist() == [2, 4, 6, 9] and batch.trajectory.tolist() == [0, 0, 1, 1]
-    assert batch.tokens.dtype == batch.index.dtype == torch.int64
+    assert batch.tokens.dtype == batch.index.dtype == batch.trajectory.dtype == np.int64
+    assert batch.sampler_logprobs.dtype == batch.advantages.dtype == np.float32
     assert batch.sampler_logprobs.tolist() == [-1, -2, -7, -8]
     assert batch.old_logprobs.tolist() == [-3, -4, -9, -10]
     assert batch.advantages.tolist() == [5, 6, 11, 12] and batch.weights.tolist() == [0, 1, 1, 2]
     assert batch.ref_logprobs is batch.values is batch.returns is None
     assert (batch.minibatch_tokens, batch.minibatch_trajectories) == (45, 9)
-    assert batch.trajectory_sums(batch.advantages).tolist() == [11, 23] and batch.trajectory_tokens.tolist() == [2, 8]
+    assert batch.trajectory_tokens.tolist() == [2, 8]
+    tensors = on_device(batch, torch.device("cpu"))
+    assert tensors.lengths == (5, 5) and tensors.index.tolist() == [2, 4, 6, 9] and tensors.returns is None
+    assert tensors.trajectory_sums(tensors.advantages).tolist() == [11, 23]
 
 
 def test_minibatches_hold_every_sequence_once_and_depend_on_the_seed(draw):
@@ -67,12 +73,12 @@ def test_segments_of_a_trajectory_can_be_kept_together(draw, micro_batches):
 
 def test_what_the_learner_computed_goes_back_to_its_tokens(draw):
     data = [draw("pata"), draw("paau", trajectory=1)]
-    write(data, "old_logprobs", torch.tensor([-1.0, -2.0, -3.0, -4.0], requires_grad=True))
-    assert data[0].old_logprobs == [0, -1, 0, -2] and data[1].old_logprobs == [0, -3, -4, 0]
+    write(data, "old_logprobs", np.array([-1.0, -2.0, -3.0, -4.0], np.float32))
+    assert data[0].old_logprobs.tolist() == [0, -1, 0, -2] and data[1].old_logprobs.tolist() == [0, -3, -4, 0]
     with pytest.raises(ValueError, match=r"\(3,\) values for 4 policy tokens"):
-        write(data, "values", torch.zeros(3))
+        write(data, "values", np.zeros(3))
     with pytest.raises(ValueError, match="'logprobs' is not an array that is written later"):
-        write(data, "logprobs", torch.zeros(4))
+        write(data, "logprobs", np.zeros(4))
 
 
 def test_bad_input_has_a_clear_message(draw, micro_batches):
@@ -89,6 +95,6 @@ def test_bad_input_has_a_clear_message(draw, micro_batches):
         micro_batches([good, draw("pa", trajectory=1, values=[1])], 10)
     with pytest.raises(ValueError, match="left out of the baselines; drop it with `trainable`"):
         micro_batches([draw("pa", group=LEFT_OUT, advantages=[0])], 10)
-    good.returns = [0.0, 0.0, 0.0]
+    good.returns = np.zeros(3)
     with pytest.raises(ValueError, match="returns of trajectory 0 has 3 entries for 2 tokens"):
         micro_batches([good], 10)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from turnwise.errors import DataError
@@ -35,12 +36,12 @@ def trajectory(reward: float | None = 1.0, failure: str | None = None, segments:
 
 def test_a_sequence_is_a_ledger_with_what_training_needs_to_know():
     (made,) = to_sequences([Group(SAMPLE, [trajectory()])])
-    assert made.token_ids == [5, 6, 7, 8, 9, 10, 11]
-    assert made.loss_mask == [False, False, True, True, False, True, False]
-    assert made.logprobs == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0, 0.0]
-    assert made.turns == [0, 0, 0, 0, 0, 1, 1]
+    assert made.token_ids.tolist() == [5, 6, 7, 8, 9, 10, 11]
+    assert made.loss_mask.tolist() == [False, False, True, True, False, True, False]
+    assert made.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0, 0.0]
+    assert made.turns.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert (made.policy_version, made.trajectory, made.group, made.reward) == (3, 0, 0, 1.0)
-    assert made.policy_tokens == 3 and made.gather("logprobs") == [-0.5, -0.25, -1.0]
+    assert made.policy_tokens == 3 and made.gather("logprobs").tolist() == [-0.5, -0.25, -1.0]
 
 
 def test_groups_number_trajectories_and_leave_failures_out():
@@ -74,20 +75,22 @@ def test_segments_without_policy_tokens_are_passed_over():
 
 def test_arrays_are_written_over_the_policys_tokens(draw):
     made = draw("ppaata")
-    assert made.scatter([1, 2, 3]) == [0, 0, 1, 2, 0, 3]
-    made.values = made.scatter([1, 2, 3])
-    assert made.gather("values") == [1, 2, 3]
+    made.write("values", [1, 2, 3])
+    assert made.policy.tolist() == [2, 3, 5] and made.values.tolist() == [0, 0, 1, 2, 0, 3]
+    assert made.gather("values").tolist() == [1, 2, 3]
 
 
 def test_misaligned_arrays_are_refused(draw):
     made = draw("ppaata")
-    with pytest.raises(ValueError, match="2 values for 3 policy tokens"):
-        made.scatter([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"\(2,\) values for 3 policy tokens"):
+        made.write("values", [1.0, 2.0])
+    with pytest.raises(ValueError, match="'logprobs' is not an array that is written later"):
+        made.write("logprobs", [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="trajectory 0 has no returns"):
         made.gather("returns")
     with pytest.raises(ValueError, match="differ in length"):
-        replace(made, logprobs=[0.0])
-    made.advantages = [0.0]
+        replace(made, logprobs=np.zeros(1))
+    made.advantages = np.zeros(1)
     for read in (made.check, lambda: made.gather("advantages")):
         with pytest.raises(ValueError, match="advantages of trajectory 0 has 1 entries for 6 tokens"):
             read()
@@ -105,8 +108,10 @@ def test_what_training_computed_is_written_into_the_trajectories():
     played = groups[0].trajectories
     made = to_sequences(groups)
     for sequence, value in zip(made, (1.0, 0.5, 0.0), strict=True):
-        sequence.advantages = [value if flag else 1e6 for flag in sequence.loss_mask]
+        sequence.advantages = np.where(sequence.loss_mask, value, 1e6)
     write_back(made, played)
     assert [one.advantage for one in played] == [0.75, 0.0], "the mean over policy tokens of all segments"
     data = [ledger.training for one in played for ledger in one.segments]
-    assert [None if one is None else one.advantages for one in data] == [made[0].advantages, made[1].advantages, None]
+    for one, sequence in zip(data[:2], made[:2], strict=True):
+        assert one is not None and np.array_equal(one.advantages, sequence.advantages) and one.values is None
+    assert data[2] is None

@@ -35,7 +35,7 @@ def test_the_loss_is_the_mean_over_policy_tokens_of_the_transformers_model(tmp_p
     batch = [sequence((5, 6, 7, 8, 9, 10), (2, 3, 5)), sequence((1, 2, 3), (1,))]
     expected = []
     for entry in batch:
-        logprobs = reference(torch.tensor([entry.token_ids])).logits[0].log_softmax(-1)
+        logprobs = reference(torch.from_numpy(entry.token_ids)[None]).logits[0].log_softmax(-1)
         expected += [-logprobs[i - 1, entry.token_ids[i]].item() for i, flag in enumerate(entry.loss_mask) if flag]
     assert loss_on(model, batch).item() == pytest.approx(sum(expected) / len(expected), abs=1e-5)
 

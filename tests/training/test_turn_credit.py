@@ -72,15 +72,15 @@ def test_a_bad_tool_turn_gets_less_than_a_siblings_good_one(draw: Any) -> None:
 
 def test_segments_of_one_trajectory_share_its_turns(draw: Any) -> None:
     first, second = draw("pata", trajectory=0), draw("ppa", trajectory=0)
-    second.turns = [2, 2, 2]
+    second.turns = np.array([2, 2, 2])
     other = with_scores(draw("pata", trajectory=1), {})
     for sequence in (first, second):
         sequence.turn_scores = {0: 1.0, 2: 0.5}
     made = [first, second, other]
     assign(made, Advantage.dr_grpo)
     add_turn_credit(made, 1.0)
-    assert first.advantages == [0, 1.0, 0, 0.0] and second.advantages == [0, 0, 0.5]
-    assert other.advantages == [0, -0.5, 0, -0.5], "three turns of the sibling, 1.5 in all"
+    assert first.advantages.tolist() == [0, 1.0, 0, 0.0] and second.advantages.tolist() == [0, 0, 0.5]
+    assert other.advantages.tolist() == [0, -0.5, 0, -0.5], "three turns of the sibling, 1.5 in all"
 
 
 def test_nobody_to_compare_with_means_no_credit(draw: Any) -> None:
@@ -88,7 +88,7 @@ def test_nobody_to_compare_with_means_no_credit(draw: Any) -> None:
     failed = with_scores(draw("pata", group=LEFT_OUT, trajectory=1, reward=math.nan), {0: 1.0})
     assign([alone, failed], Advantage.grpo)
     assert add_turn_credit([alone, failed], 1.0)["turn_credit/scored_turns"] == 1.0
-    assert alone.advantages == failed.advantages == [0, 0, 0, 0]
+    assert alone.advantages.tolist() == failed.advantages.tolist() == [0, 0, 0, 0]
 
 
 def test_sequences_that_disagree_about_their_trajectory_are_refused(draw: Any) -> None:
@@ -252,7 +252,7 @@ def on_scored_turns_only(made: list[TrainSequence]) -> None:
 def _shift(sequence: TrainSequence, turn: int, by: float) -> None:
     row = sequence.gather("advantages")
     row[turn] += by
-    sequence.advantages = sequence.scatter(row)
+    sequence.write("advantages", row)
 
 
 @pytest.mark.parametrize("credit", [by_turn_index, on_scored_turns_only])

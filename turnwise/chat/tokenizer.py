@@ -21,19 +21,24 @@ class Encoding:
 class Tokenizer:
     """Encodes with offsets, decodes verbatim, renders chat templates."""
 
-    def __init__(self, folder: Path, template: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, template: str | None = None, *, trust_remote_code: bool = False, name: str | None = None
+    ) -> None:
+        """The tokenizer of a folder; errors call it `name`."""
         from transformers import AutoTokenizer  # imports torch: only when a tokenizer is really needed
 
+        name = name or str(folder)
         try:
-            self._hf: Any = AutoTokenizer.from_pretrained(folder)
+            # Said aloud: where nothing is said, the library asks on the terminal whether it may run a model's code.
+            self._hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except Exception as error:  # the library raises whatever the first broken file makes it stumble over
-            raise TemplateError(f"{folder}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
+            raise TemplateError(f"{name}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         if not getattr(self._hf, "is_fast", False):
-            raise TemplateError(f"{folder} has no fast tokenizer (tokenizer.json); token offsets need one")
+            raise TemplateError(f"{name} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
             self._hf.chat_template = load_template(template)
         if not self._hf.chat_template:
-            raise TemplateError(f"{folder} has no chat template; name one with chat.template=FILE or chatml_hermes")
+            raise TemplateError(f"{name} has no chat template; name one with chat.template=FILE or chatml_hermes")
         self._backend: Any = self._hf.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()

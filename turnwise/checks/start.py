@@ -47,7 +47,7 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
             with report.recording("endpoint"):
                 await _check_endpoint(prepared, report)
             continue
-        if prepared.config.engine.name is EngineName.scripted:
+        if prepared.config.engine.name == EngineName.scripted:
             with report.recording("engine"):
                 lines(prepared.config.engine.script)
         with report.recording("chat template"):

@@ -11,8 +11,8 @@ from turnwise.training.custom import check_choices
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name is not EngineName.torch:
-        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
+    if config.engine.name != EngineName.torch:
+        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(
         algorithm.advantage,

@@ -174,10 +174,14 @@ class LearnerConfig:
     """Put the value head on the policy's own trunk instead of a copy. Switch it on when a second model does not fit."""
     weight_decay: float = knob(0.0, at_least(0))
     """AdamW's decay of matrices. Set it (0.01) for long runs on little data."""
+    beta2: float = knob(0.999, at_least(0, 0.9999))
+    """How slowly AdamW forgets the size of gradients. Lower it (0.95 to 0.98) for runs of a few hundred updates."""
     warmup: int = knob(0, at_least(0))
     """Updates of linear warm-up. Raise it (10) when the first steps do harm."""
     decay: Decay = Decay.constant
     """How the learning rate falls after warm-up, until training.steps. A run that has one cannot be made longer."""
+    min_lr_ratio: float = knob(0.0, share(), only("learner.decay", "linear", "cosine"))
+    """The share of the learning rate at which that fall ends. Set it (0.1) when the last steps learn nothing."""
     grad_clip: float = knob(1.0, more_than(0))
     """Largest norm of a gradient; a larger one is scaled down to it. Lower it when the norm on the board has spikes."""
     token_budget: int = knob(8192, at_least(1))

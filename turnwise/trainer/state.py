@@ -1,4 +1,4 @@
-"""What a checkpoint says besides its tensors: how far the run had come. Read strictly: runs are resumed from it."""
+"""How far a run had come, as its checkpoints say it beside the learner's own state; read strictly, to resume from."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from turnwise.errors import StorageError
 from turnwise.files import cannot, replacing
 
 STATE = "state.json"
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 """Of state.json: raised whenever its meaning changes, so that an older or newer one is refused by name."""
 
 Count = Annotated[int, Field(ge=0)]
@@ -40,14 +40,6 @@ class Progress:
     """What the first evaluation found."""
     after: dict[str, Number] | None = None
     """What the last one found, when the run had come to its end."""
-
-
-class LearnerState(BaseModel):
-    """The learner's own; it checks the rest itself."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    step: Count
 
 
 class KLState(BaseModel):
@@ -81,8 +73,7 @@ class RunState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    format: Literal[3]
-    learner: LearnerState
+    format: Literal[4]
     kl: KLState
     progress: Progress
     loader: LoaderPosition

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from turnwise.choices import Advantage, Credit
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.training import custom
-from turnwise.training.sequences import LEFT_OUT, TrainSequence
+from turnwise.training.packing import gather, write
+from turnwise.training.sequences import LEFT_OUT, Floats, TrainSequence
 
-Floats = npt.NDArray[np.float64]
 EPSILON = 1e-6
 """Keeps the division by a group's standard deviation finite."""
 
@@ -51,29 +51,31 @@ def check(
 
 
 def gae(
-    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], gamma: float, gae_lambda: float
-) -> tuple[list[float], list[float]]:
+    rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, gamma: float, gae_lambda: float
+) -> tuple[Floats, Floats]:
     """Advantages and returns of one trajectory; tokens off the mask are passed over as if they were not there."""
-    if not len(rewards) == len(values) == len(mask):
-        raise ValueError(f"{len(rewards)} rewards, {len(values)} values and a mask of {len(mask)} differ in length")
-    advantages, returns = [0.0] * len(mask), [0.0] * len(mask)
-    next_value = running = 0.0
-    for at in reversed(range(len(mask))):
-        if mask[at]:
-            running = rewards[at] + gamma * next_value - values[at] + gamma * gae_lambda * running
-            next_value = values[at]
-            advantages[at], returns[at] = running, running + values[at]
+    given, foreseen, kept = np.asarray(rewards, float), np.asarray(values, float), np.asarray(mask, bool)
+    if not len(given) == len(foreseen) == len(kept):
+        raise ValueError(f"{len(given)} rewards, {len(foreseen)} values and a mask of {len(kept)} differ in length")
+    foreseen = foreseen[kept]
+    surprise = given[kept] + gamma * np.append(foreseen, 0.0)[1:] - foreseen
+    advantages, returns = np.zeros(len(kept)), np.zeros(len(kept))
+    advantages[kept] = returns_to_go(surprise, gamma * gae_lambda)
+    returns[kept] = advantages[kept] + foreseen
     return advantages, returns
 
 
-def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+def returns_to_go(rewards: ArrayLike, gamma: float) -> Floats:
     """The discounted sum of the rewards from every policy token on."""
-    returns: list[float] = []
-    running = 0.0
-    for reward in reversed(rewards):
-        running = reward + gamma * running
-        returns.append(running)
-    return returns[::-1]
+    returns = np.array(rewards, float)
+    if gamma == 1.0:
+        return returns[::-1].cumsum()[::-1]
+    reach = 1
+    # Each entry holds the sum of `reach` rewards; adding the entry that goes on from there doubles it.
+    while reach < len(returns) and (discount := gamma**reach):
+        returns[:-reach] += discount * returns[reach:]
+        reach *= 2
+    return returns
 
 
 def against_group(advantage: Advantage, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
@@ -131,33 +133,26 @@ class _Episode:
             raise DataError(f"trajectory {first.trajectory} has the reward {first.reward}")
         self.sequences = sequences
         self.number, self.group, self.reward = first.trajectory, first.group, first.reward
-        self.penalties = self.row("kl_penalties") if any(s.kl_penalties is not None for s in sequences) else []
         self.tokens = sum(s.policy_tokens for s in sequences)
         if not self.tokens:
             raise ValueError(f"trajectory {self.number} has no policy token to reward")
-        self.score = self.reward - sum(self.penalties)
+        penalised = any(s.kl_penalties is not None for s in sequences)
+        self.penalties: Floats = self.row("kl_penalties") if penalised else np.zeros(self.tokens)
+        self.score = self.reward - float(self.penalties.sum())
 
-    def row(self, name: str) -> list[float]:
+    def row(self, name: str) -> Floats:
         """One array at the policy's tokens of all sequences."""
-        return [value for sequence in self.sequences for value in sequence.gather(name)]
+        return gather(self.sequences, name)
 
-    def turns(self) -> list[int]:
-        """The turn of every policy token."""
-        return [turn for s in self.sequences for turn, written in zip(s.turns, s.loss_mask, strict=True) if written]
-
-    def rewards(self) -> list[float]:
+    def rewards(self) -> Floats:
         """One reward per policy token: the trajectory's on the last, less the KL penalty of each."""
-        row = [-penalty for penalty in self.penalties] or [0.0] * self.tokens
+        row: Floats = 0.0 - self.penalties
         row[-1] += self.reward
         return row
 
-    def write(self, name: str, row: Sequence[float]) -> None:
+    def write(self, name: str, row: Floats) -> None:
         """Lay one value per policy token back over the sequences."""
-        start = 0
-        for sequence in self.sequences:
-            end = start + sequence.policy_tokens
-            setattr(sequence, name, sequence.scatter(row[start:end]))
-            start = end
+        write(self.sequences, name, row)
 
 
 def assign(
@@ -178,7 +173,7 @@ def assign(
     by_trajectory: dict[int, list[TrainSequence]] = {}
     for sequence in sequences:
         if sequence.group == LEFT_OUT:
-            sequence.advantages = [0.0] * len(sequence.token_ids)
+            sequence.write("advantages", np.zeros(sequence.policy_tokens))
         else:
             by_trajectory.setdefault(sequence.trajectory, []).append(sequence)
     episodes = [_Episode(found) for found in by_trajectory.values()]
@@ -201,12 +196,13 @@ def assign(
 def _write_gae(episodes: list[_Episode], gamma: float, gae_lambda: float, whitened: bool) -> int:
     if any(sequence.values is None for episode in episodes for sequence in episode.sequences):
         raise ConfigError("gae needs the values of a critic: the sequences have none")
-    rows: list[list[float]] = []
+    rows: list[Floats] = []
     for episode in episodes:
-        row, returns = gae(episode.rewards(), episode.row("values"), [True] * episode.tokens, gamma, gae_lambda)
+        row, returns = gae(episode.rewards(), episode.row("values"), np.ones(episode.tokens), gamma, gae_lambda)
         episode.write("returns", returns)
         rows.append(row)
-    _write_all(episodes, whiten(_flat(rows)) if whitened else _flat(rows))
+    flat = np.concatenate(rows)
+    _write_all(episodes, whiten(flat) if whitened else flat)
     return 0
 
 
@@ -214,7 +210,7 @@ def _write_reinforce_pp(episodes: list[_Episode], gamma: float) -> int:
     rows = [returns_to_go(episode.rewards(), gamma) for episode in episodes]
     for episode, row in zip(episodes, rows, strict=True):
         episode.write("returns", row)
-    _write_all(episodes, whiten(_flat(rows)))
+    _write_all(episodes, whiten(np.concatenate(rows)))
     return 0
 
 
@@ -230,15 +226,14 @@ def _write_remax(episodes: list[_Episode], baselines: Mapping[int, float | None]
         episode.write("returns", row)
         if baseline is None:
             without.add(episode.group)
-        episode.write("advantages", [0.0 if baseline is None else value - baseline for value in row])
+        episode.write("advantages", np.zeros(episode.tokens) if baseline is None else row - baseline)
     return len(without)
 
 
 def _write_group(episodes: list[_Episode], advantage: Advantage) -> int:
     groups = [episode.group for episode in episodes]
     values = against_group(advantage, [episode.score for episode in episodes], groups)
-    for episode, value in zip(episodes, values, strict=True):
-        episode.write("advantages", [value] * episode.tokens)
+    _write_all(episodes, np.repeat(values, [episode.tokens for episode in episodes]))
     return sum(size == 1 for size in Counter(groups).values())
 
 
@@ -247,21 +242,14 @@ def _write_custom(episodes: list[_Episode], name: str) -> dict[str, float]:
         rewards=np.array([episode.score for episode in episodes], dtype=np.float64),
         groups=np.array([episode.group for episode in episodes], dtype=np.int64),
         lengths=np.array([episode.tokens for episode in episodes], dtype=np.int64),
-        turns=np.array([turn for episode in episodes for turn in episode.turns()], dtype=np.int64),
+        turns=np.concatenate([episode.row("turns") for episode in episodes]).astype(np.int64),
     )
     _write_all(episodes, custom.advantages(name, batch))
     return _metrics(episodes)
 
 
-def _flat(rows: list[list[float]]) -> Floats:
-    return np.array([value for row in rows for value in row], dtype=np.float64)
-
-
 def _write_all(episodes: list[_Episode], values: Floats) -> None:
-    start = 0
-    for episode in episodes:
-        episode.write("advantages", values[start : start + episode.tokens].tolist())
-        start += episode.tokens
+    write([sequence for episode in episodes for sequence in episode.sequences], "advantages", values)
 
 
 def _metrics(episodes: list[_Episode]) -> dict[str, float]:
@@ -272,7 +260,7 @@ def _metrics(episodes: list[_Episode]) -> dict[str, float]:
     }
     for name in ("advantages", "returns", "values"):
         if all(getattr(s, name) is not None for episode in episodes for s in episode.sequences):
-            arrays[f"critic/{name}"] = _flat([episode.row(name) for episode in episodes])
+            arrays[f"critic/{name}"] = np.concatenate([episode.row(name) for episode in episodes])
     found = {
         f"{name}/{kind}": float(value)
         for name, array in arrays.items()

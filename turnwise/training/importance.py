@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from turnwise.choices import Excess
+from turnwise.engines.learners.kl_estimates import LOG_RATIO_LIMIT
 from turnwise.errors import ConfigError
-from turnwise.training.kl import LOG_RATIO_LIMIT
-from turnwise.training.sequences import TrainSequence
-
-Floats = npt.NDArray[np.float64]
+from turnwise.training.packing import gather, write
+from turnwise.training.sequences import Floats, Ints, TrainSequence
 
 
 class Level(enum.Enum):
@@ -63,9 +61,9 @@ class Gap:
 
     learner: Floats
     sampler: Floats
-    turns: npt.NDArray[np.int64]
-    trajectory: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    turns: Ints
+    trajectory: Ints
+    counts: Ints
     """Policy tokens of each trajectory."""
 
     @property
@@ -89,13 +87,10 @@ def gap(sequences: Sequence[TrainSequence], learner: str = "old_logprobs") -> Ga
     if not sizes or not all(sizes):
         raise ValueError("the sampler and the learner can only be compared on sequences with policy tokens")
 
-    def flat(name: str) -> Floats:
-        return np.array([value for sequence in sequences for value in sequence.gather(name)], dtype=np.float64)
-
-    turns = np.array([turn for s in sequences for turn, flag in zip(s.turns, s.loss_mask, strict=True) if flag])
     _, owner = np.unique([sequence.trajectory for sequence in sequences], return_inverse=True)
     trajectory = np.repeat(owner, sizes)
-    return Gap(flat(learner), flat("logprobs"), turns, trajectory, np.bincount(trajectory))
+    ours, theirs, turns = (gather(sequences, name) for name in (learner, "logprobs", "turns"))
+    return Gap(ours, theirs, turns, trajectory, np.bincount(trajectory))
 
 
 def ratios(found: Gap, level: Level) -> Floats:
@@ -130,11 +125,7 @@ def correct(sequences: Sequence[TrainSequence], correction: Correction) -> dict[
     found = gap(sequences)
     ratio = ratios(found, correction.level)
     weights = weigh(ratio, correction)
-    start = 0
-    for sequence in sequences:
-        end = start + sequence.policy_tokens
-        sequence.weights = sequence.scatter(weights[start:end].tolist())
-        start = end
+    write(sequences, "weights", weights)
     bounded = np.clip(ratio, correction.floor, correction.upper)
     metrics = {
         "rollout_is_mean": ratio.mean(),

@@ -1,48 +1,22 @@
-"""How far the policy is from its reference: estimators per token, a penalty in the reward, and its coefficient.
-
-The gradients by the policy's logprob lp, with ref the reference's: k1 1, abs the sign of lp - ref, k2 lp - ref, k3
-1 - exp(ref - lp) as far as K3_LIMIT and 0 beyond. Averaged over the policy's own samples k1's is zero, so k1 belongs in
-a reward and k2 or k3 in a loss.
-"""
+"""How far the policy is from its reference, as a penalty in the reward, and the penalty's coefficient."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from turnwise.choices import KLEstimator
+from turnwise.engines.learners.kl_estimates import estimate
 from turnwise.errors import ConfigError
-from turnwise.training.sequences import TrainSequence
+from turnwise.training.sequences import Floats, TrainSequence
 
-LOG_RATIO_LIMIT = 20.0
-"""exp of a log-ratio beyond this says nothing more; the bound keeps it finite."""
-K3_LIMIT = 10.0
-"""k3 grows as exp(ref - lp): unbounded, one token that the policy has all but given up outweighs a whole batch."""
 HORIZON = 10_000
 """Trajectories over which a steered coefficient may change by a fifth, as in verl."""
 FIXED, ADAPTIVE = "fixed", "adaptive"
 """Kinds of controller, as checkpoints name them."""
-
-
-def estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """The estimate at every token, with gradient."""
-    if logprobs.shape != reference.shape:
-        raise ValueError(f"{tuple(logprobs.shape)} logprobs with {tuple(reference.shape)} of the reference")
-    difference = logprobs - reference
-    match estimator:
-        case KLEstimator.k1:
-            return difference
-        case KLEstimator.abs:
-            return difference.abs()
-        case KLEstimator.k2:
-            return 0.5 * difference.square()
-        case KLEstimator.k3:
-            bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-            # expm1 keeps the digits that exp(x) - 1 loses when the two policies nearly agree.
-            return (torch.expm1(-bounded) + bounded).clamp(max=K3_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +37,15 @@ def penalise(sequences: Sequence[TrainSequence], estimator: KLEstimator, coeffic
     """Write coefficient * KL into `kl_penalties` at every policy token, measured before the step's first update."""
     if not sequences:
         raise ValueError("no sequence to measure KL on")
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[Floats]] = {}
     for sequence in sequences:
         if sequence.ref_logprobs is None:
             raise ConfigError("KL in the reward needs a reference policy: the sequences have no ref_logprobs")
-        old = torch.tensor(sequence.gather("old_logprobs"), dtype=torch.float64)
-        kl = estimate(old, torch.tensor(sequence.gather("ref_logprobs"), dtype=torch.float64), estimator)
-        sequence.kl_penalties = sequence.scatter((coefficient * kl).tolist())
-        found.setdefault(sequence.trajectory, []).extend(kl.tolist())
-    means = [math.fsum(row) / len(row) for row in found.values()]
+        old, reference = (torch.from_numpy(sequence.gather(name)) for name in ("old_logprobs", "ref_logprobs"))
+        kl: Floats = estimate(old, reference, estimator).numpy()
+        sequence.write("kl_penalties", coefficient * kl)
+        found.setdefault(sequence.trajectory, []).append(kl)
+    means = [float(np.concatenate(rows).mean()) for rows in found.values()]
     return KLMeasure(math.fsum(means) / len(means), len(means), coefficient)
 
 

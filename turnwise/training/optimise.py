@@ -4,22 +4,19 @@ Legend: N policy tokens of a packed batch.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-
-from torch import Tensor
 
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
-from turnwise.engines.learners.local import LocalLearner, PolicyTokens
-from turnwise.engines.learners.reference import Reference
+from turnwise.engines.learners.forward_pass import computes_narrow
+from turnwise.engines.learners.learner import Learner, Who
+from turnwise.engines.learners.objective import Objective
 from turnwise.errors import TurnwiseError
 from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
 from turnwise.training.advantages import assign
-from turnwise.training.losses import policy_objective, value_objective
-from turnwise.training.packing import Batch, fill, minibatches, pack, tokens_by_trajectory, write
+from turnwise.training.packing import fill, minibatches, pack, tokens_by_trajectory, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
 from turnwise.training.turn_credit import add_turn_credit
@@ -30,10 +27,6 @@ GAP_FLOAT32, GAP_BFLOAT16 = 1e-3, 0.02
 GAP_TAIL = 10.0
 """The 99th percentile may be this many times the mean: most tokens are sure and hardly differ. The largest is no
 measure: it grows with the number of tokens, and bfloat16 alone makes it 0.1 and more."""
-MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
-"""Metrics that describe tokens; they are means over the tokens that were computed."""
-Score = Callable[[Tensor, Sequence[int], Tensor], Tensor]
-"""(tokens, lengths, index) of a packed batch to one number per policy token."""
 
 
 def needs_reference(config: Config) -> bool:
@@ -47,20 +40,20 @@ def needs_critic(config: Config) -> bool:
 
 
 def optimise(
-    learner: LocalLearner,
+    learner: Learner,
     sequences: Sequence[TrainSequence],
     config: Config,
     step: int,
     *,
-    reference: Reference | None = None,
     kl_controller: kl.KLController | None = None,
     baselines: dict[int, float | None] | None = None,
 ) -> dict[str, float]:
     """Fill in what the algorithm needs, then update `epochs` times over; returns the step's metrics.
 
-    A KL loss needs the `reference`, a KL penalty in the reward its `kl_controller` too; remax needs its `baselines`.
+    A KL penalty in the reward needs its `kl_controller`, remax its `baselines`; a learner that keeps no reference or
+    critic where the algorithm needs one says so.
     """
-    metrics = score_sequences(learner, reference, sequences, config)
+    metrics = score_sequences(learner, sequences, config)
     metrics |= assign_credit(sequences, config, kl_controller, baselines)
     chosen = trainable(sequences)
     seen: dict[str, list[float]] = defaultdict(list)
@@ -75,21 +68,19 @@ def optimise(
     return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
 
 
-def _update(learner: LocalLearner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
+def _update(learner: Learner, part: Sequence[TrainSequence], config: Config) -> dict[str, float]:
     """One weight update from one minibatch, in micro-batches; what has no gradient is not computed."""
     # By trajectory, since gspo's ratio is over all of one. An idle step is a step: the optimizer counts it and its
     # metrics are there.
     moving = {sequence.trajectory for sequence in part if _has_gradient(sequence, config)} or {part[0].trajectory}
     active = [sequence for sequence in part if sequence.trajectory in moving]
     whole = tokens_by_trajectory(part)
-    tokens, counted = sum(whole.values()), sum(s.policy_tokens for s in active)
-    totals: dict[str, float] = defaultdict(float)
-    for chosen in fill(active, config.learner.token_budget, together=_by_trajectory(config)):
-        batch = pack(chosen, whole)
-        found = learner.forward_backward(batch.tokens, batch.lengths, batch.index, _loss(batch, config, chosen))
-        for name, share in found.items():
-            totals[name] += share * (tokens / counted if name in MEANS else 1.0)
-    return totals | _named(learner.optim_step())
+    chosen = fill(active, config.learner.token_budget, together=_by_trajectory(config))
+    result = learner.update([pack(some, whole) for some in chosen], Objective.of(config.algorithm))
+    for some, found in zip(chosen, result.outputs, strict=True):
+        write(some, "new_logprobs", found.logprobs)
+        write(some, "entropies", found.entropies)
+    return _named(result.metrics)
 
 
 def _by_trajectory(config: Config) -> bool:
@@ -113,27 +104,25 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
     algorithm = config.algorithm
     if algorithm.entropy or algorithm.kl_loss or algorithm.advantage == Advantage.gae or is_plugin(algorithm.loss):
         return True
-    return any(sequence.advantages or ())
+    return sequence.advantages is not None and bool(sequence.advantages.any())
 
 
-def score_sequences(
-    learner: LocalLearner, reference: Reference | None, sequences: Sequence[TrainSequence], config: Config
-) -> dict[str, float]:
+def score_sequences(learner: Learner, sequences: Sequence[TrainSequence], config: Config) -> dict[str, float]:
     """What models say of the tokens before the first update: old and reference log-probs, and the critic's values."""
     budget, chosen = config.learner.token_budget, trainable(sequences)
     metrics: dict[str, float] = {}
     if config.algorithm.old_logprobs is OldLogprobs.learner:
-        score(chosen, "old_logprobs", learner.logprobs, budget)
+        score(learner, Who.POLICY, chosen, "old_logprobs", budget)
         for sequence in chosen:
             sequence.first_logprobs = sequence.old_logprobs
         metrics |= importance.mismatch(chosen)
     else:
         for sequence in chosen:
-            sequence.old_logprobs = list(sequence.logprobs)
-    if reference is not None:
-        score(chosen, "ref_logprobs", reference.logprobs, budget)
-    if learner.critic is not None:
-        score(chosen, "values", learner.values, budget)
+            sequence.old_logprobs = sequence.logprobs
+    if needs_reference(config):
+        score(learner, Who.REFERENCE, chosen, "ref_logprobs", budget)
+    if needs_critic(config):
+        score(learner, Who.CRITIC, chosen, "values", budget)
     return metrics
 
 
@@ -166,21 +155,20 @@ def assign_credit(
     return metrics
 
 
-def score(sequences: Sequence[TrainSequence], name: str, function: Score, token_budget: int) -> None:
-    """Let a model score every policy token and write the result into the sequences."""
+def score(learner: Learner, who: Who, sequences: Sequence[TrainSequence], name: str, token_budget: int) -> None:
+    """Let one of the learner's models score every policy token and write the result into the sequences."""
     for part in fill(sequences, token_budget):
-        batch = pack(part, tokens_by_trajectory(part))
-        write(part, name, function(batch.tokens, batch.lengths, batch.index))
+        write(part, name, learner.score(pack(part, tokens_by_trajectory(part)), who))
 
 
-def check_logprob_gap(learner: LocalLearner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
+def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], config: Config, *, exact: bool) -> str:
     """Before the first update, learner and sampler must agree about the same tokens.
 
     `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit. Otherwise
     the mean and the 99th percentile are judged; see `training.max_logprob_gap`.
     """
     checked = [replace(sequence) for sequence in trainable(sequences)[:GAP_SEQUENCES]]
-    score(checked, "old_logprobs", partial(learner.logprobs, exact=exact), config.learner.token_budget)
+    score(learner, Who.SAMPLER if exact else Who.POLICY, checked, "old_logprobs", config.learner.token_budget)
     gaps = importance.mismatch(checked)
     mean, tail, most = (gaps[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))
     tokens = sum(sequence.policy_tokens for sequence in checked)
@@ -188,7 +176,7 @@ def check_logprob_gap(learner: LocalLearner, sequences: Sequence[TrainSequence],
         f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
         f"of {len(checked)} sequences"
     )
-    narrow = learner.forward.narrow or config.model.precision is Precision.bfloat16
+    narrow = computes_narrow(config.learner) or config.model.precision is Precision.bfloat16
     accepted = config.training.max_logprob_gap
     if accepted is None:
         accepted = GAP_BFLOAT16 if narrow else GAP_FLOAT32
@@ -200,25 +188,6 @@ def check_logprob_gap(learner: LocalLearner, sequences: Sequence[TrainSequence],
         "off-policy without knowing it (learner.precision=float32 is closest; training.max_logprob_gap is what you "
         "accept, and algorithm.correction corrects it)"
     )
-
-
-def _loss(
-    batch: Batch, config: Config, sequences: Sequence[TrainSequence]
-) -> Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]:
-    """The objective of a batch of these sequences, which also keep what the learner says of their tokens."""
-    algorithm = config.algorithm
-
-    def loss(found: PolicyTokens) -> tuple[Tensor, dict[str, float]]:
-        write(sequences, "new_logprobs", found.logprobs)
-        write(sequences, "entropies", found.entropy)
-        here = batch.to(found.logprobs.device)
-        objective, metrics = policy_objective(found.logprobs, found.entropy, here, algorithm)
-        if found.values is None:
-            return objective, metrics
-        value_loss, more = value_objective(found.values, here, algorithm.value_clip)
-        return objective + algorithm.value_loss * value_loss, metrics | more
-
-    return loss
 
 
 def _named(found: dict[str, float]) -> dict[str, float]:

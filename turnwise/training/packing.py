@@ -6,57 +6,14 @@ Legend: T tokens of a packed batch, N policy tokens among them, S sequences, K t
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.errors import ConfigError, DataError
-from turnwise.training.sequences import LEFT_OUT, OPTIONAL, TrainSequence
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch: its sequences end to end, and what they hold at the policy's tokens.
-
-    `trajectory_tokens`, `minibatch_tokens` and `minibatch_trajectories` count the whole minibatch, so that the
-    gradients of its micro-batches add up to the gradient of one big batch. An array is None when its sequences have
-    none.
-    """
-
-    tokens: Tensor
-    """[T] token ids."""
-    lengths: tuple[int, ...]
-    """[S] tokens of each sequence."""
-    index: Tensor
-    """[N] position of each policy token among the T."""
-    trajectory: Tensor
-    """[N] which of the K trajectories a policy token belongs to."""
-    trajectory_tokens: Tensor
-    """[K] policy tokens of each trajectory, those of its segments in other micro-batches included."""
-    sampler_logprobs: Tensor
-    old_logprobs: Tensor | None
-    ref_logprobs: Tensor | None
-    values: Tensor | None
-    advantages: Tensor | None
-    returns: Tensor | None
-    weights: Tensor | None
-    minibatch_tokens: int
-    """Policy tokens of the whole minibatch."""
-    minibatch_trajectories: int
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        if self.tokens.device == device:
-            return self
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors: dict[str, Any] = {name: v.to(device) for name, v in moved.items() if isinstance(v, Tensor)}
-        return replace(self, **tensors)
-
-    def trajectory_sums(self, values: Tensor) -> Tensor:
-        """[K] the sum over each trajectory's policy tokens here of a value per policy token, with gradient."""
-        return values.new_zeros(len(self.trajectory_tokens)).index_add(0, self.trajectory, values)
+from turnwise.training.sequences import LEFT_OUT, TrainSequence
 
 
 def minibatches(sequences: Sequence[TrainSequence], count: int, *, seed: int, epoch: int) -> list[list[TrainSequence]]:
@@ -112,66 +69,64 @@ def tokens_by_trajectory(sequences: Sequence[TrainSequence]) -> dict[int, int]:
     return found
 
 
-def write(sequences: Sequence[TrainSequence], name: str, values: Tensor) -> None:
-    """Lay what the learner computed for the N policy tokens of packed sequences back into them."""
-    if name not in OPTIONAL:
-        raise ValueError(f"{name!r} is not an array that is written later")
-    counts = [sequence.policy_tokens for sequence in sequences]
-    if tuple(values.shape) != (sum(counts),):
-        raise ValueError(f"{tuple(values.shape)} {name} for {sum(counts)} policy tokens")
-    rows = iter(values.detach().tolist())
-    for sequence, count in zip(sequences, counts, strict=True):
-        setattr(sequence, name, sequence.scatter(list(itertools.islice(rows, count))))
+def gather(sequences: Sequence[TrainSequence], name: str) -> NDArray[Any]:
+    """[N] one array at the policy's tokens of all sequences, end to end."""
+    return np.concatenate([sequence.gather(name) for sequence in sequences])
 
 
-def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> Batch:
+def write(sequences: Sequence[TrainSequence], name: str, values: NDArray[np.floating[Any]]) -> None:
+    """Lay [N] values, one for each policy token of the sequences end to end, back into them."""
+    tokens = sum(sequence.policy_tokens for sequence in sequences)
+    if values.shape != (tokens,):
+        raise ValueError(f"{values.shape} {name} for {tokens} policy tokens")
+    start = 0
+    for sequence in sequences:
+        end = start + sequence.policy_tokens
+        sequence.write(name, values[start:end])
+        start = end
+
+
+def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> TokenBatch:
     """Put sequences end to end; an array is taken when all have it and refused when only some do.
 
     `whole` is `tokens_by_trajectory` of the minibatch that the sequences are part of.
     """
-    index: list[int] = []
-    owner: list[int] = []
-    numbers: dict[int, int] = {}
-    start = 0
     for sequence in sequences:
         _check(sequence)
-        found = [start + at for at, flag in enumerate(sequence.loss_mask) if flag]
-        index += found
-        owner += [numbers.setdefault(sequence.trajectory, len(numbers))] * len(found)
-        start += len(sequence.token_ids)
 
-    def gathered(name: str) -> Tensor | None:
+    def gathered(name: str) -> NDArray[np.float32] | None:
         missing = [sequence.trajectory for sequence in sequences if getattr(sequence, name) is None]
         if len(missing) == len(sequences):
             return None
         if missing:
             raise ValueError(f"some sequences have {name}, that of trajectory {missing[0]} has not")
-        row = [value for sequence in sequences for value in sequence.gather(name)]
-        return torch.tensor(row, dtype=torch.float32)
+        return gather(sequences, name).astype(np.float32)
 
-    sampler_logprobs = gathered("logprobs")
-    assert sampler_logprobs is not None
-    return Batch(
-        tokens=torch.tensor([token for s in sequences for token in s.token_ids]),
-        lengths=tuple(len(sequence.token_ids) for sequence in sequences),
-        index=torch.tensor(index),
-        trajectory=torch.tensor(owner),
-        trajectory_tokens=torch.tensor([whole[number] for number in numbers]),
-        sampler_logprobs=sampler_logprobs,
+    lengths = np.array([len(sequence.token_ids) for sequence in sequences])
+    counts = [sequence.policy_tokens for sequence in sequences]
+    numbers = {number: at for at, number in enumerate(dict.fromkeys(sequence.trajectory for sequence in sequences))}
+    starts = np.cumsum(lengths) - lengths
+    return TokenBatch(
+        tokens=np.concatenate([sequence.token_ids for sequence in sequences]),
+        lengths=lengths,
+        index=np.concatenate([sequence.policy for sequence in sequences]) + np.repeat(starts, counts),
+        trajectory=np.repeat([numbers[sequence.trajectory] for sequence in sequences], counts),
+        trajectory_tokens=np.array([whole[number] for number in numbers]),
+        minibatch_tokens=sum(whole.values()),
+        minibatch_trajectories=len(whole),
+        sampler_logprobs=gathered("logprobs"),
         old_logprobs=gathered("old_logprobs"),
         ref_logprobs=gathered("ref_logprobs"),
         values=gathered("values"),
         advantages=gathered("advantages"),
         returns=gathered("returns"),
         weights=gathered("weights"),
-        minibatch_tokens=sum(whole.values()),
-        minibatch_trajectories=len(whole),
     )
 
 
 def _check(sequence: TrainSequence) -> None:
     sequence.check()
-    if not any(sequence.loss_mask):
+    if not sequence.policy_tokens:
         raise DataError(f"a sequence of trajectory {sequence.trajectory} holds no policy token")
     if sequence.loss_mask[0]:
         raise DataError(

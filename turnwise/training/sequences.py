@@ -3,11 +3,16 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import DataError
 from turnwise.types import Group, TokenTrainingData, Trajectory
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 LEFT_OUT = -1
 """The group of a sequence that belongs to no baseline: its trajectory failed, or came without a group."""
 OPTIONAL = (
@@ -17,20 +22,20 @@ OPTIONAL = (
 """The arrays that are written later; None before."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TrainSequence:
-    """One ledger segment on its way to the gradient. Every list is as long as `token_ids`, zero off the mask.
+    """One ledger segment on its way to the gradient. Every array is as long as `token_ids`, zero off the mask.
 
-    `TrainSequence([5, 6, 9], [False, False, True], [0.0, 0.0, -0.3], [0, 0, 0], 0, trajectory=0, group=0, reward=1.0)`.
-    A field that starts None names its single writer; write with `scatter`, which raises on the wrong length.
+    Of the tokens 5, 6, 9 with the policy's at the end: `token_ids` 5, 6, 9, `policy` 2, `logprobs` 0, 0, -0.3. A field
+    that starts None names its single writer, who uses `write`; an array is replaced, never changed in place.
     """
 
-    token_ids: list[int]
-    loss_mask: list[bool]
+    token_ids: Ints
+    loss_mask: NDArray[np.bool_]
     """True exactly at the policy's tokens."""
-    logprobs: list[float]
+    logprobs: Floats
     """The sampler's."""
-    turns: list[int]
+    turns: NDArray[np.int32]
     policy_version: int
     """The oldest version that wrote any of its policy tokens; -1 when no turn tells."""
     trajectory: int
@@ -41,38 +46,46 @@ class TrainSequence:
     """The trajectory's; nan when nothing scored it."""
     turn_scores: dict[int, float] = field(default_factory=dict)
     """What scoring thought of the trajectory's turns, its other segments' included; the others were not scored."""
-    old_logprobs: list[float] | None = None
+    old_logprobs: Floats | None = None
     """Written by optimise: what the ratio is taken against, the sampler's or the learner's before the first update."""
-    first_logprobs: list[float] | None = None
+    first_logprobs: Floats | None = None
     """Written by optimise: the learner's before the first update of this step, where it computed them."""
-    ref_logprobs: list[float] | None = None
+    ref_logprobs: Floats | None = None
     """Written by optimise when a reference is used."""
-    values: list[float] | None = None
+    values: Floats | None = None
     """Written by optimise when a critic is used."""
-    kl_penalties: list[float] | None = None
+    kl_penalties: Floats | None = None
     """Written by kl.penalise when KL is part of the reward: subtracted from it, token by token."""
-    advantages: list[float] | None = None
+    advantages: Floats | None = None
     """Written by advantages.assign."""
-    returns: list[float] | None = None
+    returns: Floats | None = None
     """Written by advantages.assign where the estimator has token-level returns."""
-    weights: list[float] | None = None
+    weights: Floats | None = None
     """Written by importance.correct: multiplies the policy loss, 0 rejects a token."""
-    new_logprobs: list[float] | None = None
+    new_logprobs: Floats | None = None
     """Written by optimise: the learner's in the last update that used the sequence."""
-    entropies: list[float] | None = None
+    entropies: Floats | None = None
     """Written by optimise, with them."""
     segment: int = 0
     """Which of the trajectory's ledgers this is."""
 
+    policy: Ints = field(init=False, repr=False)
+    """The places of the policy's tokens: where `loss_mask` is True."""
+
     def __post_init__(self) -> None:
+        self.token_ids = np.asarray(self.token_ids, np.int64)
+        self.loss_mask = np.asarray(self.loss_mask, np.bool_)
+        self.logprobs = np.asarray(self.logprobs, np.float64)
+        self.turns = np.asarray(self.turns, np.int32)
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.turns):
             raise ValueError("token ids, loss mask, logprobs and turns differ in length")
+        self.policy = np.flatnonzero(self.loss_mask)
         self.check()
 
     def check(self) -> None:
         """Raise when an array written later does not fit the tokens."""
         for name in OPTIONAL:
-            values: list[float] | None = getattr(self, name)
+            values: Floats | None = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
                 raise ValueError(
                     f"{name} of trajectory {self.trajectory} has {len(values)} entries for {len(self.token_ids)} tokens"
@@ -81,23 +94,28 @@ class TrainSequence:
     @property
     def policy_tokens(self) -> int:
         """How many tokens the policy wrote."""
-        return sum(self.loss_mask)
+        return len(self.policy)
 
-    def gather(self, name: str) -> list[float]:
+    def gather(self, name: str) -> NDArray[Any]:
         """The entries of one array at the policy's tokens; an array nobody has written raises."""
-        values: list[float] | None = getattr(self, name)
+        values: NDArray[Any] | None = getattr(self, name)
         if values is None:
             raise ValueError(f"trajectory {self.trajectory} has no {name}")
         if len(values) != len(self.token_ids):
             self.check()
-        return list(compress(values, self.loss_mask))
+        found: NDArray[Any] = values[self.policy]
+        return found
 
-    def scatter(self, values: Sequence[float]) -> list[float]:
-        """One value per policy token laid out over all tokens, zero elsewhere: the way to write an array."""
-        if len(values) != self.policy_tokens:
-            raise ValueError(f"{len(values)} values for {self.policy_tokens} policy tokens")
-        following = iter(values)
-        return [float(next(following)) if flag else 0.0 for flag in self.loss_mask]
+    def write(self, name: str, values: ArrayLike) -> None:
+        """Lay one value per policy token out over all tokens, zero elsewhere, as the array of this name."""
+        if name not in OPTIONAL:
+            raise ValueError(f"{name!r} is not an array that is written later")
+        found = np.asarray(values, np.float64)
+        if found.shape != (self.policy_tokens,):
+            raise ValueError(f"{found.shape} {name} for {self.policy_tokens} policy tokens")
+        spread = np.zeros(len(self.token_ids))
+        spread[self.policy] = found
+        setattr(self, name, spread)
 
 
 def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
@@ -108,10 +126,10 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
     """
     return [
         TrainSequence(
-            token_ids=list(ledger.token_ids),
-            loss_mask=ledger.loss_mask,
-            logprobs=list(ledger.logprobs),
-            turns=list(ledger.turns),
+            token_ids=np.asarray(ledger.token_ids, np.int64),
+            loss_mask=mask,
+            logprobs=np.asarray(ledger.logprobs, np.float64),
+            turns=np.asarray(ledger.turns, np.int32),
             policy_version=min((t.policy_version for t in trajectory.turns if t.segment == segment), default=-1),
             trajectory=number,
             group=group,
@@ -122,7 +140,7 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, ledger in enumerate(trajectory.segments)
-        if any(ledger.loss_mask)
+        if (mask := np.asarray(ledger.loss_mask, np.bool_)).any()
     ]
 
 
@@ -140,22 +158,26 @@ def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Traje
 
 def write_back(sequences: Sequence[TrainSequence], trajectories: Sequence[Trajectory]) -> None:
     """Write what training computed into the trajectories and ledgers that the sequences were made of."""
-    advantages: dict[int, list[float]] = {}
+    advantages: dict[int, list[Floats]] = {}
     for sequence in sequences:
-        advantages.setdefault(sequence.trajectory, []).extend(sequence.gather("advantages"))
-    for number, row in advantages.items():
-        trajectories[number].advantage = sum(row) / len(row)
+        advantages.setdefault(sequence.trajectory, []).append(sequence.gather("advantages"))
+    for number, rows in advantages.items():
+        trajectories[number].advantage = float(np.concatenate(rows).mean())
     for sequence in trainable(sequences):
         penalties = sequence.kl_penalties
         trajectories[sequence.trajectory].segments[sequence.segment].training = TokenTrainingData(
-            logprobs=sequence.first_logprobs,
-            new_logprobs=sequence.new_logprobs,
-            ref_logprobs=sequence.ref_logprobs,
-            entropies=sequence.entropies,
-            values=sequence.values,
-            advantages=sequence.advantages,
-            rewards=None if penalties is None else [-penalty for penalty in penalties],
+            logprobs=_recorded(sequence.first_logprobs),
+            new_logprobs=_recorded(sequence.new_logprobs),
+            ref_logprobs=_recorded(sequence.ref_logprobs),
+            entropies=_recorded(sequence.entropies),
+            values=_recorded(sequence.values),
+            advantages=_recorded(sequence.advantages),
+            rewards=_recorded(None if penalties is None else -penalties),
         )
+
+
+def _recorded(values: Floats | None) -> list[float] | None:
+    return None if values is None else values.tolist()
 
 
 def trainable(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -49,9 +50,8 @@ class SftStep:
 def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
     """Mean negative log-likelihood of the policy's tokens, each given everything before it."""
     lengths = [len(sequence.token_ids) for sequence in batch]
-    tokens = torch.tensor([token for sequence in batch for token in sequence.token_ids])
-    mask = torch.tensor([flag for sequence in batch for flag in sequence.loss_mask])
-    targets = mask.nonzero().squeeze(1)
+    tokens = torch.from_numpy(np.concatenate([sequence.token_ids for sequence in batch]))
+    targets = torch.from_numpy(np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in batch])))
     hidden = decoder(ModelInputs(tokens, attention.positions(lengths)), attention.packed(lengths))
     # A sequence starts with its prompt, so the token before a policy token is always in the same sequence.
     logits = decoder.logits(hidden[targets - 1])

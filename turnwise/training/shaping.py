@@ -32,7 +32,7 @@ def shape_overlong(
     lengths: dict[int, int] = {}
     for sequence in sequences:
         if sequence.group != LEFT_OUT:
-            written = len(sequence.token_ids) - sequence.loss_mask.index(True)
+            written = len(sequence.token_ids) - int(sequence.policy[0])
             lengths[sequence.trajectory] = lengths.get(sequence.trajectory, 0) + written
     penalties = {
         number: overlong_penalty(length, limit=limit, buffer=buffer, factor=factor)

@@ -26,20 +26,20 @@ scorer to say (a score below 0), not for a baseline to hide.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from turnwise.training.advantages import returns_to_go
-from turnwise.training.sequences import LEFT_OUT, TrainSequence
+from turnwise.training.packing import gather
+from turnwise.training.sequences import LEFT_OUT, Floats, Ints, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """One trajectory: its sequences and what each turn of the policy answers for."""
+    """One trajectory: its sequences, the turns the policy wrote in and what each of them answers for."""
 
     sequences: list[TrainSequence]
-    returns: dict[int, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.returns.values())
+    turns: Ints
+    returns: Floats
 
 
 def add_turn_credit(sequences: Sequence[TrainSequence], weight: float, gamma: float = 0.0) -> dict[str, float]:
@@ -54,10 +54,10 @@ def add_turn_credit(sequences: Sequence[TrainSequence], weight: float, gamma: fl
             groups.setdefault(sequence.group, {}).setdefault(sequence.trajectory, []).append(sequence)
     for by_trajectory in groups.values():
         siblings = [_scored(found, gamma) for found in by_trajectory.values()]
-        total, turns = sum(one.total for one in siblings), sum(len(one.returns) for one in siblings)
+        total, turns = sum(one.returns.sum() for one in siblings), sum(len(one.turns) for one in siblings)
         for one in siblings if len(siblings) > 1 else ():
-            baseline = (total - one.total) / (turns - len(one.returns))
-            _add(one, {turn: weight * (value - baseline) for turn, value in one.returns.items()})
+            baseline = (total - one.returns.sum()) / (turns - len(one.turns))
+            _add(one, weight * (one.returns - baseline))
     scores = [score for group in groups.values() for found in group.values() for score in found[0].turn_scores.values()]
     return {
         "turn_credit/scored_turns": float(len(scores)),
@@ -69,20 +69,11 @@ def _scored(sequences: list[TrainSequence], gamma: float) -> _Scored:
     scores = sequences[0].turn_scores
     if any(sequence.turn_scores != scores for sequence in sequences):
         raise ValueError(f"the sequences of trajectory {sequences[0].trajectory} differ in their turn scores")
-    turns = sorted(
-        {
-            turn
-            for sequence in sequences
-            for turn, written in zip(sequence.turns, sequence.loss_mask, strict=True)
-            if written
-        }
-    )
-    returns = returns_to_go([scores.get(turn, 0.0) for turn in turns], gamma)
-    return _Scored(sequences, dict(zip(turns, returns, strict=True)))
+    turns = np.unique(gather(sequences, "turns"))
+    return _Scored(sequences, turns, returns_to_go([scores.get(turn, 0.0) for turn in turns.tolist()], gamma))
 
 
-def _add(one: _Scored, credit: dict[int, float]) -> None:
+def _add(one: _Scored, credit: Floats) -> None:
     for sequence in one.sequences:
-        turns = [turn for turn, written in zip(sequence.turns, sequence.loss_mask, strict=True) if written]
-        before = sequence.gather("advantages")
-        sequence.advantages = sequence.scatter([a + credit[turn] for a, turn in zip(before, turns, strict=True)])
+        here = credit[np.searchsorted(one.turns, sequence.gather("turns"))]
+        sequence.write("advantages", sequence.gather("advantages") + here)

@@ -1,17 +1,18 @@
 """The critic: a value head on its own copy of the policy's trunk, or on the trunk they share."""
 
-from dataclasses import replace
+import copy
 
 import torch
 from torch import Tensor, nn
 
-from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.errors import EngineError
 
 
 class Critic(nn.Module):
     """Predicts the return from the state before a token. The head starts at zero, so the first values are zero."""
 
-    def __init__(self, hidden_size: int, trunk: Decoder | None) -> None:
+    def __init__(self, hidden_size: int, trunk: PolicyModel | None) -> None:
         super().__init__()
         self.trunk = trunk
         """None when the policy's trunk is shared; its gradient then comes from both losses."""
@@ -19,16 +20,16 @@ class Critic(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     @classmethod
-    def copying(cls, decoder: Decoder) -> "Critic":
-        """With its own trunk, which starts as the policy is now; the unembedding stays behind."""
-        config = replace(decoder.config, tied=True)
-        tensors = {name: tensor.float().clone() for name, tensor in decoder.tensors().items() if name != "head"}
-        return cls(config.hidden_size, Decoder(config, tensors))
+    def copying(cls, model: PolicyModel) -> "Critic":
+        """With its own trunk, which starts as the policy is now and has all its weights trained."""
+        if model.has_adapter:
+            raise EngineError("a critic copies the weights below an adapter: make it before the adapter is added")
+        return cls(model.shape.hidden_size, copy.deepcopy(model).float().requires_grad_(True))
 
     @classmethod
-    def sharing(cls, decoder: Decoder) -> "Critic":
+    def sharing(cls, model: PolicyModel) -> "Critic":
         """With nothing of its own but the head."""
-        return cls(decoder.config.hidden_size, None)
+        return cls(model.shape.hidden_size, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values [N] of hidden states [N, H], in the head's own precision."""

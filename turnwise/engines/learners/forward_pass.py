@@ -1,4 +1,4 @@
-"""A decoder run over packed sequences: the states before chosen tokens, and the log-probs these tokens get."""
+"""A policy model run over packed sequences: the states before chosen tokens, and the log-probs these tokens get."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from turnwise.choices import Precision
+from turnwise.config import LearnerConfig
+from turnwise.engines.learners.device_batch import DeviceBatch
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
 from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.errors import EngineError
 
@@ -19,31 +20,24 @@ EXACT_CHUNK = 1024
 """Logits at once in exact mode; a multiple of every regime's row_pad."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Tokens [T] of several sequences, one after the other, and the places [N] of those to be scored."""
-
-    tokens: Tensor
-    lengths: Sequence[int]
-    index: Tensor
-
-    @property
-    def targets(self) -> Tensor:
-        """The tokens [N] to be scored."""
-        return self.tokens[self.index]
+def computes_narrow(config: LearnerConfig) -> bool:
+    """Whether a learner of this config takes its products in bfloat16: on a GPU, when nothing else is said."""
+    on_gpu = torch.device(config.device).type == "cuda"
+    return (config.precision or (Precision.bfloat16 if on_gpu else Precision.float32)) is Precision.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """Where and how a decoder runs: `ForwardPass(torch.device("cpu"), temperature=1.0)`.
+    """Where and how a model runs: `ForwardPass(torch.device("cpu"), temperature=1.0)`.
 
-    Nothing here needs a batch dimension or padding. `precision` None means bfloat16 products on CUDA and the weights'
-    own format elsewhere.
+    Nothing here needs a batch dimension or padding. The sequences of a batch share one pass, except with a model that
+    cannot keep them apart (`ModelShape.no_packing`, a recurrent layer): there each has a pass of its own.
     """
 
     device: torch.device
     temperature: float
-    precision: Precision | None = None
+    narrow: bool = False
+    """Take products in bfloat16, whatever the format of the weights."""
     chunk_tokens: int = 1024
     """Logits are made for this many tokens at once."""
     recompute_layers: bool = False
@@ -57,51 +51,35 @@ class ForwardPass:
         if self.chunk_tokens < 1:
             raise EngineError(f"chunk_tokens must be positive, found {self.chunk_tokens}")
 
-    @property
-    def narrow(self) -> bool:
-        """Whether products are taken in bfloat16."""
-        chosen = self.precision or (Precision.bfloat16 if self.device.type == "cuda" else Precision.float32)
-        return chosen is Precision.bfloat16
-
-    def pack(self, tokens: Tensor, lengths: Sequence[int], index: Tensor) -> Packed:
-        """Checked and on the device. A token that opens a sequence has nothing before it that could predict it."""
-        if tokens.dim() != 1 or index.dim() != 1 or sum(lengths) != len(tokens) or min(lengths, default=0) < 1:
-            raise EngineError(f"{len(tokens)} tokens cannot be sequences of lengths {list(lengths)[:20]}")
-        if len(index) == 0:
-            raise EngineError("there is no token to score")
-        if int(index.min()) < 0 or int(index.max()) >= len(tokens):
-            raise EngineError(f"places {int(index.min())} to {int(index.max())} are outside {len(tokens)} tokens")
-        if bool((index[1:] <= index[:-1]).any()):
-            raise EngineError("the places of policy tokens must rise")
-        starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
-        if bool(torch.isin(index.cpu(), starts).any()):
-            raise EngineError("a sequence starts with a policy token: there is nothing to predict it from")
-        return Packed(tokens.to(self.device), lengths, index.to(self.device))
-
     def autocast(self) -> AbstractContextManager[object]:
         """The number format of products inside."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.narrow else nullcontext()
 
-    def hidden(self, decoder: Decoder, packed: Packed) -> Tensor:
-        """The states [N, H] from which the chosen tokens are predicted."""
-        places = attention.positions(packed.lengths).to(self.device)
-        attend = attention.packed(packed.lengths, self.device)
+    def hidden(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
+        """The states [N, H] from which the policy's tokens are predicted."""
+        if model.shape.no_packing is None:
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1)
+        return torch.cat([self._states(model, tokens, [len(tokens)], rows - 1) for tokens, rows in _apart(batch)])
+
+    def _states(self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor) -> Tensor:
+        places = attention.positions(lengths).to(self.device)
+        attend = attention.packed(lengths, self.device)
         recompute = self.recompute_layers and torch.is_grad_enabled()
-        states: Tensor = decoder(ModelInputs(packed.tokens, places), attend, rows=packed.index - 1, recompute=recompute)
+        states: Tensor = model(ModelInputs(tokens, places), attend, rows=rows, recompute=recompute)
         return states
 
-    def scores(self, decoder: Decoder, packed: Packed, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N] of the chosen tokens at the sampling temperature."""
-        return decoder.scores(hidden, packed.targets, temperature=self.temperature, chunk=self.chunk_tokens)
+    def scores(self, model: PolicyModel, batch: DeviceBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [N] of the policy's tokens at the sampling temperature."""
+        return model.scores(hidden, batch.targets, temperature=self.temperature, chunk=self.chunk_tokens)
 
     @torch.no_grad()
-    def logprobs(self, decoder: Decoder, packed: Packed) -> Tensor:
-        """Log-probs [N] on the CPU, without gradient."""
+    def logprobs(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
+        """Log-probs [N] without gradient."""
         with self.autocast():
-            return self.scores(decoder, packed, self.hidden(decoder, packed))[0].cpu()
+            return self.scores(model, batch, self.hidden(model, batch))[0]
 
     @torch.no_grad()
-    def exact_logprobs(self, decoder: Decoder, packed: Packed) -> Tensor:
+    def exact_logprobs(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
         """Log-probs [N] by the sampler's own arithmetic: the same bits where rows are proven not to depend on others.
 
         See `exactness.find_regime`; both sides must use the same regime and the same number of threads.
@@ -112,14 +90,22 @@ class ForwardPass:
         if self.device.type != "cpu" or self.narrow:
             raise EngineError("exact log-probs are made on the CPU without autocast, as the sampler makes its own")
         parts: list[Tensor] = []
-        start = 0
-        for length in packed.lengths:
-            tokens = packed.tokens[start : start + length]
-            inside = packed.index[(packed.index >= start) & (packed.index < start + length)] - start
-            places = pad_rows(torch.arange(length), regime)
-            hidden = decoder(ModelInputs(pad_rows(tokens, regime), places), attention.exact([length], regime))
+        for tokens, inside in _apart(batch):
+            places = pad_rows(torch.arange(len(tokens)), regime)
+            hidden = model(ModelInputs(pad_rows(tokens, regime), places), attention.exact([len(tokens)], regime))
             for some in torch.split(inside, EXACT_CHUNK):
-                logits = decoder.logits(pad_rows(hidden.index_select(0, some - 1), regime))[: len(some)]
+                logits = model.logits(pad_rows(hidden.index_select(0, some - 1), regime))[: len(some)]
                 parts.append(token_logprobs(logits, tokens[some], self.temperature))
-            start += length
         return torch.cat(parts)
+
+
+def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor]]:
+    """The tokens of each sequence that has any of the policy's, and the places of those in it."""
+    tokens, index = batch.tokens.split([*batch.lengths]), batch.index.split([*batch.written])
+    found: list[tuple[Tensor, Tensor]] = []
+    start = 0
+    for own, inside in zip(tokens, index, strict=True):
+        if len(inside):
+            found.append((own, inside - start))
+        start += len(own)
+    return found

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.updates import FullWeights
+from turnwise.errors import TurnwiseError
 
 Floats = NDArray[np.float32]
+
+
+class NotFinite(TurnwiseError):
+    """A loss or a gradient is NaN or infinite; no weight has changed and the gradients so far are dropped."""
 
 
 class Who(enum.StrEnum):
@@ -25,6 +30,8 @@ class Who(enum.StrEnum):
     """Log-probs of the policy as it started."""
     CRITIC = "critic"
     """Values of the states before the tokens."""
+    SAMPLER = "sampler"
+    """Log-probs of the policy by the sampler's own arithmetic: the same bits, where that is proven to be possible."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +48,7 @@ class UpdateResult:
 
     outputs: list[TokenOutputs]
     metrics: dict[str, float]
+    """The objective's own, `loss`, `grad_norm` and `lr`, and with a critic `critic_grad_norm` and `critic_lr`."""
 
 
 class Learner(Protocol):

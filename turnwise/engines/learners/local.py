@@ -1,11 +1,12 @@
-"""The torch learner of one process: gradients of any loss on the policy's tokens, steps, and a state without pickle."""
+"""The learner of one process and one device: gradients of an objective, steps, reference and critic, and its state."""
 
-import dataclasses
-import hashlib
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,91 +14,141 @@ from torch import Tensor, nn
 
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
-from turnwise.engines.learners.forward_pass import ForwardPass, Packed
+from turnwise.engines.learners.device_batch import DeviceBatch, on_device
+from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
+from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, UpdateResult, Who
+from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
+from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
-from turnwise.engines.learners.reference import Reference
+from turnwise.engines.learners.state import differences, fingerprint, read_state, write_state
+from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.model.policy_folder import PolicyFolder
+from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.updates import FullWeights
-from turnwise.errors import EngineError, TurnwiseError
+from turnwise.errors import EngineError
 
-FORMAT = 1
-"""Of the state; raised when its names change."""
 CHUNK_TOKENS = 1024
 """Logits are made for this many tokens at once."""
 
-
-class NotFinite(TurnwiseError):
-    """A loss or a gradient is NaN or infinite; no weight has changed and the gradients so far are dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyTokens:
-    """What the learner computed for the N policy tokens of a packed batch, on the learner's device."""
-
-    logprobs: Tensor
-    """[N] with gradient, at the sampling temperature."""
-    entropy: Tensor
-    """[N] with gradient; backward pays for it only when the loss uses it."""
-    values: Tensor | None
-    """[N] with gradient when there is a critic, of the state before each token."""
-    index: Tensor
-    """[N] position of each in the packed batch."""
-
-
-Loss = Callable[[PolicyTokens], tuple[Tensor, dict[str, float]]]
+Loss = Callable[[PolicyTokens, DeviceBatch], tuple[Tensor, Metrics]]
 """A scalar to differentiate, and metrics."""
 
 
-class LocalLearner:
-    """Trains a decoder, which becomes its own: give it one that nobody else reads.
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """One micro-batch whose gradient was added; everything is still on the device."""
 
-    A `LoraDecoder` has its factors trained and nothing else. Gradients add up over calls of `forward_backward` until
-    `optim_step` uses them. Packed batches are `tokens[T]`, the `lengths` of their sequences, and `index[N]`, the places
-    of the policy's tokens. `updates` is where a decay of the learning rate ends; `regime` is the one the sampler writes
-    in, where it is proven: exact log-probs need it.
+    loss: Tensor
+    metrics: Metrics
+    logprobs: Tensor
+    entropies: Tensor
+
+
+class LocalLearner:
+    """Trains a policy model, which becomes its own: give it one that nobody else reads. Implements `Learner`.
+
+    Of a model with an adapter the adapter is trained and nothing else. A model that cannot pack
+    (`ModelShape.no_packing`) is run over the sequences of a batch one at a time, with the same results. `reference`
+    keeps the policy as it is now for `Who.REFERENCE`: the weights below an adapter at no cost, else a frozen copy.
+    `updates` is where a decay of the learning rate ends; `regime` is the one the sampler writes in, where it is proven:
+    `Who.SAMPLER` needs it. `companions` and `base_model` go into what `save_policy` writes.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: PolicyModel,
         config: LearnerConfig,
         *,
         temperature: float,
         critic: Critic | None = None,
+        reference: bool = False,
         updates: int = 0,
         regime: Regime | None = None,
+        companions: PolicyFolder | None = None,
+        base_model: str = "",
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
         self.device = torch.device(config.device)
-        self.forward = ForwardPass(
-            self.device, temperature, config.precision, chunk_tokens, config.gradient_checkpointing, regime
-        )
-        self.decoder = decoder.to(self.device)
+        narrow, recompute = computes_narrow(config), config.gradient_checkpointing
+        self.forward = ForwardPass(self.device, temperature, narrow, chunk_tokens, recompute, regime)
+        self.model = model.to(self.device)
         self.critic = None if critic is None else critic.to(self.device)
-        _refuse_narrow(self.decoder, self.forward)
-        self._optimizers = {"policy": Optimizer(self.decoder.named_parameters(), config, lr=config.lr, updates=updates)}
+        _refuse_narrow(self.model, self.forward)
+        self._has_reference = reference
+        self._start = copy.deepcopy(self.model).requires_grad_(False) if reference and not model.has_adapter else None
+        """Under an adapter the reference needs no copy."""
+        self._companions, self._base_model = companions, base_model
+        self._optimizers = {"policy": Optimizer(self.model.named_parameters(), config, lr=config.lr, updates=updates)}
         if self.critic is not None:
             parameters = self.critic.named_parameters()
             self._optimizers["critic"] = Optimizer(parameters, config, lr=config.critic_lr, updates=updates)
         self.step = 0
         """How many times the weights have changed."""
 
-    def forward_backward(self, tokens: Tensor, lengths: Sequence[int], index: Tensor, loss: Loss) -> dict[str, float]:
-        """Add the gradient of one micro-batch; returns the loss's own metrics and `loss`."""
-        packed = self.forward.pack(tokens, lengths, index)
+    @torch.no_grad()
+    def score(self, batch: TokenBatch, who: Who) -> Floats:
+        """One number [N] for every policy token, without gradient."""
+        here = on_device(batch, self.device)
+        match who:
+            case Who.POLICY:
+                found = self.forward.logprobs(self.model, here)
+            case Who.SAMPLER:
+                found = self.forward.exact_logprobs(self._as_published(), here)
+            case Who.REFERENCE:
+                found = self._reference_logprobs(here)
+            case Who.CRITIC:
+                if self.critic is None:
+                    raise EngineError("this learner has no critic")
+                with self.forward.autocast():
+                    shared = self.forward.hidden(self.model, here) if self.critic.trunk is None else None
+                    found = self._values(self.critic, here, shared)
+        return _numpy(found)
+
+    def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
+        """One optimizer step on the micro-batches of a minibatch; nothing leaves the device before its end."""
+        loss = partial(evaluate, objective=objective)
+        try:
+            found = [self.accumulate(batch, loss) for batch in batches]
+            if not found:
+                raise EngineError("an update needs a batch")
+            metrics = self._metrics(found, batches)
+            logprobs, entropies = (_numpy(torch.cat([getattr(f, n) for f in found])) for n in ("logprobs", "entropies"))
+            metrics |= self.optim_step()
+        finally:
+            self._forget()  # of an update that failed nothing may wait for the next
+        outputs: list[TokenOutputs] = []
+        start = 0
+        for batch in batches:
+            part = slice(start, start + len(batch.index))
+            outputs.append(TokenOutputs(logprobs[part], entropies[part]))
+            start = part.stop
+        return UpdateResult(outputs, metrics)
+
+    def accumulate(self, batch: TokenBatch, loss: Loss) -> Accumulated:
+        """Add the gradient of one micro-batch to those that `optim_step` will use."""
+        here = on_device(batch, self.device)
         with self.forward.autocast():
-            hidden = self.forward.hidden(self.decoder, packed)
-            logprobs, entropy = self.forward.scores(self.decoder, packed, hidden)
-            values = None if self.critic is None else self._values(self.critic, packed, hidden)
-        total, metrics = loss(PolicyTokens(logprobs, entropy, values, packed.index))
-        amount = total.item()
-        if not math.isfinite(amount):
-            self._forget()
-            raise NotFinite(f"the loss is {amount} after {self.step} steps")
+            hidden = self.forward.hidden(self.model, here)
+            logprobs, entropy = self.forward.scores(self.model, here, hidden)
+            values = None if self.critic is None else self._values(self.critic, here, hidden)
+        total, metrics = loss(PolicyTokens(logprobs, entropy, values), here)
         total.backward()  # type: ignore[no-untyped-call]
-        return {**metrics, "loss": amount}
+        return Accumulated(total.detach(), metrics, logprobs.detach(), entropy.detach())
+
+    def _metrics(self, found: Sequence[Accumulated], batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """Shares of the micro-batches added up, and the check that every loss is finite."""
+        names = [*found[0].metrics, "loss"]
+        rows = torch.stack([torch.stack([f.metrics.get(n, f.loss).double() for n in names]) for f in found]).tolist()
+        counted = sum(len(batch.index) for batch in batches)
+        totals = dict.fromkeys(names, 0.0)
+        for row, batch in zip(rows, batches, strict=True):
+            if not math.isfinite(row[-1]):
+                raise NotFinite(f"the loss is {row[-1]} after {self.step} steps")
+            for name, share in zip(names, row, strict=True):
+                totals[name] += share * (batch.minibatch_tokens / counted if name in MEANS else 1.0)
+        return totals
 
     def optim_step(self) -> dict[str, float]:
         """Change the weights by the gradients so far; returns `grad_norm` and `lr`, and both of the critic.
@@ -119,47 +170,48 @@ class LocalLearner:
         self.step += 1
         return metrics
 
-    def logprobs(self, tokens: Tensor, lengths: Sequence[int], index: Tensor, *, exact: bool = False) -> Tensor:
-        """Log-probs [N] on the CPU, without gradient.
-
-        `exact` takes the sampler's own arithmetic over the weights as published, which gives its recorded log-probs
-        bit by bit where `exactness.find_regime` finds one.
-        """
-        packed = self.forward.pack(tokens, lengths, index)
-        if not exact:
-            return self.forward.logprobs(self.decoder, packed)
-        merged = isinstance(self.decoder, LoraDecoder)
-        decoder = Decoder(self.decoder.config, self.decoder.tensors()) if merged else self.decoder
-        return self.forward.exact_logprobs(decoder, packed)
-
-    @torch.no_grad()
-    def values(self, tokens: Tensor, lengths: Sequence[int], index: Tensor) -> Tensor:
-        """The critic's values [N] of the states before the tokens, on the CPU, without gradient."""
-        if self.critic is None:
-            raise EngineError("this learner has no critic")
-        packed = self.forward.pack(tokens, lengths, index)
-        with self.forward.autocast():
-            shared = self.forward.hidden(self.decoder, packed) if self.critic.trunk is None else None
-            return self._values(self.critic, packed, shared).cpu()
-
-    def _values(self, critic: Critic, packed: Packed, hidden: Tensor | None) -> Tensor:
+    def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None) -> Tensor:
         if critic.trunk is not None:
-            hidden = self.forward.hidden(critic.trunk, packed)
+            hidden = self.forward.hidden(critic.trunk, batch)
         values: Tensor = critic(hidden)
         return values
 
-    def reference(self) -> Reference:
-        """The policy as it is now, frozen; with LoRA its base, at no cost. Ask before a state is loaded."""
-        return Reference.of(self.decoder, self.forward)
+    def _reference_logprobs(self, batch: DeviceBatch) -> Tensor:
+        if not self._has_reference:
+            raise EngineError("this learner was not asked to keep a reference")
+        if self._start is not None:
+            return self.forward.logprobs(self._start, batch)
+        with self.model.without_adapter():
+            return self.forward.logprobs(self.model, batch)
+
+    def _as_published(self) -> PolicyModel:
+        """The policy as a sampler has it: bits are promised of the native decoder only, LoRA merged into it."""
+        if not isinstance(self.model, Decoder):
+            raise EngineError(f"{type(self.model).__name__} has no arithmetic that is proven to be the sampler's")
+        return Decoder(self.model.config, self.model.tensors()) if self.model.has_adapter else self.model
 
     def weights(self) -> FullWeights:
-        """The policy's weights, LoRA merged; live ones, so a sampler copies them before the next step."""
-        return FullWeights(self.decoder.weight_shapes(), self.decoder.weights())
+        """The policy's weights, an adapter merged; live ones, so a sampler copies them before the next step."""
+        return FullWeights(self.model.weight_shapes(), self.model.weights())
+
+    def save(self, folder: Path) -> None:
+        """`learner.safetensors`: what is trained, the optimizer's moments, and how many steps were taken."""
+        write_state(folder, *self.state())
+
+    def load(self, folder: Path) -> None:
+        """Go on from a saved state; one of another model is refused by name before anything changes."""
+        self.load_state(*read_state(folder))
+
+    def save_policy(self, folder: Path) -> None:
+        """`policy`, a Hugging Face folder, and peft's `policy_adapter` of a model that has an adapter."""
+        (self._companions or PolicyFolder({})).save(folder / "policy", self.model)
+        if self.model.has_adapter:
+            self.model.save_adapter(folder / "policy_adapter", self._base_model)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything to go on from here: live tensors by flat names, and what JSON holds.
 
-        Under LoRA the base is not among them; its fingerprint is.
+        What is frozen below an adapter is not among them; its fingerprint is.
         """
         if any(p.grad is not None for optimizer in self._optimizers.values() for p in optimizer.parameters.values()):
             raise EngineError("gradients wait for a step: a state saved now would lose them")
@@ -170,9 +222,9 @@ class LocalLearner:
         return tensors, {"step": self.step, **self._identity()}
 
     def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
-        """Go on from a saved state; one of another model is refused by name before anything changes."""
+        """What `load` does, of what `state` gives."""
         mine = self._identity()
-        differing = _differences({key: info.get(key) for key in mine}, mine)
+        differing = differences({key: info.get(key) for key in mine}, mine)
         if differing:
             raise EngineError(f"the saved state is of another model: {'; '.join(differing)}")
         places = {f"{model}.{n}": p for model, o in self._optimizers.items() for n, p in o.parameters.items()}
@@ -204,12 +256,10 @@ class LocalLearner:
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a state to fit."""
-        lora = self.decoder if isinstance(self.decoder, LoraDecoder) else None
+        frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
         identity = {
-            "format": FORMAT,
-            "decoder": dataclasses.asdict(self.decoder.config),
-            "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha, "targets": lora.targets},
-            "base": None if lora is None else fingerprint(lora.base()),
+            **self.model.facts,
+            "base": fingerprint(frozen) if frozen else None,
             "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
         }
         plain: dict[str, Any] = json.loads(json.dumps(identity))  # lists for tuples, as they come back from a file
@@ -220,32 +270,16 @@ class LocalLearner:
             optimizer.forget()
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> list[str]:
-    """What changed, by its dotted name: `decoder.num_layers was 2 and is 4`."""
-    found: list[str] = []
-    for key in sorted(was.keys() | now.keys()):
-        old, new = was.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _differences(old, new, f"{place}{key}.")
-        elif old != new:
-            found.append(f"{place}{key} was {old!r} and is {new!r}")
-    return found
+def _numpy(found: Tensor) -> Floats:
+    array: Floats = found.float().cpu().numpy()
+    return array
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """A short digest of weights. Their bits are summed as integers, which no order of summation changes."""
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(tensors.items()):
-        total = int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
-        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
-    return digest.hexdigest()
-
-
-def _refuse_narrow(decoder: Decoder, forward: ForwardPass) -> None:
+def _refuse_narrow(model: PolicyModel, forward: ForwardPass) -> None:
     """Small steps vanish in bfloat16, so what is trained must be wide; a frozen base may be narrow under autocast."""
-    narrow = [name for name, p in decoder.named_parameters() if p.requires_grad and p.dtype.itemsize < 4]
-    if narrow:
-        raise EngineError(f"{narrow[0]} is {decoder.get_parameter(narrow[0]).dtype}; load what is trained as float32")
-    if decoder.dtype.itemsize < 4 and not forward.narrow:
-        raise EngineError(f"a base in {decoder.dtype} needs learner precision bfloat16")
+    narrow = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
+    for name, parameter in narrow.items():
+        if parameter.requires_grad:
+            raise EngineError(f"{name} is {parameter.dtype}; load what is trained as float32")
+        if not forward.narrow:
+            raise EngineError(f"a base in {parameter.dtype} needs learner precision bfloat16")

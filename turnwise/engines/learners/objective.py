@@ -16,9 +16,10 @@ class Supervised(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `loss` may be the user's `module:function`.
+    """`Objective(loss="ppo_clip", aggregation=Aggregation.token_mean)`; `losses.evaluate` makes numbers of it.
 
-    The fields mean what the knobs of `algorithm` with these names mean.
+    `loss` is a `PolicyLoss`, one of `Supervised`, or the user's `module:function` or `file.py:function`. The fields
+    mean what the knobs of `algorithm` with these names mean.
     """
 
     loss: str
@@ -36,7 +37,19 @@ class Objective:
     @classmethod
     def of(cls, algorithm: AlgorithmConfig) -> "Objective":
         """That of a config."""
-        return cls(**{name: getattr(algorithm, name) for name in cls.__slots__})
+        return cls(
+            loss=algorithm.loss,
+            aggregation=algorithm.aggregation,
+            aggregation_length=algorithm.aggregation_length,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
+            entropy=algorithm.entropy,
+            kl_loss=algorithm.kl_loss,
+            kl_loss_estimator=algorithm.kl_loss_estimator,
+            value_loss=algorithm.value_loss,
+            value_clip=algorithm.value_clip,
+        )
 
 
 SUPERVISED = Objective(loss=Supervised.NLL.value)

@@ -21,7 +21,8 @@ def lr_at(step: int, lr: float, config: LearnerConfig, updates: int) -> float:
     if config.decay is Decay.constant:
         return lr
     done = min(1.0, (step - config.warmup) / (updates - config.warmup))
-    return lr * (1.0 - done if config.decay is Decay.linear else 0.5 * (1.0 + math.cos(math.pi * done)))
+    left = 1.0 - done if config.decay is Decay.linear else 0.5 * (1.0 + math.cos(math.pi * done))
+    return lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
 class Optimizer:
@@ -38,7 +39,8 @@ class Optimizer:
         matrices = [p for p in self.parameters.values() if p.dim() > 1]
         vectors = [p for p in self.parameters.values() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, fused=True)
+        used = [group for group in groups if group["params"]]
+        self._adamw = torch.optim.AdamW(used, lr=lr, betas=(0.9, config.beta2), fused=True)
 
     def gradient_norm(self) -> float:
         """Of all gradients together; 0 when there are none."""

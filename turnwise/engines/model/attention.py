@@ -112,45 +112,104 @@ def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend
                 rows = x if whole else x.index_select(0, bucket.rows)
                 return rows.view(bucket.count, bucket.width, *x.shape[1:]).transpose(1, 2)
 
-            grouped = q.shape[1] != k.shape[1]
-            out = functional.scaled_dot_product_attention(
-                rectangle(q), rectangle(k), rectangle(v), is_causal=True, enable_gqa=grouped
-            )
+            out = _mix_rectangle(rectangle(q), rectangle(k), rectangle(v), mixing)
             mixed.append(out.transpose(1, 2).reshape(bucket.count * bucket.width, -1))
         return mixed[0] if whole else torch.cat(mixed).index_select(0, home)
 
     return attend
 
 
-def _mix(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, regime: Regime) -> Tensor:
+def _mix_rectangle(q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
+    """Whole causal sequences [n, H, T, D] of one length; torch's own kernels wherever they can express the layer."""
+    grouped, length = q.shape[1] != k.shape[1], q.shape[2]
+    seen = None
+    if mixing.window is not None and mixing.window < length:
+        place = torch.arange(length, device=q.device)
+        back = place.unsqueeze(1) - place
+        seen = (back >= 0) & (back < mixing.window)
+    if mixing.softcap is None and mixing.sinks is None:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=seen is None, scale=mixing.scale, enable_gqa=grouped
+        )
+    if grouped:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * _scale(mixing, q.shape[-1])
+    if mixing.softcap is not None:
+        scores = torch.tanh(scores / mixing.softcap) * mixing.softcap
+    if seen is None:
+        seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if mixing.sinks is not None:
+        sinks = mixing.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    return torch.softmax(scores, dim=-1, dtype=torch.float32)[..., :length].to(v.dtype) @ v
+
+
+def _scale(mixing: Mixing, head_dim: int) -> float:
+    return 1.0 / math.sqrt(head_dim) if mixing.scale is None else mixing.scale
+
+
+def _mix(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, regime: Regime, mixing: Mixing) -> Tensor:
     """The exact kernel, for n sequences of R queries each.
 
-    q [n, Hkv, G, R, D], keys [n, Hkv, D, S], values [n, Hkv, S, D], additive mask [n or 1, 1, 1, R, S]; returns q's
-    shape.
+    q [n, Hkv, G, R, D], keys [n, Hkv, D, S], values [n, Hkv, S, Dv], additive mask [n or 1, 1, 1, R, S]; returns
+    [n, Hkv, G, R, Dv].
     """
     count, shared, groups, queries, size = q.shape
-    width = keys.shape[-1]
-    used, block = groups * queries, regime.key_block
-    rows = (q * (1.0 / math.sqrt(size))).reshape(count * shared, used, size)
+    width, block = keys.shape[-1], regime.key_block
+    used = groups * queries
+    rows = (q * _scale(mixing, size)).reshape(count * shared, used, size)
     spare = padded(used, regime.query_rows) - used
     if spare:
         rows = functional.pad(rows, (0, 0, 0, spare))
     scores = torch.bmm(rows, keys.view(count * shared, size, width))
+    if mixing.softcap is not None:
+        scores = torch.tanh(scores / mixing.softcap) * mixing.softcap
     # In place is fine for autograd too: a product's gradient needs its factors, not itself.
     scores[:, :used].view(count, shared, groups, queries, width).add_(mask)
+    if mixing.sinks is not None:
+        scores = _with_sinks(scores, mixing.sinks, q)
     weights = torch.softmax(scores, dim=-1)
-    values = values.view(count * shared, width, size)
-    mixed = torch.bmm(weights[:, :, :block], values[:, :block])
+    values = values.view(count * shared, width, -1)
+    mixed = torch.bmm(weights[:, :, : min(block, width)], values[:, :block])
     for start in range(block, width, block):
-        stop = start + block
+        stop = min(start + block, width)
         mixed = mixed + torch.bmm(weights[:, :, start:stop], values[:, start:stop])
-    return mixed[:, :used].view(q.shape)
+    return mixed[:, :used].view(count, shared, groups, queries, -1)
 
 
-def _mask(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[n, 1, 1, R, width] for queries at `places[n, R]`: each sees the keys up to its own."""
-    hidden = torch.arange(width) > places.unsqueeze(-1)
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1).unsqueeze(1)
+def _with_sinks(scores: Tensor, sinks: Tensor, q: Tensor) -> Tensor:
+    """The scores and behind them each head's sink, in a whole vector of its own so that no tail is ragged."""
+    count, shared, groups, queries, _ = q.shape
+    tail = scores.new_full((*scores.shape[:2], KEY_PAD), -torch.inf)
+    by_row = sinks.to(scores.dtype).view(1, shared, groups, 1).expand(count, shared, groups, queries)
+    tail[:, : groups * queries, 0] = by_row.reshape(count * shared, -1)
+    return torch.cat((scores, tail), dim=-1)
+
+
+def _mask(places: Tensor, width: int, dtype: torch.dtype, window: int | None) -> Tensor:
+    """[n, 1, 1, R, width] for queries at `places[n, R]`: each sees the keys up to its own, a window of them or all."""
+    key, own = torch.arange(width, device=places.device), places.unsqueeze(-1)
+    hidden = key > own
+    if window is not None:
+        hidden |= key <= own - window
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=places.device)
+    return zeros.masked_fill_(hidden, -torch.inf).unsqueeze(1).unsqueeze(1)
+
+
+class _Masks:
+    """The masks of one set of queries, one for each window that a layer asks for."""
+
+    def __init__(self, places: Tensor, width: int, dtype: torch.dtype) -> None:
+        self._places, self._width, self._dtype = places, width, dtype
+        self._made: dict[int | None, Tensor] = {}
+
+    def of(self, mixing: Mixing) -> Tensor:
+        """The mask of a layer; a window that hides nothing is none."""
+        window = None if mixing.window is None or mixing.window >= self._width else mixing.window
+        if window not in self._made:
+            self._made[window] = _mask(self._places, self._width, self._dtype, window)
+        return self._made[window]
 
 
 def exact(lengths: Sequence[int], regime: Regime) -> Attend:
@@ -168,20 +227,22 @@ def exact(lengths: Sequence[int], regime: Regime) -> Attend:
             keys = functional.pad(k[start:end].permute(1, 2, 0), (0, spare)).unsqueeze(0)
             values = functional.pad(v[start:end].transpose(0, 1), (0, 0, 0, spare)).unsqueeze(0)
             queries = q[start:end].view(1, length, shared, -1, size).permute(0, 2, 3, 1, 4)
-            out = _mix(queries, keys, values, _mask(torch.arange(length).unsqueeze(0), width, q.dtype), regime)
+            places = torch.arange(length, device=q.device).unsqueeze(0)
+            mask = _mask(places, width, q.dtype, mixing.window)
+            out = _mix(queries, keys, values, mask, regime, mixing)
             mixed.append(out.permute(0, 3, 1, 2, 4).reshape(length, -1))
             start = end
-        mixed.append(q.new_zeros(len(q) - start, q.shape[1] * size))
+        mixed.append(q.new_zeros(len(q) - start, q.shape[1] * v.shape[2]))
         return torch.cat(mixed)
 
     return attend
 
 
 class KeyValueStore(Protocol):
-    """Where cached attention reads and writes: keys [layers, rows, Hkv, D, capacity], values [..., capacity, D]."""
+    """Where cached attention reads and writes."""
 
-    keys: Tensor
-    values: Tensor
+    layers: list[tuple[Tensor, Tensor]]
+    """Of each layer the keys [rows, Hkv, D, capacity] and the values [rows, Hkv, capacity, Dv], all of one capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +268,10 @@ class _Panel:
     width: int
     rows: Tensor
     """Which query row fills each place of the rectangle."""
-    mask: Tensor
+    masks: _Masks
 
 
-def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], Tensor]:
+def _panels(chunks: Sequence[Chunk], store: KeyValueStore) -> tuple[list[_Panel], Tensor]:
     """Rectangles over the chunks, and where each query row lies in their concatenation."""
     groups: list[list[Chunk]] = []
     for chunk in chunks:
@@ -224,6 +285,7 @@ def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], 
             groups.append([chunk])
     panels: list[_Panel] = []
     home: list[Tensor] = []
+    dtype, device = store.layers[0][0].dtype, store.layers[0][0].device
     begin = base = 0
     for group in groups:
         queries = max(chunk.length for chunk in group)
@@ -236,22 +298,23 @@ def _panels(chunks: Sequence[Chunk], dtype: torch.dtype) -> tuple[list[_Panel], 
             home.append(base + column[: chunk.length])
             begin, base = begin + chunk.length, base + queries
         width = padded(max(chunk.end for chunk in group), KEY_PAD)
-        mask = _mask(torch.stack(places), width, dtype)
-        panels.append(_Panel(group[0].row, len(group), width, torch.cat(rows), mask))
-    return panels, torch.cat(home)
+        masks = _Masks(torch.stack(places).to(device), width, dtype)
+        panels.append(_Panel(group[0].row, len(group), width, torch.cat(rows).to(device), masks))
+    return panels, torch.cat(home).to(device)
 
 
 def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime) -> Attend:
     """Append the chunks' keys and values to their rows and let each chunk see all of its sequence so far."""
-    panels, home = _panels(chunks, store.keys.dtype)
+    panels, home = _panels(chunks, store)
     total = len(home)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
+        keys, values = store.layers[layer]
         begin = 0
         for chunk in chunks:
             stop = begin + chunk.length
-            store.keys[layer, chunk.row, :, :, chunk.start : chunk.end] = k[begin:stop].permute(1, 2, 0)
-            store.values[layer, chunk.row, :, chunk.start : chunk.end] = v[begin:stop].transpose(0, 1)
+            keys[chunk.row, :, :, chunk.start : chunk.end] = k[begin:stop].permute(1, 2, 0)
+            values[chunk.row, :, chunk.start : chunk.end] = v[begin:stop].transpose(0, 1)
             begin = stop
         shared, size = k.shape[1], k.shape[2]
         mixed: list[Tensor] = []
@@ -260,10 +323,11 @@ def cached_prefill(store: KeyValueStore, chunks: Sequence[Chunk], regime: Regime
             queries = q.index_select(0, panel.rows).view(panel.count, -1, shared, q.shape[1] // shared, size)
             out = _mix(
                 queries.permute(0, 2, 3, 1, 4),
-                store.keys[layer, sequences, :, :, : panel.width],
-                store.values[layer, sequences, :, : panel.width],
-                panel.mask,
+                keys[sequences, :, :, : panel.width],
+                values[sequences, :, : panel.width],
+                panel.masks.of(mixing),
                 regime,
+                mixing,
             )
             mixed.append(out.permute(0, 3, 1, 2, 4).reshape(len(panel.rows), -1))
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -276,21 +340,33 @@ def cached_decode(store: KeyValueStore, places: Tensor, regime: Regime) -> Atten
     """One new token for each of the first n rows, at position `places[n]`; further query rows are padding."""
     count = len(places)
     width = padded(int(places.max()) + 1, KEY_PAD)
-    mask = _mask(places.unsqueeze(1), width, store.keys.dtype)
-    _, _, shared, size, capacity = store.keys.shape
-    # Flat addresses: keys lie with positions innermost, values with positions outside the head dimension.
-    key_index = (torch.arange(count * shared * size).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
-    value_index = (torch.arange(count * shared).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
+    first = store.layers[0][0]
+    places = places.to(first.device)
+    masks = _Masks(places.unsqueeze(1), width, first.dtype)
+    addresses: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    for keys, _ in store.layers:
+        _, shared, size, capacity = keys.shape
+        if (shared, size) not in addresses:
+            # Flat addresses: keys lie with positions innermost, values with positions outside the head dimension.
+            by_key, by_head = (
+                (torch.arange(count * n, device=first.device).view(count, -1) * capacity + places.unsqueeze(1)).view(-1)
+                for n in (shared * size, shared)
+            )
+            addresses[shared, size] = by_key, by_head
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
-        store.keys[layer].view(-1).index_copy_(0, key_index, k[:count].reshape(-1))
-        store.values[layer].view(-1, size).index_copy_(0, value_index, v[:count].reshape(-1, size))
+        keys, values = store.layers[layer]
+        shared, size, value_size = k.shape[1], k.shape[2], v.shape[2]
+        by_key, by_head = addresses[shared, size]
+        keys.view(-1).index_copy_(0, by_key, k[:count].reshape(-1))
+        values.view(-1, value_size).index_copy_(0, by_head, v[:count].reshape(-1, value_size))
         mixed = _mix(
             q[:count].view(count, shared, -1, 1, size),
-            store.keys[layer, :count, :, :, :width],
-            store.values[layer, :count, :, :width],
-            mask,
+            keys[:count, :, :, :width],
+            values[:count, :, :width],
+            masks.of(mixing),
             regime,
+            mixing,
         )
         return functional.pad(mixed.reshape(count, -1), (0, 0, 0, len(q) - count))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,6 +82,7 @@ class Decoder(PolicyModel):
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor]) -> None:
         super().__init__()
         self.config = config
+        self.facts = {"decoder": asdict(config), "lora": None}
         cache = LayerCache(config.num_kv_heads, config.head_dim, config.head_dim)
         self.shape = ModelShape(
             config.vocab_size, config.hidden_size, config.context_length, (cache,) * config.num_layers

@@ -49,6 +49,7 @@ class LoraDecoder(Decoder):
     """
 
     layer_class = LoraLayer
+    has_adapter = True
 
     def __init__(
         self, base: Decoder, *, rank: int, alpha: float, seed: int, targets: tuple[str, ...] = TARGETS
@@ -63,6 +64,7 @@ class LoraDecoder(Decoder):
         super().__init__(base.config, base.tensors())
         self.requires_grad_(False)
         self.rank, self.alpha, self.targets = rank, alpha, targets
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": list(targets)}
         rows: dict[str, dict[str, int]] = {}
         noise = torch.Generator().manual_seed(seed)
         for part in self._adapted():

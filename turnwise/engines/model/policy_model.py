@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
+
+from turnwise.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Mixing], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """T tokens without a batch dimension: one sequence, many packed ones, or one token of each of many."""
+    """T tokens without a batch dimension: one sequence, many packed ones, or one token of each of many.
+
+    Positions are [T], or [3, T] where a model places images in time, height and width.
+    """
 
     tokens: Tensor
-    """[T] ids."""
     positions: Tensor
-    """[T], or [3, T] where a model places images in time, height and width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ class PolicyModel(nn.Module, ABC):
     """A causal language model whose attention is the caller's and whose layers are modules with a `forward`."""
 
     shape: ModelShape
+    facts: dict[str, Any]
+    """Config and adapter as JSON holds them; what was saved of a model with others is refused by name."""
+    has_adapter: bool = False
 
     @abstractmethod
     def forward(
@@ -99,3 +106,7 @@ class PolicyModel(nn.Module, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""
+
+    def save_adapter(self, folder: Path, base_model: str) -> None:
+        """The adapter in peft's format; `base_model` is the folder or hub id it is put on."""
+        raise EngineError("this model has no adapter to save")

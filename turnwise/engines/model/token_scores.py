@@ -1,5 +1,6 @@
 """Log-probs and entropies of chosen tokens, a chunk at a time, so that the logits of a batch are never held at once."""
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -7,8 +8,39 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+@dataclass(frozen=True, slots=True)
+class LogitShape:
+    """What a model does to the products of its head: times `scale`, then bent to c * tanh(x / c) by a soft cap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The model's logits from the products, which are used up."""
+        if self.scale != 1.0:
+            logits = logits.mul_(self.scale)
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def back_(self, gradient: Tensor, logits: Tensor | None) -> Tensor:
+        """The gradient of the products from that of the logits, which a soft cap needs too; both are used up."""
+        if self.softcap is not None:
+            assert logits is not None
+            gradient = gradient.mul_(logits.div_(self.softcap).square_().neg_().add_(1.0))
+        return gradient.mul_(self.scale) if self.scale != 1.0 else gradient
+
+
+PLAIN_LOGITS = LogitShape()
+
+
 def token_scores(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    bias: Tensor | None = None,
+    shape: LogitShape = PLAIN_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of `targets[N]` and entropy, both [N] and differentiable, from hidden states [N, H] and the head [V, H].
 
@@ -18,7 +50,7 @@ def token_scores(
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))
-    scores = cast(Any, _TokenScores).apply(hidden, weight, targets, temperature or 1.0, chunk)
+    scores = cast(Any, _TokenScores).apply(hidden, weight, bias, targets, temperature or 1.0, chunk, shape)
     return cast(tuple[Tensor, Tensor], scores)
 
 
@@ -33,7 +65,14 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        shape: LogitShape,
     ) -> tuple[Tensor, Tensor]:
         count = len(targets)
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -44,47 +83,58 @@ class _TokenScores(torch.autograd.Function):
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 del last  # before the next one is made: one chunk at a time is the point
-                last = _log_softmax(hidden[part], head, temperature)
+                last = _log_softmax(_logits(hidden[part], head, bias, shape), temperature)
                 logprobs[part] = last.gather(1, targets[part, None]).squeeze(1)
                 entropy[part] = -(last.exp().mul_(last)).sum(-1)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.chunk, ctx.last = temperature, chunk, last
-        ctx.save_for_backward(hidden, weight, targets, entropy)
+        # A soft cap's gradient needs the logits too, so nothing of the last chunk is worth keeping for it.
+        ctx.temperature, ctx.chunk, ctx.shape, ctx.last = temperature, chunk, shape, None if shape.softcap else last
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         by_logprob, by_entropy = gradients
-        hidden, weight, targets, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
         if by_logprob is None and by_entropy is None:
-            return None, None, None, None, None
+            return (None,) * 7
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         head = weight.to(hidden.dtype)
         for start in reversed(range(0, len(targets), ctx.chunk)):
             part = slice(start, start + ctx.chunk)
             logp, ctx.last = ctx.last, None
-            if logp is None:
-                logp = _log_softmax(hidden[part], head, ctx.temperature)
+            logits = _logits(hidden[part], head, bias, ctx.shape) if ctx.shape.softcap else None
+            if logits is not None:
+                logp = _log_softmax(logits.clone(), ctx.temperature)
+            elif logp is None:
+                logp = _log_softmax(_logits(hidden[part], head, bias, ctx.shape), ctx.temperature)
             wide = _to_logits(logp, targets[part], _cut(by_logprob, part), _cut(by_entropy, part), entropy[part])
             del logp
-            to_logits = (wide if ctx.temperature == 1.0 else wide.div_(ctx.temperature)).to(hidden.dtype)
-            del wide
+            wide = wide if ctx.temperature == 1.0 else wide.div_(ctx.temperature)
+            to_logits = ctx.shape.back_(wide, logits).to(hidden.dtype)
+            del wide, logits
             if to_hidden is not None:
                 torch.mm(to_logits, head, out=to_hidden[part])
             if to_weight is not None and to_weight.dtype == to_logits.dtype:
                 to_weight.addmm_(to_logits.t(), hidden[part])
             elif to_weight is not None:  # narrow products, but the sum over chunks stays wide
                 to_weight.add_(to_logits.t() @ hidden[part])
-        return to_hidden, to_weight, None, None, None
+            if to_bias is not None:
+                to_bias.add_(to_logits.sum(0))
+        return to_hidden, to_weight, to_bias, None, None, None, None
 
 
-def _log_softmax(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, head: Tensor, bias: Tensor | None, shape: LogitShape) -> Tensor:
     logits = torch.mm(hidden, head.t()).to(torch.promote_types(hidden.dtype, torch.float32))
-    if temperature != 1.0:
-        logits.div_(temperature)
-    return torch.log_softmax(logits, dim=-1)
+    return shape.apply(logits if bias is None else logits.add_(bias))
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """The logits are used up."""
+    return torch.log_softmax(logits if temperature == 1.0 else logits.div_(temperature), dim=-1)
 
 
 def _cut(gradient: Tensor | None, part: slice) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, exact, pad_rows
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, Decoder, Layer
-from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.policy_model import LayerCache, ModelInputs
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.steps import decode, prefill
 
@@ -58,6 +58,10 @@ def _noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def _cache(config: DecoderConfig) -> LayerCache:
+    return LayerCache(config.num_kv_heads, config.head_dim, config.head_dim)
+
+
 def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) -> bool:
     """One sequence attended as a whole is the reference; pieces of it and single tokens, alone and side by side with
     others in caches of several capacities, must reproduce it."""
@@ -66,7 +70,7 @@ def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) 
     q, k, v = (_noise(seed, length, count, config.head_dim, dtype=dtype) for seed, count in enumerate(heads))
     whole = exact([length], regime)(0, q, k, v, PLAIN)
     for count, fed, room in ((5, 5, 96), (24, 1, 0)):
-        rows = ActiveRows(config, dtype, count)
+        rows = ActiveRows([_cache(config)], dtype, count)
         rows.reserve(count, length + room)
         for chunks in _feeding(fed, length):
             places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
@@ -99,9 +103,9 @@ def _padding_is_invisible(config: DecoderConfig, dtype: torch.dtype, regime: Reg
     """The next token of a long cache alone, beside longer ones, and as a prefill of one."""
     last = config.context_length - 1
     for short, longest in ((min(700, last // 2), min(LONG, last)), (min(LONG, last // 2), min(LONGEST, last))):
-        alone, batched = ActiveRows(config, dtype, 1), ActiveRows(config, dtype, 3)
+        alone, batched = (ActiveRows([_cache(config)], dtype, count) for count in (1, 3))
         batched.reserve(3, longest + 1)
-        for tensor in (batched.keys, batched.values):
+        for tensor in (*batched.keys, *batched.values):
             tensor.copy_(_noise(1, *tensor.shape, dtype=dtype))
         alone.reserve(1, short + 1)
         alone.write(0, 0, batched.read(1, 0, short))
@@ -150,7 +154,7 @@ def _decoder_holds(decoder: Decoder, regime: Regime) -> bool:
         return torch.equal(logits, whole[at]) and torch.equal(torch.log_softmax(logits, dim=-1), logprobs[at])
 
     for count in (1, 17) if decoder.unembed.numel() > MULTIPLICATIONS // 100 else (1, 3, 17, 40):
-        rows = ActiveRows(config, decoder.dtype, count)
+        rows = ActiveRows(decoder.shape.caches, decoder.dtype, count)
         rows.reserve(count, length)
         ends = [2 + 37 * row % (length - 4) for row in range(count)]
         for pieces in ([Chunk(row, 0, ends[row] // 2) for row in range(count)],
@@ -164,7 +168,7 @@ def _decoder_holds(decoder: Decoder, regime: Regime) -> bool:
                 return False
     weights = sum(parameter.numel() for parameter in decoder.layers.parameters())
     count = max(2, min(13, 10 * MULTIPLICATIONS // (weights * length)))
-    rows = ActiveRows(config, decoder.dtype, count)
+    rows = ActiveRows(decoder.shape.caches, decoder.dtype, count)
     rows.reserve(count, length)
     attend = cached_prefill(rows, [Chunk(row, 0, length) for row in range(count)], regime)
     inputs = ModelInputs(pad_rows(ids.repeat(count), regime), pad_rows(places.repeat(count), regime))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.model.attention import KEY_PAD, padded
-from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.policy_model import LayerCache, PolicyModel
 
 PREFIX_BLOCK = 32
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
@@ -22,75 +22,110 @@ GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class KVSpan:
-    """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, D] of n consecutive tokens."""
+    """Keys [layers, Hkv, D, n] and values [layers, Hkv, n, Dv] of n consecutive tokens, for each kind of layer."""
 
-    keys: Tensor
-    values: Tensor
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
     @property
     def length(self) -> int:
         """How many tokens."""
-        return self.values.shape[2]
+        return self.values[0].shape[2]
 
     @property
     def bytes(self) -> int:
         """Memory held."""
-        return self.keys.nbytes + self.values.nbytes
+        return sum(part.nbytes for part in (*self.keys, *self.values))
 
 
 class ActiveRows:
     """One row per active sequence, rows 0 to n without holes; rows and capacity grow when needed.
 
     Keys lie transposed, positions innermost: a decode step then reads both keys and values as plain row-major
-    matrices, which is the faster half of a matrix product that is bound by memory.
+    matrices, which is the faster half of a matrix product that is bound by memory. Layers that keep the same of a
+    token lie in one tensor, so that a model of one kind of layer moves a sequence in one copy.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._heads = (config.num_layers, config.num_kv_heads, config.head_dim)
-        self._dtype = dtype
-        self.keys, self.values = self._empty(min(FIRST_ROWS, max_rows), KEY_PAD)
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """Keys and values of each layer: what cached attention reads and writes."""
 
-    def _empty(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        layers, heads, size = self._heads
-        # Zeros, not garbage: what lies beyond a sequence is multiplied by zero, and zero times NaN is NaN.
-        keys = torch.zeros(layers, rows, heads, size, capacity, dtype=self._dtype)
-        return keys, torch.zeros(layers, rows, heads, capacity, size, dtype=self._dtype)
+    def __init__(
+        self, caches: Sequence[LayerCache], dtype: torch.dtype, max_rows: int, device: torch.device | None = None
+    ) -> None:
+        self._max_rows = max_rows
+        self._caches = tuple(caches)
+        self._kinds = tuple(dict.fromkeys(caches))
+        self._dtype, self._device = dtype, device
+        self._keep(*self._empty(min(FIRST_ROWS, max_rows), KEY_PAD))
+
+    @classmethod
+    def of(cls, model: PolicyModel, max_rows: int) -> "ActiveRows":
+        """Rows for a model, in the number format and on the device of its weights."""
+        first = next(model.parameters())
+        return cls(model.shape.caches, first.dtype, max_rows, first.device)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def _empty(self, rows: int, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for kind in self._kinds:
+            layers = self._caches.count(kind)
+            # Zeros, not garbage: what lies beyond a sequence is multiplied by zero, and zero times NaN is NaN.
+            for kept, shape in ((keys, (kind.key_dim, capacity)), (values, (capacity, kind.value_dim))):
+                kept.append(torch.zeros(layers, rows, kind.kv_heads, *shape, dtype=self._dtype, device=self._device))
+        return keys, values
+
+    def _keep(self, keys: list[Tensor], values: list[Tensor]) -> None:
+        self.keys, self.values = keys, values
+        self.layers, seen = [], dict.fromkeys(self._kinds, 0)
+        for cache in self._caches:
+            kind, place = self._kinds.index(cache), seen[cache]
+            self.layers.append((keys[kind][place], values[kind][place]))
+            seen[cache] += 1
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for this many rows of this many tokens."""
-        _, have, _, _, capacity = self.keys.shape
+        _, have, _, _, capacity = self.keys[0].shape
         if rows <= have and length <= capacity:
             return
         more_rows = min(max(rows, 2 * have), self._max_rows) if rows > have else have
         more = padded(max(length, int(GROWTH * capacity)), KEY_PAD) if length > capacity else capacity
         keys, values = self._empty(more_rows, more)
-        keys[:, :have, :, :, :capacity] = self.keys
-        values[:, :have, :, :capacity] = self.values
-        self.keys, self.values = keys, values
+        for new, old in zip(keys, self.keys, strict=True):
+            new[:, :have, :, :, :capacity] = old
+        for new, old in zip(values, self.values, strict=True):
+            new[:, :have, :, :capacity] = old
+        self._keep(keys, values)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Put the sequence of one row into another."""
-        self.keys[:, target, :, :, :length] = self.keys[:, source, :, :, :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        for keys in self.keys:
+            keys[:, target, :, :, :length] = keys[:, source, :, :, :length]
+        for values in self.values:
+            values[:, target, :, :length] = values[:, source, :, :length]
 
     def clear(self, row: int) -> None:
         """Zero a row that held NaN, which would outlive its sequence."""
-        self.keys[:, row] = 0
-        self.values[:, row] = 0
+        for tensor in (*self.keys, *self.values):
+            tensor[:, row] = 0
 
     def read(self, row: int, start: int, end: int) -> KVSpan:
         """A copy of tokens start to end of a row."""
-        keys, values = self.keys[:, row, :, :, start:end], self.values[:, row, :, start:end]
-        return KVSpan(
-            keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
-        )
+        plain = torch.contiguous_format
+        keys = tuple(kept[:, row, :, :, start:end].clone(memory_format=plain) for kept in self.keys)
+        return KVSpan(keys, tuple(kept[:, row, :, start:end].clone(memory_format=plain) for kept in self.values))
 
     def write(self, row: int, start: int, span: KVSpan) -> None:
         """Put a span into a row."""
         end = start + span.length
-        self.keys[:, row, :, :, start:end] = span.keys
-        self.values[:, row, :, start:end] = span.values
+        for kept, keys in zip(self.keys, span.keys, strict=True):
+            kept[:, row, :, :, start:end] = keys
+        for kept, values in zip(self.values, span.values, strict=True):
+            kept[:, row, :, start:end] = values
 
 
 @dataclass(frozen=True, slots=True)

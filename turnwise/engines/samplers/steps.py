@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.model.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, pad_rows
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
 
 
 def prefill(
-    decoder: Decoder,
+    model: PolicyModel,
     store: KeyValueStore,
     chunks: Sequence[Chunk],
     token_ids: Sequence[NDArray[np.int64]],
@@ -22,16 +21,16 @@ def prefill(
     """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one."""
     ids = pad_rows(torch.from_numpy(np.concatenate(token_ids)), regime)
     places = pad_rows(torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), regime)
-    hidden = decoder(ModelInputs(ids, places), cached_prefill(store, chunks, regime))
+    hidden = model(ModelInputs(ids, places), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
-    return decoder.logits(pad_rows(hidden.index_select(0, last), regime))[: len(chunks)]
+    return model.logits(pad_rows(hidden.index_select(0, last), regime))[: len(chunks)]
 
 
 def decode(
-    decoder: Decoder, store: KeyValueStore, token_ids: NDArray[np.int64], places: NDArray[np.int64], regime: Regime
+    model: PolicyModel, store: KeyValueStore, token_ids: NDArray[np.int64], places: NDArray[np.int64], regime: Regime
 ) -> Tensor:
     """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]."""
     at = torch.from_numpy(places)
     ids = pad_rows(torch.from_numpy(token_ids), regime)
-    hidden = decoder(ModelInputs(ids, pad_rows(at, regime)), cached_decode(store, at, regime))
-    return decoder.logits(hidden)[: len(token_ids)]
+    hidden = model(ModelInputs(ids, pad_rows(at, regime)), cached_decode(store, at, regime))
+    return model.logits(hidden)[: len(token_ids)]

@@ -11,14 +11,49 @@ import torch
 from torch import Tensor
 
 from turnwise.choices import Aggregation, PolicyLoss
-from turnwise.config import AlgorithmConfig
+from turnwise.engines.learners import custom_loss, kl_estimates
+from turnwise.engines.learners.device_batch import DeviceBatch
+from turnwise.engines.learners.objective import Objective, Supervised
 from turnwise.errors import ConfigError
 from turnwise.knobs import is_plugin
-from turnwise.training import custom, kl
-from turnwise.training.packing import Batch
+
+MEANS = ("actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
+"""Metrics that describe tokens; they are means over the tokens that were computed."""
+Metrics = dict[str, Tensor]
+"""Numbers that stay on their device until the update is done."""
 
 
-def aggregate(losses: Tensor, batch: Batch, aggregation: Aggregation, norm_length: int) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """What the learner computed for the N policy tokens of a packed batch, on the learner's device."""
+
+    logprobs: Tensor
+    """[N] with gradient, at the sampling temperature."""
+    entropy: Tensor
+    """[N] with gradient; backward pays for it only when the loss uses it."""
+    values: Tensor | None
+    """[N] with gradient when there is a critic, of the state before each token."""
+
+
+def evaluate(found: PolicyTokens, batch: DeviceBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+    """The scalar to differentiate, and this batch's shares of the minibatch's metrics."""
+    if objective.loss == Supervised.NLL:
+        return supervised(found.logprobs, batch, objective), {}
+    total, metrics = policy_objective(found.logprobs, found.entropy, batch, objective)
+    if found.values is None:
+        return total, metrics
+    value_loss, more = value_objective(found.values, batch, objective.value_clip)
+    return total + objective.value_loss * value_loss, metrics | more
+
+
+def supervised(logprobs: Tensor, batch: DeviceBatch, objective: Objective) -> Tensor:
+    """The negative log-likelihood of the policy's tokens, each times its weight where there are any."""
+    _check_aligned(batch, logprobs=logprobs)
+    losses = -logprobs if batch.weights is None else -logprobs * batch.weights
+    return aggregate(losses, batch, objective.aggregation, objective.aggregation_length)
+
+
+def aggregate(losses: Tensor, batch: DeviceBatch, aggregation: Aggregation, norm_length: int) -> Tensor:
     """This batch's share of its minibatch's aggregated loss; `norm_length` is the constant of sequence_sum_norm."""
     match aggregation:
         case Aggregation.token_mean:
@@ -48,7 +83,7 @@ def ppo_clip(
 
 
 def gspo(
-    logprobs: Tensor, old: Tensor, advantages: Tensor, batch: Batch, clip_low: float, clip_high: float
+    logprobs: Tensor, old: Tensor, advantages: Tensor, batch: DeviceBatch, clip_low: float, clip_high: float
 ) -> TokenLoss:
     """PPO's surrogate with the geometric mean of a trajectory's ratios in place of each.
 
@@ -61,7 +96,7 @@ def gspo(
     if not torch.equal(here, batch.trajectory_tokens):
         raise ValueError("gspo needs all segments of a trajectory in one batch: fill(..., together=True)")
     mean = (batch.trajectory_sums(log_ratio) / batch.trajectory_tokens)[batch.trajectory]
-    mean = mean.clamp(-kl.LOG_RATIO_LIMIT, kl.LOG_RATIO_LIMIT)
+    mean = mean.clamp(-kl_estimates.LOG_RATIO_LIMIT, kl_estimates.LOG_RATIO_LIMIT)
     # The difference comes first: it is exactly zero, so the value is the mean to the last digit.
     return _surrogate(((logprobs - logprobs.detach()) + mean).exp(), advantages, clip_low, clip_high, None)
 
@@ -80,7 +115,7 @@ def reinforce(logprobs: Tensor, advantages: Tensor) -> TokenLoss:
 
 
 def _log_ratio(logprobs: Tensor, old: Tensor) -> Tensor:
-    return (logprobs - old).clamp(-kl.LOG_RATIO_LIMIT, kl.LOG_RATIO_LIMIT)
+    return (logprobs - old).clamp(-kl_estimates.LOG_RATIO_LIMIT, kl_estimates.LOG_RATIO_LIMIT)
 
 
 def _surrogate(
@@ -98,58 +133,56 @@ def _surrogate(
 
 
 def policy_objective(
-    logprobs: Tensor, entropy: Tensor, batch: Batch, algorithm: AlgorithmConfig
-) -> tuple[Tensor, dict[str, float]]:
+    logprobs: Tensor, entropy: Tensor, batch: DeviceBatch, objective: Objective
+) -> tuple[Tensor, Metrics]:
     """The scalar to differentiate, and this batch's shares of the minibatch's metrics.
 
     `logprobs` and `entropy` are the learner's at the N policy tokens. Importance weights multiply the policy loss only;
     a rejected token still counts in the denominators, so that rejecting makes a step smaller and never louder.
     """
     _check_aligned(batch, logprobs=logprobs, entropy=entropy)
-    found = _token_loss(logprobs, batch, algorithm)
+    found = _token_loss(logprobs, batch, objective)
     weighted = found.loss if batch.weights is None else found.loss * batch.weights
 
     def share(losses: Tensor) -> Tensor:
-        return aggregate(losses, batch, algorithm.aggregation, algorithm.aggregation_length)
+        return aggregate(losses, batch, objective.aggregation, objective.aggregation_length)
 
     pg_loss = share(weighted)
-    objective = pg_loss
+    total = pg_loss
     metrics = {
-        "actor/pg_loss": pg_loss,
+        "actor/pg_loss": pg_loss.detach(),
         "actor/pg_clipfrac": _mean(found.clipped, batch),
         "actor/entropy": _mean(entropy, batch),
     }
-    if algorithm.clip_dual is not None:
+    if objective.clip_dual is not None:
         metrics["actor/pg_clipfrac_lower"] = _mean(found.clipped_lower, batch)
     if batch.old_logprobs is not None:
         metrics["actor/ppo_kl"] = _mean(-_log_ratio(logprobs.detach(), batch.old_logprobs), batch)
-    if algorithm.entropy:
-        objective = objective - algorithm.entropy * share(entropy)
-    if algorithm.kl_loss:
+    if objective.entropy:
+        total = total - objective.entropy * share(entropy)
+    if objective.kl_loss:
         if batch.ref_logprobs is None:
             raise ConfigError("a KL loss needs a reference policy: the batch has no ref_logprobs")
-        kl_loss = share(kl.estimate(logprobs, batch.ref_logprobs, algorithm.kl_loss_estimator))
-        objective = objective + algorithm.kl_loss * kl_loss
-        metrics["actor/kl_loss"] = kl_loss
-    return objective, _numbers(metrics)
+        kl_loss = share(kl_estimates.estimate(logprobs, batch.ref_logprobs, objective.kl_loss_estimator))
+        total = total + objective.kl_loss * kl_loss
+        metrics["actor/kl_loss"] = kl_loss.detach()
+    return total, metrics
 
 
-def _token_loss(logprobs: Tensor, batch: Batch, algorithm: AlgorithmConfig) -> TokenLoss:
+def _token_loss(logprobs: Tensor, batch: DeviceBatch, objective: Objective) -> TokenLoss:
     if batch.advantages is None:
         raise ValueError("the batch has no advantages: advantages.assign writes them")
-    if algorithm.loss == PolicyLoss.reinforce:
+    if objective.loss == PolicyLoss.reinforce:
         return reinforce(logprobs, batch.advantages)
     if batch.old_logprobs is None:
-        raise ValueError(f"{algorithm.loss} needs old_logprobs, the learner's from before the step's first update")
-    old, advantages, low, high = batch.old_logprobs, batch.advantages, algorithm.clip_low, algorithm.clip_high
-    if is_plugin(algorithm.loss):
-        none = torch.zeros_like(advantages)
-        return TokenLoss(
-            custom.losses(algorithm.loss, custom.LossBatch(logprobs, old, advantages, batch.trajectory)), none, none
-        )
-    match PolicyLoss(algorithm.loss):
+        raise ValueError(f"{objective.loss} needs old_logprobs, the learner's from before the step's first update")
+    old, advantages, low, high = batch.old_logprobs, batch.advantages, objective.clip_low, objective.clip_high
+    if is_plugin(objective.loss):
+        none, given = torch.zeros_like(advantages), custom_loss.LossBatch(logprobs, old, advantages, batch.trajectory)
+        return TokenLoss(custom_loss.losses(objective.loss, given), none, none)
+    match PolicyLoss(objective.loss):
         case PolicyLoss.ppo_clip:
-            return ppo_clip(logprobs, old, advantages, low, high, algorithm.clip_dual)
+            return ppo_clip(logprobs, old, advantages, low, high, objective.clip_dual)
         case PolicyLoss.gspo:
             return gspo(logprobs, old, advantages, batch, low, high)
         case PolicyLoss.cispo:
@@ -158,7 +191,7 @@ def _token_loss(logprobs: Tensor, batch: Batch, algorithm: AlgorithmConfig) -> T
             return reinforce(logprobs, advantages)
 
 
-def value_objective(values: Tensor, batch: Batch, clip: float | None) -> tuple[Tensor, dict[str, float]]:
+def value_objective(values: Tensor, batch: DeviceBatch, clip: float | None) -> tuple[Tensor, Metrics]:
     """Half the squared error to the returns, mean over the tokens; metrics are shares to be added.
 
     A value further than `clip` from the old one is pulled back, and the worse of both errors counts.
@@ -177,24 +210,19 @@ def value_objective(values: Tensor, batch: Batch, clip: float | None) -> tuple[T
         error = torch.maximum(error, pulled_error)
     loss = 0.5 * error.sum() / batch.minibatch_tokens
     metrics = {
-        "critic/vf_loss": loss,
+        "critic/vf_loss": loss.detach(),
         "critic/vf_clipfrac": _mean(clipped, batch),
         "critic/vpred_mean": _mean(values, batch),
     }
-    return loss, _numbers(metrics)
+    return loss, metrics
 
 
-def _check_aligned(batch: Batch, **found: Tensor) -> None:
+def _check_aligned(batch: DeviceBatch, **found: Tensor) -> None:
     for name, values in found.items():
         if values.shape != batch.index.shape:
             raise ValueError(f"{tuple(values.shape)} {name} for {len(batch.index)} policy tokens")
 
 
-def _mean(values: Tensor, batch: Batch) -> Tensor:
+def _mean(values: Tensor, batch: DeviceBatch) -> Tensor:
     """This batch's share of the mean over the minibatch's policy tokens."""
     return values.detach().sum() / batch.minibatch_tokens
-
-
-def _numbers(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """One transfer from the device for all of them."""
-    return dict(zip(metrics, torch.stack([value.detach().float() for value in metrics.values()]).tolist(), strict=True))

@@ -1,0 +1,94 @@
+"""A batch on the learner's device: checked where it came from, then moved there once.
+
+Legend: T tokens, N policy tokens among them, S sequences, K trajectories they are segments of.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turnwise.engines.learners.token_batch import Floats, TokenBatch
+from turnwise.errors import EngineError
+
+PER_TOKEN = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights")
+"""Arrays [N] that losses read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceBatch:
+    """What losses and forward passes read of a `TokenBatch`, as tensors; its fields have the same meaning."""
+
+    tokens: Tensor
+    """[T]"""
+    lengths: tuple[int, ...]
+    """[S]"""
+    written: tuple[int, ...]
+    """[S] policy tokens of each sequence."""
+    index: Tensor
+    """[N]"""
+    trajectory: Tensor
+    """[N]"""
+    trajectory_tokens: Tensor
+    """[K]"""
+    minibatch_tokens: int
+    minibatch_trajectories: int
+    old_logprobs: Tensor | None = None
+    """[N], as are those below."""
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    weights: Tensor | None = None
+
+    @property
+    def targets(self) -> Tensor:
+        """The policy's tokens [N]."""
+        return self.tokens[self.index]
+
+    def trajectory_sums(self, values: Tensor) -> Tensor:
+        """[K] the sum over each trajectory's policy tokens here of a value per policy token, with gradient."""
+        return values.new_zeros(len(self.trajectory_tokens)).index_add(0, self.trajectory, values)
+
+
+def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
+    """The batch as tensors; EngineError for one that makes no sense."""
+    _check(batch)
+    ends = np.searchsorted(batch.index, np.cumsum(batch.lengths))
+
+    def moved(array: Floats | None) -> Tensor | None:
+        return None if array is None else torch.tensor(array, dtype=torch.float32).to(device)
+
+    return DeviceBatch(
+        tokens=torch.tensor(batch.tokens).to(device),
+        lengths=tuple(batch.lengths.tolist()),
+        written=tuple(np.diff(ends, prepend=0).tolist()),
+        index=torch.tensor(batch.index).to(device),
+        trajectory=torch.tensor(batch.trajectory).to(device),
+        trajectory_tokens=torch.tensor(batch.trajectory_tokens).to(device),
+        minibatch_tokens=batch.minibatch_tokens,
+        minibatch_trajectories=batch.minibatch_trajectories,
+        **{name: moved(getattr(batch, name)) for name in PER_TOKEN},
+    )
+
+
+def _check(batch: TokenBatch) -> None:
+    """A token that opens a sequence has nothing before it that could predict it."""
+    tokens, lengths, index = batch.tokens, batch.lengths, batch.index
+    if tokens.ndim != 1 or index.ndim != 1 or lengths.sum() != len(tokens) or lengths.min(initial=1) < 1:
+        raise EngineError(f"{len(tokens)} tokens cannot be sequences of lengths {lengths[:20].tolist()}")
+    if len(index) == 0:
+        raise EngineError("there is no token to score")
+    if index.min() < 0 or index.max() >= len(tokens):
+        raise EngineError(f"places {index.min()} to {index.max()} are outside {len(tokens)} tokens")
+    if (index[1:] <= index[:-1]).any():
+        raise EngineError("the places of policy tokens must rise")
+    if np.isin(index, np.cumsum(lengths) - lengths).any():
+        raise EngineError("a sequence starts with a policy token: there is nothing to predict it from")
+    for name in ("trajectory", *PER_TOKEN):
+        array = getattr(batch, name)
+        if array is not None and array.shape != index.shape:
+            raise EngineError(f"{array.shape} {name} for {len(index)} policy tokens")
+    if batch.trajectory.min() < 0 or batch.trajectory.max() >= len(batch.trajectory_tokens):
+        raise EngineError(f"a policy token belongs to none of the {len(batch.trajectory_tokens)} trajectories")

@@ -1,0 +1,67 @@
+"""What a learner keeps in a checkpoint: one file of named tensors with the rest as JSON in its head, without pickle."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from turnwise.errors import StorageError
+from turnwise.files import replacing
+
+FILE = "learner.safetensors"
+FORMAT = 2
+"""Raised when names or their meaning change; a file of another format is refused by name."""
+_HEAD = "learner"
+
+
+def write_state(folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    """The file appears whole or not at all."""
+    head = {_HEAD: json.dumps({"format": FORMAT, **info})}
+    with replacing(folder / FILE) as file:
+        file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, head))
+
+
+def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_state` was given."""
+    path = folder / FILE
+    try:
+        with safe_open(path, "pt") as file:
+            info = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
+            if info["format"] != FORMAT:
+                raise StorageError(
+                    f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on "
+                    "with the version that wrote it, or start a new run from its folder `policy`"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+    del info["format"]
+    return tensors, info
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> list[str]:
+    """What changed, by its dotted name: `decoder.num_layers was 2 and is 4`."""
+    found: list[str] = []
+    for key in sorted(was.keys() | now.keys()):
+        old, new = was.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += differences(old, new, f"{place}{key}.")
+        elif old != new:
+            found.append(f"{place}{key} was {old!r} and is {new!r}")
+    return found
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A short digest of weights. Their bits are summed as integers, which no order of summation changes."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(tensors.items()):
+        total = int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
+        digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,208 @@
+"""Any causal language model of transformers as a policy model: its own layers, our attention and cache.
+
+Nothing about a family is assumed: `transformers_probe.py` runs every model once with a handful of tokens and refuses
+what does not come out right. Auxiliary losses of routers are left out; dropout is off, in training too.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
+from turnwise.engines.model.token_scores import token_scores
+from turnwise.engines.model.transformers_attention import OURS, Watch
+from turnwise.engines.model.transformers_probe import probe
+from turnwise.engines.model.transformers_weights import CheckpointNames
+from turnwise.errors import EngineError
+
+ROPE_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
+
+
+class TransformersModel(PolicyModel):
+    """The `transformers` policy model; `model` is theirs and its parameters are ours to train."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self._names = CheckpointNames(model)
+        self._takes = _accepted(model)
+        self._checkpointed = _checkpointed_layers(model)
+        self.eval()
+        found = probe(model, self._base)
+        self._logits = found.logits
+        config = model.config.get_text_config()
+        self.shape = ModelShape(
+            self._head.weight.shape[0],
+            config.hidden_size,
+            _context_length(model),
+            found.caches,
+            found.no_packing,
+            found.no_caching,
+        )
+
+    def _take_over(self, other: "TransformersModel") -> None:
+        """Become what another is, on the same weights."""
+        self.model, self.shape = other.model, other.shape
+        self._names, self._takes, self._logits = other._names, other._takes, other._logits
+        self._checkpointed = other._checkpointed
+
+    @classmethod
+    def read(
+        cls,
+        path: Path,
+        dtype: torch.dtype = torch.float32,
+        *,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> "TransformersModel":
+        """The model of a Hugging Face folder, or of a GGUF file in it, with its weights made into `dtype`."""
+        options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file is not None else {"use_safetensors": True}
+        try:
+            with _quiet():
+                model = AutoModelForCausalLM.from_pretrained(
+                    path,
+                    dtype=dtype,
+                    attn_implementation=OURS,
+                    local_files_only=True,
+                    trust_remote_code=trust_remote_code,
+                    **options,
+                )
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            raise EngineError(f"transformers cannot load {path}: {error}") from error
+        if gguf_file is not None:
+            model._weight_conversions = None  # of the GGUF names, which are not those to be saved
+        return cls(model)
+
+    def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
+        """The same model with factors to train beside its frozen weights; this one then answers with them too."""
+        from turnwise.engines.model.peft_adapter import PeftModel  # peft is an extra
+
+        return PeftModel(self, rank=rank, alpha=alpha, seed=seed)
+
+    def train(self, mode: bool = True) -> "TransformersModel":
+        """Dropout is never wanted: the log-probs of sampled tokens must be those of the policy that wrote them."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def forward(
+        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
+    ) -> Tensor:
+        if recompute and not self._checkpointed:
+            raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
+        # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
+        for layer in self._checkpointed:
+            layer.training = recompute
+        try:
+            hidden = self._base(inputs.tokens, inputs.positions, attend)
+        finally:
+            for layer in self._checkpointed:
+                layer.training = False
+        return hidden if rows is None else hidden.index_select(0, rows)
+
+    def _base(self, tokens: Tensor, positions: Tensor, attend: Attend | Watch) -> Tensor:
+        # [T] -> [1, T], and [3, T] -> [3, 1, T]
+        given = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
+        passed = {name: value for name, value in given.items() if name in self._takes}
+        output = self.model.base_model(input_ids=tokens.unsqueeze(0), **passed)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    @property
+    def _head(self) -> nn.Linear:
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise EngineError(
+                f"{type(self.model).__name__} makes its logits with a {type(head).__name__}, not a matrix"
+            )
+        return head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head = self._head
+        return self._logits.apply(functional.linear(hidden, head.weight, head.bias).float())
+
+    def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+        head = self._head
+        return token_scores(
+            hidden, head.weight, targets, temperature=temperature, chunk=chunk, bias=head.bias, shape=self._logits
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of weights and activations."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def layer_modules(self) -> list[nn.Module]:
+        """The decoder's layers in order: what is sharded, compiled or recomputed one by one."""
+        return list(self._checkpointed)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self.model.state_dict())
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._names.inward(self.model.state_dict(), weights)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        raise EngineError("this model has no adapter to leave out")
+
+    def save(self, folder: Path) -> None:
+        self._save(folder, self.model.state_dict())
+
+    def _save(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        with _quiet():
+            self.model.save_pretrained(folder, state_dict=tensors)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars of transformers: one for every checkpoint is no progress of a training."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _accepted(model: PreTrainedModel) -> frozenset[str]:
+    """Which keyword arguments the base model takes; without `attend` there is no way to its layers."""
+    parameters = inspect.signature(model.base_model.forward).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise EngineError(f"{type(model).__name__} takes no attention but its own, which Turnwise cannot supply")
+    return frozenset(names | {"attend"})
+
+
+def _checkpointed_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """The layers that can be computed again in backward, switched to do so whenever they are told to train."""
+    layers = tuple(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
+    if not layers or not model.supports_gradient_checkpointing:
+        return ()
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.disable_input_require_grads()
+    return layers
+
+
+def _context_length(model: PreTrainedModel) -> int:
+    """The most positions; where angles change with a sequence's length, as many as they stay the same for."""
+    config: Any = model.config.get_text_config()
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    if longest is None:
+        raise EngineError(f"{type(model).__name__} does not say how many positions it has (max_position_embeddings)")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in rope.values() if rope and all(isinstance(value, dict) for value in rope.values()) else (rope,):
+        if one.get("rope_type") in ROPE_BY_LENGTH:
+            longest = min(longest, one.get("original_max_position_embeddings") or longest)
+    return longest

@@ -1,0 +1,109 @@
+"""A transformers model's weights under the names of its checkpoint, in and out, a layer at a time.
+
+transformers fuses some weights in memory (the experts of a layer, say) and undoes it when it saves; names and shapes
+here are always those of the files, so that whoever reads the files can take these too.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    PrefixChange,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+from turnwise.errors import EngineError
+
+LAYER = re.compile(r"^.*?\.\d+\.")
+"""What the weights of one layer have in common at the start of their names."""
+
+
+class CheckpointNames:
+    """Both directions between the live tensors by their names in memory and those of the checkpoint."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        if getattr(model, "_weight_conversions", None) is None:
+            # Not read from a checkpoint, or from one of another format: saved in the family's own way.
+            found = get_model_conversion_mapping(model, add_legacy=False)
+            model._weight_conversions = [entry for entry in found if not isinstance(entry, PrefixChange)]
+        self._conversions: list[WeightTransform] = model._weight_conversions
+
+    def outward(
+        self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor as in the checkpoint, tied ones once; `made` may change each on its way."""
+        for group in _layers(self._untied(tensors)).values():
+            ready = {name: made(name, tensor) for name, tensor in group.items()}
+            for name, tensor in revert_weight_conversion(self._model, ready).items():
+                yield name, tensor.detach()
+
+    def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        unsaved = self._model._keys_to_ignore_on_save or ()
+        kept = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
+        return remove_tied_weights_from_state_dict(kept, self._model)
+
+    @torch.no_grad()
+    def inward(self, tensors: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy in weights by their checkpoint names; a layer is held until it is complete, then converted at once."""
+        own = self._untied(tensors)
+        waiting: dict[str, dict[str, Tensor]] = {}
+        home: dict[str, str] = {}
+        shapes: dict[str, torch.Size] = {}
+        for layer, group in _layers(own).items():
+            for name, tensor in revert_weight_conversion(self._model, group).items():
+                home[name], shapes[name] = layer, tensor.shape
+        missing = set(home)
+        left = {layer: sum(at == layer for at in home.values()) for layer in set(home.values())}
+        for name, tensor in weights:
+            if name not in missing or shapes[name] != tensor.shape:
+                found = f"not {tuple(tensor.shape)} but {tuple(shapes[name])}" if name in shapes else "no weight"
+                raise EngineError(f"these are not the weights of this model: {name} is {found} here")
+            missing.remove(name)
+            layer = home[name]
+            waiting.setdefault(layer, {})[name] = tensor
+            left[layer] -= 1
+            if left[layer] == 0:
+                for target, value in self._convert(waiting.pop(layer), own):
+                    own[target].copy_(value)
+        if missing:
+            raise EngineError(f"these are not the weights of this model: {', '.join(sorted(missing)[:5])} did not come")
+
+    def _convert(self, group: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in self._conversions if isinstance(entry, WeightConverter)]
+        by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+        collected: dict[str, WeightConverter] = {}
+        for name in sorted(group, key=dot_natural_key):
+            target, pattern = rename_source_key(name, renamings, converters, self._model.base_model_prefix, own)
+            if target not in own and name in own:
+                target, pattern = name, None
+            if pattern is None:
+                yield target, group[name]
+            else:
+                converter = collected.setdefault(target, deepcopy(by_pattern[pattern]))
+                converter.add_tensor(target, name, pattern, group[name])
+        for target, converter in collected.items():
+            made = converter.convert(target, model=self._model, config=self._model.config)
+            for full, value in made.items():
+                yield full, value[0] if isinstance(value, list) else value
+
+
+def _layers(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each layer together; those of no layer stand by themselves."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        found = LAYER.match(name)
+        groups.setdefault(found.group() if found else "", {})[name] = tensor
+    return groups
