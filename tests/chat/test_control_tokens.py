@@ -7,7 +7,7 @@ from chat_families import FAMILIES, SCHEMA, TEMPLATES, Family, Talk
 
 from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.replies import ControlTokenEscaper
+from turnwise.chat.replies import ControlTokenEscaper, ControlTokens
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import Message, Origin, Role, Text
 
@@ -108,7 +108,7 @@ def test_a_reply_may_hold_what_stands_in_for_control_tokens(talk):
 def test_stand_ins_are_found_in_a_text_that_holds_every_short_word():
     letters = "abcdefghijklmnopqrstuvwxyz"
     text = " ".join(f"Z{one}{two}" for one in letters for two in letters) + " <s>"
-    escaper = ControlTokenEscaper(("<s>", "</s>"), [text])
+    escaper = ControlTokenEscaper(ControlTokens(("<s>", "</s>")), [text])
     hidden = escaper.escape(Message(Role.USER, text)).text
     assert "<s>" not in hidden and len(hidden) == len(text)
     assert escaper.unescape(hidden) == (text, [len(text) - 2])
@@ -117,7 +117,7 @@ def test_stand_ins_are_found_in_a_text_that_holds_every_short_word():
 def test_every_spelled_control_token_is_cut_and_no_other():
     control = ("<|a|>", "<|a|><|b|>", "<|b|>", "[X]")
     words = "1<|a|><|b|>2[X]<|<|a|>a|>3"
-    escaper = ControlTokenEscaper(control, [words])
+    escaper = ControlTokenEscaper(ControlTokens(control), [words])
     text, cuts = escaper.unescape("<|a|>" + escaper.escape(Message(Role.TOOL, words)).text + "<|b|>")
     assert text == f"<|a|>{words}<|b|>"
     pieces = [text[a:b] for a, b in zip([5, *cuts], [*cuts, len(text) - 5], strict=True)]

@@ -56,6 +56,12 @@ class Tokenizer:
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
         hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
         self._border = hard[0] if hard else ""
+        self.hard_texts = tuple(
+            token.content for token in added.values()
+            if token.special and len(token.content) > 1
+            and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        )  # fmt: skip
+        """Control tokens on either side of which text is encoded as if there were no other."""
 
     def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
         """Ids of a text in which control tokens mean what they say, except where a cut goes through them.

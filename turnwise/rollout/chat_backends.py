@@ -134,7 +134,7 @@ class TokenBackend:
         request = Request(self._name(), ledger.token_ids, params, self._noise())
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
-        message = self.renderer.read(completion, turn, request.token_ids)
+        message = self.renderer.read(completion, turn, request.token_ids[-self.renderer.header_length :])
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
