@@ -45,6 +45,7 @@ class TransformersModel(PolicyModel):
         self.eval()
         found = probe(model, self._base)
         self._logits = found.logits
+        self.facts = {"transformers": _config_facts(model), "lora": None}
         config = model.config.get_text_config()
         self.shape = ModelShape(
             self._head.weight.shape[0],
@@ -58,6 +59,7 @@ class TransformersModel(PolicyModel):
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
         self.model, self.shape = other.model, other.shape
+        self.facts = dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
         self._checkpointed = other._checkpointed
 
@@ -182,6 +184,12 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _config_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """The config without what says nothing about the model, such as where it lay and who wrote it."""
+    found: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    return {name: value for name, value in found.items() if name[0] != "_" and name != "transformers_version"}
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:
