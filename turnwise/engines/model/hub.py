@@ -73,7 +73,7 @@ def _look(repository: str, revision: str | None) -> "ModelInfo":
         if error.response is not None and error.response.status_code < 500:
             raise ConfigError(f"model.path: the hub does not give {name}: {_first_line(error)}") from error
         raise ConnectionError(_first_line(error)) from error
-    except HfHubHTTPError.__bases__ as error:  # of the client's HTTP library, whichever it uses, and OSError
+    except _http_errors() as error:
         raise ConnectionError(_first_line(error)) from error
 
 
@@ -117,14 +117,20 @@ def _cached(repository: str, revision: str, commit: str | None, wanted: list[str
 def _fetch(name: str, repository: str, revision: str, wanted: list[str]) -> Path:
     """Fetch what is lacking; the client draws its progress on standard error."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
-    except (*HfHubHTTPError.__bases__, ValueError) as error:
+    except (*_http_errors(), ValueError) as error:
         raise ConfigError(
             f"model.path: the download of {name} failed: {_first_line(error)}; what was fetched is kept, try again"
         ) from error
+
+
+def _http_errors() -> tuple[type[Exception], ...]:
+    """OSError, and what the client's HTTP library raises, whichever library it uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 
 
 def _first_line(error: Exception) -> str:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import OURS, Watch
@@ -27,6 +28,9 @@ from turnwise.errors import EngineError
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
+
+NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
+"""Fields of a config that say how it was written or is run."""
 
 
 class TransformersModel(PolicyModel):
@@ -69,21 +73,20 @@ class TransformersModel(PolicyModel):
         trust_remote_code: bool = False,
     ) -> "TransformersModel":
         """The model of a Hugging Face folder, or of a GGUF file in it, with its weights made into `dtype`."""
-        options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file is not None else {"use_safetensors": True}
         try:
             with _quiet():
+                if gguf_file is not None:
+                    return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
                 model = AutoModelForCausalLM.from_pretrained(
                     path,
                     dtype=dtype,
                     attn_implementation=OURS,
                     local_files_only=True,
+                    use_safetensors=True,
                     trust_remote_code=trust_remote_code,
-                    **options,
                 )
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise EngineError(f"transformers cannot load {path}: {error}") from error
-        if gguf_file is not None:
-            model._weight_conversions = None  # of the GGUF names, which are not those to be saved
         return cls(model)
 
     def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
@@ -145,6 +148,10 @@ class TransformersModel(PolicyModel):
         """Number format of weights and activations."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    def facts(self) -> dict[str, Any]:
+        config = json.loads(self.model.config.to_json_string())
+        return {"config": {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}, "lora": None}
 
     def layer_modules(self) -> list[nn.Module]:
         """The decoder's layers in order: what is sharded, compiled or recomputed one by one."""
