@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, choose_model, make_renderer, model_source, open_context, prepare
+from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.config_check import check_config
 from turnwise.demonstrations import Demonstrations, choose, read_demonstrations
+from turnwise.engines.opening import model_source
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from turnwise.engines.model.model_shape import LayerCache as LayerCache
+from turnwise.engines.model.model_shape import ModelShape as ModelShape
 from turnwise.errors import EngineError
 
 
@@ -41,36 +43,10 @@ class ModelInputs:
     positions: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """What one attention layer keeps of a token."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What samplers and learners ask before they run a model."""
-
-    vocab_size: int
-    hidden_size: int
-    context_length: int
-    caches: tuple[LayerCache, ...]
-    """By layer of attention, in the order of their numbers."""
-    no_packing: str | None = None
-    """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
-    no_caching: str | None = None
-    """Why a sequence cannot be continued from keys and values alone."""
-
-
 class PolicyModel(nn.Module, ABC):
     """A causal language model whose attention is the caller's and whose layers are modules with a `forward`."""
 
     shape: ModelShape
-    facts: dict[str, Any]
-    """Config and adapter as JSON holds them; what was saved of a model with others is refused by name."""
     has_adapter: bool = False
 
     @abstractmethod
@@ -106,6 +82,10 @@ class PolicyModel(nn.Module, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""
+
+    def facts(self) -> dict[str, Any]:
+        """Config and adapter as JSON holds them: a learner's state of a model with others is refused by name."""
+        return asdict(self.shape)
 
     def save_adapter(self, folder: Path, base_model: str) -> None:
         """The adapter in peft's format; `base_model` is the folder or hub id it is put on."""

@@ -5,6 +5,7 @@ what does not come out right. Auxiliary losses of routers are left out; dropout 
 """
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ from turnwise.errors import EngineError
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
 
+NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
+"""Fields of a config that say how it was written or is run."""
+
 
 class TransformersModel(PolicyModel):
     """The `transformers` policy model; `model` is theirs and its parameters are ours to train."""
@@ -41,6 +45,7 @@ class TransformersModel(PolicyModel):
         self.eval()
         found = probe(model, self._base)
         self._logits = found.logits
+        self.facts = {"transformers": _config_facts(model), "lora": None}
         config = model.config.get_text_config()
         self.shape = ModelShape(
             self._head.weight.shape[0],
@@ -54,6 +59,7 @@ class TransformersModel(PolicyModel):
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
         self.model, self.shape = other.model, other.shape
+        self.facts = dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
         self._checkpointed = other._checkpointed
 
@@ -143,6 +149,10 @@ class TransformersModel(PolicyModel):
         dtype: torch.dtype = self.model.dtype
         return dtype
 
+    def facts(self) -> dict[str, Any]:
+        config = json.loads(self.model.config.to_json_string())
+        return {"config": {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}, "lora": None}
+
     def layer_modules(self) -> list[nn.Module]:
         """The decoder's layers in order: what is sharded, compiled or recomputed one by one."""
         return list(self._checkpointed)
@@ -174,6 +184,12 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _config_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """The config without what says nothing about the model, such as where it lay and who wrote it."""
+    found: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    return {name: value for name, value in found.items() if name[0] != "_" and name != "transformers_version"}
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:
