@@ -84,11 +84,12 @@ def run_trl(config: Any, recompute: bool) -> list[Step]:
     import transformers
     import trl
 
-    from turnwise.assemble import model_folder, prepare
+    from turnwise.assemble import prepare
+    from turnwise.engines.opening import model_source
 
     torch.set_num_threads(config.engine.threads)
     prepared = prepare(config, "train", limit=config.training.samples)
-    folder = model_folder(config.model.path)
+    folder = model_source(config).folder
     tokenizer = trl_tokenizer(folder, prepared.toolbox.schemas(["calculate"]))
     rows = [
         {

@@ -48,7 +48,7 @@ def test_values_have_types_and_conveniences() -> None:
         "scoring.scorers={default: gsm8k}",
         "rollout.max_seconds=null",
     )
-    assert config.engine.name is EngineName.openai
+    assert config.engine.name == EngineName.openai
     assert config.data.eval_files == ["a.parquet"]
     assert config.data.overlong is Overlong.error
     assert config.chat.template_kwargs == {"enable_thinking": False}
@@ -59,7 +59,7 @@ def test_values_have_types_and_conveniences() -> None:
 def test_a_section_with_a_name_takes_it_as_a_word_in_files_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("engine: openai\n")
-    assert compose([], file).config.engine.name is EngineName.openai
+    assert compose([], file).config.engine.name == EngineName.openai
 
 
 def test_the_written_yaml_reads_back_as_the_same_config(tmp_path: Path) -> None:

@@ -1,32 +1,29 @@
 """From a Config to what episodes run in: samples, tools, interactions, plan and scorers, and last of all the engine."""
 
 import asyncio
-import os
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from importlib import import_module, resources
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import History, Renderer
-from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
-from turnwise.config import Config, EngineConfig, SamplingConfig
+from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
+from turnwise.engines.opening import model_source, open_endpoint, open_sampler
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError, unknown
-from turnwise.plugins import call, names_in
-from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
+from turnwise.engines.samplers.scripted import Script
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.plugins import call
+from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend, TokenBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
@@ -38,11 +35,7 @@ from turnwise.task import known_scorers, load_task, rows_of
 from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
-    from turnwise.engines.samplers.endpoint import ChatEndpoint
-
-API_KEY_ENV = "OPENAI_API_KEY"
-"""The environment variable that holds an endpoint's key."""
-MODELS_PACKAGE = "turnwise.models"
+    from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +46,8 @@ class Prepared:
     samples: list[Sample]
     dropped: int
     """Samples left out because their prompt is too long."""
+    implementation: "ImplementationChoice | None"
+    """Who computes the model and why; None where none runs here."""
     renderer: Renderer | None
     """None for endpoints, which render for themselves."""
     toolbox: Toolbox
@@ -92,14 +87,16 @@ def prepare(
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
-    renderer, dropped = None, 0
-    if config.engine.name is not EngineName.openai:
-        rows = _embedding_rows(config)
+    renderer, dropped, model = None, 0, None
+    if config.engine.name != EngineName.openai:
+        model = choose_model(config)
         renderer = make_renderer(config)
+        rows = None if model is None else model[1].vocab_size
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
         Scoring.check(config.scoring, chosen, known=known_scorers())
-    return Prepared(config, chosen, dropped, renderer, toolbox, interactions, plan, scoring)
+    choice = None if model is None else model[0]
+    return Prepared(config, chosen, dropped, choice, renderer, toolbox, interactions, plan, scoring)
 
 
 def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
@@ -141,54 +138,27 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     ]
 
 
-def model_folder(path: str) -> Path:
-    """The folder of a model: a bundled one by name, or a path."""
-    bundled = names_in(MODELS_PACKAGE)
-    if path in bundled:
-        return Path(str(resources.files(import_module(f"{MODELS_PACKAGE}.{path}"))))
-    folder = Path(path).expanduser()
-    if not folder.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        return _from_hub(path)
-    if not folder.is_dir():
-        raise ConfigError(f"model.path: {unknown('model (no such folder or bundled model)', path, bundled)}")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: {folder} has no config.json; it must be a Hugging Face model folder")
-    return folder
+def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
+    """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
+    if config.engine.name != EngineName.torch:
+        return None
+    from turnwise.engines.model.loading import choose_implementation, model_facts
 
-
-def _from_hub(name: str) -> Path:
-    """A hub model's folder in the local cache, downloaded when it is not there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model.path: {name} is no local folder and the hub did not give it: {reason}") from error
+    source = model_source(config)
+    choice = choose_implementation(source, config.model.implementation)
+    return choice, model_facts(source, choice)
 
 
 def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
-    call_format = load_format(config.chat.tool_format)
-    folder = model_folder(config.model.path)
-    if config.engine.name is EngineName.torch:
-        from turnwise.engines.model.checkpoint_format import read_config
+    from turnwise.engines.model.loading import read_tokenizer
 
-        read_config(folder)  # first: transformers looks into config.json too, and takes a broken one at its word
-    tokenizer = Tokenizer(folder, config.chat.template)
+    call_format = load_format(config.chat.tool_format)
+    choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
+    tokenizer = read_tokenizer(model_source(config), config.chat.template)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
-
-
-def _embedding_rows(config: Config) -> int | None:
-    """How many tokens the model knows; a folder that cannot be loaded is refused before its tokenizer is read."""
-    if config.engine.name is not EngineName.torch:
-        return None
-    from turnwise.engines.model.checkpoint_format import check_folder
-
-    return check_folder(model_folder(config.model.path)).vocab_size
 
 
 def fit_prompts(
@@ -198,7 +168,7 @@ def fit_prompts(
 
     def count(sample: Sample) -> int:
         if sample.images:
-            raise DataError(f"sample {sample.id} has images; the {config.engine.name.value} engine reads text only")
+            raise DataError(f"sample {sample.id} has images; the {config.engine.name} engine reads text only")
         ids = renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools))
         if rows is not None and max(ids, default=0) >= rows:
             raise EngineError(
@@ -227,7 +197,7 @@ async def _engine(
     prepared: Prepared, script: Script | None, say: Callable[[str], None] | None
 ) -> AsyncIterator[RolloutContext]:
     config = prepared.config
-    if script is None and config.engine.name is EngineName.openai:
+    if script is None and config.engine.name == EngineName.openai:
         endpoint = open_endpoint(config.engine)
         try:
             await endpoint.check()
@@ -236,21 +206,11 @@ async def _engine(
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
-    sampler = open_sampler(config, renderer, script, say or (lambda text: None))
+    sampler = open_sampler(config, renderer, say or (lambda text: None), script=script).sampler
     try:
         yield token_context(prepared, renderer, sampler, config.sampling)
     finally:
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
-
-
-def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
-    """A client of the configured endpoint; it must be closed."""
-    from turnwise.engines.samplers.endpoint import ChatEndpoint
-
-    if config.base_url is None:
-        raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
-    key = os.environ.get(API_KEY_ENV)
-    return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
 
 
 def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
@@ -267,36 +227,12 @@ def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema
 def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> RolloutContext:
     """A context whose episodes are written token by token by this sampler."""
 
+    retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
+
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
-        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation)
+        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)
-
-
-def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
-    """The configured sampler; a script replaces it."""
-    if script is not None or config.engine.name is EngineName.scripted:
-        if renderer.end_id is None:
-            raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        replies = script or lines(config.engine.script)
-        return ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
-    import torch
-
-    from turnwise.engines.model.decoder import Decoder
-    from turnwise.engines.samplers.threads import choose_threads
-    from turnwise.engines.samplers.torch_cpu import TorchSampler
-
-    decoder = Decoder.read(model_folder(config.model.path), getattr(torch, config.model.precision.value))
-    choice = choose_threads(decoder, config.engine.threads)
-    measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
-    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
-    return TorchSampler(
-        decoder,
-        decode=renderer.tokenizer.decode,
-        max_batch=config.engine.max_batch,
-        threads=choice.threads,
-        regime=choice.regime,
-    )
 
 
 def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:

@@ -43,8 +43,19 @@ class Precision(enum.Enum):
     """Two bytes and three digits; half the memory."""
 
 
-class EngineName(enum.Enum):
-    """Which sampler writes the completions."""
+class ModelImplementation(enum.Enum):
+    """Whose code computes the model."""
+
+    auto = "auto"
+    """`native` where it computes all that the model's config asks for, else `transformers`; the plan says why."""
+    native = "native"
+    """Our own decoder of the Llama family: exact on the CPU and fast."""
+    transformers = "transformers"
+    """Any causal language model of the installed transformers."""
+
+
+class EngineName(enum.StrEnum):
+    """Which sampler writes the completions; `module:Class` is one of your own (docs/engines.md)."""
 
     torch = "torch"
     """Our own, in this process: token ids and log-probs, as training needs them."""

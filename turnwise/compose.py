@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import Knob, is_plugin, kind_of, knobs_of
+from turnwise.knobs import Knob, is_plugin, is_wanted, kind_of, knobs_of
 from turnwise.strict_yaml import read_yaml, write_yaml
 from turnwise.task import config_values, is_own
 
@@ -20,7 +20,7 @@ CONF = Path(__file__).parent / "conf"
 INPUTS = (
     "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
     "rollout.interaction", "rollout.interactions_file", "scoring.scorers", "sft.script", "sft.recorded",
-    "algorithm.advantage", "algorithm.loss",
+    "algorithm.advantage", "algorithm.loss", "engine.name",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
@@ -96,7 +96,7 @@ def unread(composed: Composed) -> list[str]:
         other, wanted = knob.only
         value = values[other]
         shown = value.value if isinstance(value, enum.Enum) else value
-        if not value if wanted == ("*",) else str(shown) not in wanted:
+        if not is_wanted(value, wanted):
             when = "set" if wanted == ("*",) else " or ".join(wanted)
             found.append(
                 f"{key} ({composed.origins[key]}) is never read: {other} is {shown}; it is read when that is {when}"
@@ -172,11 +172,13 @@ def _check_given(key: str, value: Any, knob: Knob | None, where: str) -> None:
     if knob is None or value is None:
         return
     entries = value if isinstance(value, list) else [value]
-    if (knob.hint is str or knob.is_list) and any(isinstance(entry, bool | float) for entry in entries):
+    is_name = knob.hint is str and not knob.choices
+    if (is_name or knob.is_list) and any(isinstance(entry, bool | float) for entry in entries):
         raise ConfigError(f"{where}: {key} is text: put quotes around {value}")
     if knob.hint is bool and not isinstance(value, bool) and str(value).lower() not in ("yes", "no", "on", "off"):
         raise ConfigError(f"{where}: {key} is true or false, not {value}")
-    if knob.choices and str(value) not in knob.choices and not (knob.offered and is_plugin(str(value))):
+    own = knob.offered is not None and isinstance(value, str) and is_plugin(value)
+    if knob.choices and str(value) not in knob.choices and not own:
         offered = ", ".join(knob.choices)
         raise ConfigError(f"{where}: {key} is one of {offered}: {unknown('choice', str(value), knob.choices)}")
 
@@ -348,7 +350,7 @@ def _readable(error: Exception, config_file: Path | None) -> str:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)
         null = any(line.endswith("is not Optional") or "NoneType" in line for line in lines)
         said = "null" if null else value
-        inside = typing.get_args(knob.hint)[-1] if "[" in key or key not in knobs else knob.hint
+        inside = typing.get_args(knob.hint)[-1] if "[" in key or key not in knobs else knob.choice_type or knob.hint
         return f"{where}{key} must be {kind_of(inside)}" + ("" if said is None else f", not {said}")
     sentence = next((line for line in lines if line and not line.startswith(("In '", "Error merging"))), lines[0])
     return where + (f"{key}: {sentence}" if key and key not in sentence else sentence)

@@ -15,7 +15,7 @@ from turnwise.compose import other_names
 from turnwise.config import Config
 from turnwise.config_readers import PACKAGE, ROOT, readers, sections
 from turnwise.errors import ConfigError, unknown
-from turnwise.knobs import Knob, kind_of, knobs_of
+from turnwise.knobs import PLUGIN, Knob, kind_of, knobs_of
 from turnwise.task import builtin_tasks, config_values
 
 
@@ -39,7 +39,7 @@ class KnobPage:
     def takes(self) -> str:
         """The values it takes, in words."""
         if self.knob.choices:
-            own = ["module:function"] if self.knob.offered else []
+            own = [PLUGIN] if self.knob.offered else []
             return " | ".join([*self.knob.choices, *own, *(["null"] if self.knob.takes_null else [])])
         limits = "" if self.knob.limits is None else f", {self.knob.limits}"
         return kind_of(self.knob.hint) + limits + (", or null" if self.knob.takes_null else "")

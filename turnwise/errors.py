@@ -4,7 +4,8 @@
 2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
 3. `ScoringFailed` leaves one trajectory without a reward and out of baselines; it is counted, never a zero.
 4. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
-5. Everything else is a bug and stops the run with its traceback.
+5. `EngineLost` is the one of these that may pass: a turn is asked again, and the episode fails after the last try.
+6. Everything else is a bug and stops the run with its traceback.
 """
 
 import difflib
@@ -33,6 +34,15 @@ class TemplateError(TurnwiseError):
 
 class EngineError(TurnwiseError):
     """A sampler that cannot be built or cannot serve a request."""
+
+
+class EngineLost(EngineError):
+    """A server or a node went away while it served a request: the episode asks again for the same turn."""
+
+    def __init__(self, problem: str, *, elsewhere: bool = False) -> None:
+        super().__init__(problem)
+        self.elsewhere = elsewhere
+        """Whether another replica serves already, so that there is no need to wait."""
 
 
 class StorageError(TurnwiseError):

@@ -12,6 +12,8 @@ from typing import Any
 
 MOST_WHOLE = 2**53
 """No whole number is larger: beyond it JSON and floats lose digits."""
+PLUGIN = "module:name"
+"""Among the values of `only`: anything of the user's."""
 MOST_SECONDS = 1e9
 """Timers of the operating system take no longer waits."""
 
@@ -100,7 +102,7 @@ def knob(default: Any, *marks: dict[str, Any]) -> Any:
 
 
 def only(key: str, *values: str) -> dict[str, Any]:
-    """This knob is read only when another has one of these values ("*" means: when it is set)."""
+    """This knob is read only when another has one of these values ("*" means: when it is set, PLUGIN: the user's)."""
     return {"only": (key, values)}
 
 
@@ -130,8 +132,16 @@ def duration() -> dict[str, Any]:
 
 
 def choice_or_plugin(choices: type[enum.Enum]) -> dict[str, Any]:
-    """The knob takes one of these names, or `module:function` of the user's."""
+    """The knob takes one of these names, or `module:name` of the user's."""
     return {"choices": choices}
+
+
+def is_wanted(value: object, wanted: tuple[str, ...]) -> bool:
+    """Whether a knob marked `only(key, *wanted)` is read when that key has this value."""
+    if wanted == ("*",):
+        return bool(value)
+    text = str(value.value if isinstance(value, enum.Enum) else value)
+    return text in wanted or (PLUGIN in wanted and is_plugin(text))
 
 
 def is_plugin(name: str) -> bool:
@@ -182,7 +192,7 @@ def problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         wanted = _wanted(value, bare, range_of(field, bare))
         offered = [choice.value for choice in field.metadata.get("choices", ())]
         if wanted is None and offered and value not in offered and not is_plugin(value):
-            wanted = f"one of {', '.join(offered)}, or module:function of your own"
+            wanted = f"one of {', '.join(offered)}, or {PLUGIN} of your own"
         if wanted is None and "url" in field.metadata and not _is_url(value):
             wanted = "an address such as http://127.0.0.1:8000"
         if wanted is not None:

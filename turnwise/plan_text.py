@@ -33,6 +33,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
     lines = [f"engine       {_engine(config)}"]
+    if prepared.implementation is not None:
+        lines.append(f"model        {prepared.implementation}")
+        lines += [f"             {notice}" for notice in prepared.implementation.notices]
     if prepared.renderer is not None:
         renderer = prepared.renderer
         lines.append(
@@ -81,9 +84,10 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
 
 def _engine(config: Config) -> str:
     engine = config.engine
-    if engine.name is EngineName.openai:
-        return f"openai, {engine.base_url}, model {engine.model or '(asked from the endpoint)'}"
-    return f"{engine.name.value}, model {config.model.path}"
+    if engine.name == EngineName.openai:
+        asked = engine.model or "(asked from the endpoint)"
+        return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
+    return f"{engine.name}, model {config.model.path}"
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:

@@ -2,10 +2,9 @@
 
 import asyncio
 import itertools
-import json
 from pathlib import Path
 
-from turnwise.assemble import Prepared, model_folder, prepare
+from turnwise.assemble import Prepared, choose_model, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
@@ -16,6 +15,7 @@ from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
+from turnwise.engines.opening import model_source
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.storage.trackers.choose import check_trackers
@@ -44,6 +44,10 @@ def preflight(composed: Composed) -> Report:
         return report
     report.plan = plan_text(every[0])
     report.add("names and plug-ins", Outcome.OK, "tools, interactions, loops and scorers were found and fit")
+    if (choice := every[0].implementation) is not None:
+        report.add("model", Outcome.OK, str(choice))
+        for notice in choice.notices:
+            report.add("model", Outcome.WARNING, notice)
     for notice in (notice for prepared in every for notice in prepared.plan.notices):
         report.add("plan", Outcome.WARNING, notice)
     renderer = every[0].renderer
@@ -59,7 +63,7 @@ def preflight(composed: Composed) -> Report:
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
     files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
-    return config.engine.name is EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
+    return config.engine.name == EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
 
 
 def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:
@@ -120,21 +124,22 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
         most = min(turns * config.sampling.max_tokens, config.rollout.max_tokens or 1 << 60)
         text += f", at most {episodes * most:,} policy tokens"
     report.add("forecast", Outcome.OK, text)
-    if config.engine.name is EngineName.torch:
+    if config.engine.name == EngineName.torch:
         report.add("forecast", Outcome.OK, _memory(config, max(prompts)))
 
 
 def _memory(config: Config, prompt: int) -> str:
-    folder = model_folder(config.model.path)
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    size = 4 if config.model.precision.value == "float32" else 2
-    per_token = 2 * raw["num_hidden_layers"] * heads * head_dim * size
-    length = min(prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens), raw["max_position_embeddings"])
+    chosen = choose_model(config)
+    assert chosen is not None
+    _, facts = chosen
+    weights = f"weights {model_source(config).weight_bytes / 1e6:.1f} MB on disk"
+    if facts.cached_numbers is None:
+        return f"{weights}; config.json does not tell what its cache holds"
+    per_token = facts.cached_numbers * (4 if config.model.precision.value == "float32" else 2)
+    length = prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+    length = length if facts.context_length is None else min(length, facts.context_length)
     cache = per_token * length * config.engine.max_batch
     return (
-        f"weights {weights / 1e6:.1f} MB on disk, KV cache {per_token / 1e3:.1f} kB a token, "
+        f"{weights}, KV cache {per_token / 1e3:.1f} kB a token, "
         f"about {cache / 1e6:.0f} MB for {config.engine.max_batch} sequences of {length} tokens"
     )

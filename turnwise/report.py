@@ -15,6 +15,7 @@ from rich.text import Text
 from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, Share, reduce, share
+from turnwise.rollout.episode import ENGINE_LOST
 from turnwise.rollout.tool_report import ToolReport, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.storage.transcript import visible
@@ -113,7 +114,7 @@ class EvalReport(Printable):
     @property
     def warnings(self) -> list[str]:
         """What a person should look at before believing the numbers."""
-        return list(warnings(tool_reports(self.trajectories)).values())
+        return [*warnings(tool_reports(self.trajectories)).values(), *_lost(self.trajectories)]
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the trajectories, as plain values."""
@@ -296,6 +297,14 @@ def _cells(source: SourceReport) -> dict[str, str]:
     } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
 
 
+def _lost(trajectories: Sequence[Trajectory]) -> list[str]:
+    tries = [text for trajectory in trajectories for text in trajectory.artifacts.get(ENGINE_LOST, ())]
+    if not tries:
+        return []
+    episodes = sum(bool(trajectory.artifacts.get(ENGINE_LOST)) for trajectory in trajectories)
+    return [f"the engine was lost {len(tries)} time(s) in {episodes} episode(s), such as in {visible(tries[0])}"]
+
+
 def _tool_cell(report: ToolReport) -> str:
     error = report.commonest_error
     return str(report) if error is None else f"{report}\n{visible(error)[:LONGEST_ERROR_SHOWN]}"
@@ -327,6 +336,8 @@ def step_metrics(
         metrics.append(Metric("response_length/clip_ratio", float(cut)))
         metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))
         metrics += [Metric(f"tool_calls/{call.status.value}", 1, Reduction.SUM) for call in trajectory.calls]
+        if lost := trajectory.artifacts.get(ENGINE_LOST):
+            metrics.append(Metric("rollout/engine_lost", len(lost), Reduction.SUM))
         if trajectory.reward is not None:
             right = is_right(trajectory.reward, trajectory.parts)
             metrics.append(Metric(f"train/accuracy/{source}", float(right)))

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, make_renderer, model_folder, open_context, prepare
+from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.config_check import check_config
 from turnwise.demonstrations import Demonstrations, choose, read_demonstrations
+from turnwise.engines.opening import model_source
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load
@@ -107,9 +108,10 @@ def fine_tune(
 def _demonstrations(
     config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
 ) -> Demonstrations:
-    from turnwise.engines.model.checkpoint_format import check_folder
-
-    note, vocabulary = printer(console), check_folder(model_folder(config.model.path)).vocab_size
+    chosen = choose_model(config)
+    if chosen is None:
+        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
+    note, vocabulary = printer(console), chosen[1].vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)
     return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note)
@@ -118,16 +120,16 @@ def _demonstrations(
 def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
     import torch
 
-    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.model.loading import choose_implementation, read_model
     from turnwise.engines.model.policy_folder import PolicyFolder
     from turnwise.training.sequences import to_sequences
     from turnwise.training.sft import SftStep, train_sft
 
     config, policy = run.config, run.dir.path / POLICY
     torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
-    source = model_folder(config.model.path)
+    source = model_source(config)
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    decoder = Decoder.read(source, torch.float32)
+    decoder = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
     losses: list[float] = []
     tokens, every = 0, max(1, config.sft.steps // 20)
     run.start_trackers()

@@ -13,6 +13,7 @@ from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
 from turnwise.config import Config, DataConfig, SandboxConfig, ScoringConfig
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
+from turnwise.engines.model.hub import is_hub_id
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.scoring.client_options import declared_options
@@ -102,8 +103,12 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
     engine, sandbox = config.engine, config.sandbox
     if _is_on_the_hub(config.model.path):
         yield "model.path", config.model.path
+    if config.model.trust_remote_code:
+        yield "model.trust_remote_code", f"true, for model.path={config.model.path}"
     yield from (("tracking.to", name) for name in config.tracking.to if name not in _TRACKERS_HERE)
-    if engine.name is EngineName.openai:
+    if is_plugin(engine.name):
+        yield "engine.name", engine.name
+    if engine.name == EngineName.openai:
         yield "engine.base_url", engine.base_url
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
@@ -129,8 +134,8 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _is_on_the_hub(path: str) -> bool:
-    """Whether a model would be downloaded: OWNER/NAME that is no folder here."""
-    return path.count("/") == 1 and path[0] not in "/~." and "\0" not in path and not Path(path).is_dir()
+    """Whether a model would be downloaded: OWNER/NAME that is no folder or file here."""
+    return is_hub_id(path) and not Path(path).exists()
 
 
 def _lies_in(name: str, place: Path) -> bool:

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from turnwise import time_budget
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.batching import Batcher, QueuedRequest
+from turnwise.engines.samplers.batching import Batcher
 from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.updates import FullWeights
 
@@ -15,7 +17,8 @@ from turnwise.engines.updates import FullWeights
 def now(monkeypatch):
     time = [0.0]
     monkeypatch.setattr(time_budget, "clock", lambda: time[0])
-    return time
+    with torch.inference_mode():  # as in a sampler's worker
+        yield time
 
 
 def request(name, tokens):
@@ -56,3 +59,21 @@ def test_new_weights_pause_those_that_write(decoder: Decoder, now, monkeypatch) 
     now[0] += 5.0
     assert seen == [(30.0, 30.0)], "also in the middle of it"
     assert (batcher.waited(writes), batcher.waited(waits)) == (30.0, 35.0)
+
+
+def test_sleep_pauses_everybody_and_new_weights_in_it_pause_nobody_twice(decoder: Decoder, now) -> None:
+    batcher = Batcher(decoder, str, REGIMES[0], 1, 0, 0)
+    writes, waits = request("a", 50), request("b", 2)
+    batcher.submit(writes)
+    batcher.step()
+    batcher.submit(waits)
+    batcher.sleep()
+    now[0] = 7.0
+    batcher.sleep()
+    assert (batcher.waited(writes), batcher.waited(waits)) == (7.0, 7.0)
+    batcher.publish(FullWeights(decoder.weight_shapes(), decoder.weights()), 1)
+    now[0] = 10.0
+    batcher.wake()
+    batcher.wake()
+    now[0] = 30.0
+    assert (batcher.waited(writes), batcher.waited(waits)) == (10.0, 30.0)

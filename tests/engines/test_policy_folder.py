@@ -16,6 +16,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_folder import PolicyFolder
 from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.sources import find_model
 from turnwise.errors import EngineError
 from turnwise.plugins import builtin
 
@@ -45,7 +46,7 @@ def test_others_load_the_weights_the_template_in_use_and_the_end_tokens(source: 
     change(source / "tokenizer_config.json", chat_template="{{ 'the template of the source' }}")
     tokenizer = Tokenizer(source, template_file(tmp_path, "MARK"))
     decoder = Decoder.read(source)
-    PolicyFolder.of(source, tokenizer, {2, 0}).save(tmp_path / "policy", decoder)
+    PolicyFolder.of(find_model(str(source)), tokenizer, {2, 0}).save(tmp_path / "policy", decoder)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "policy")
     text = theirs.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
     assert text == tokenizer.apply_template(ASKED, [], True, {}) and text.endswith("MARK")
@@ -61,7 +62,7 @@ def test_others_load_the_weights_the_template_in_use_and_the_end_tokens(source: 
 
 def test_the_bundled_models_own_ends_are_the_ones_a_run_stops_at(tmp_path: Path) -> None:
     renderer = Renderer(Tokenizer(TINY), builtin("turnwise.chat.formats", "hermes", "tool format"))
-    PolicyFolder.of(TINY, renderer.tokenizer, renderer.stop_ids).save(tmp_path, Decoder.read(TINY))
+    PolicyFolder.of(find_model("tiny"), renderer.tokenizer, renderer.stop_ids).save(tmp_path, Decoder.read(TINY))
     found = GenerationConfig.from_pretrained(tmp_path).eos_token_id
     assert set(found if isinstance(found, list) else [found]) == set(renderer.stop_ids)
 
@@ -70,13 +71,13 @@ def test_several_templates_stay_several(source: Path, tmp_path: Path) -> None:
     (source / "chat_template.jinja").unlink()
     several = [{"name": "default", "template": "{{ 'plain' }}"}, {"name": "tool_use", "template": "{{ 'with tools' }}"}]
     change(source / "tokenizer_config.json", chat_template=several)
-    PolicyFolder.of(source, Tokenizer(source), {2}).save(tmp_path / "policy", Decoder.read(source))
+    PolicyFolder.of(find_model(str(source)), Tokenizer(source), {2}).save(tmp_path / "policy", Decoder.read(source))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "policy")
     assert theirs.chat_template == {"default": "{{ 'plain' }}", "tool_use": "{{ 'with tools' }}"}
 
 
 def test_a_source_that_goes_away_is_no_loss(source: Path, tmp_path: Path) -> None:
-    decoder, policy = Decoder.read(source), PolicyFolder.of(source, Tokenizer(source), {2})
+    decoder, policy = Decoder.read(source), PolicyFolder.of(find_model(str(source)), Tokenizer(source), {2})
     shutil.rmtree(source)
     policy.save(tmp_path / "policy", decoder)
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").eos_token_id == 2
@@ -87,11 +88,11 @@ def test_a_template_cannot_be_written_elsewhere(source: Path, name: str) -> None
     tokenizer = Tokenizer(source)
     tokenizer._hf.chat_template = {"default": "{{ 1 }}", name: "{{ 2 }}"}
     with pytest.raises(EngineError, match="name for a chat template"):
-        PolicyFolder.of(source, tokenizer, {2})
+        PolicyFolder.of(find_model(str(source)), tokenizer, {2})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\x00"])
 def test_a_broken_generation_config_is_found_before_training(source: Path, text: str) -> None:
     (source / "generation_config.json").write_text(text)
     with pytest.raises(EngineError, match="generation_config"):
-        PolicyFolder.of(source, Tokenizer(source), {2})
+        PolicyFolder.of(find_model(str(source)), Tokenizer(source), {2})

@@ -8,11 +8,11 @@ from rich.console import Console
 from safetensors import safe_open
 
 from turnwise import configure, evaluate
-from turnwise.assemble import model_folder
 from turnwise.chat.tokenizer import Tokenizer, load_template
+from turnwise.engines.model.sources import find_model
 from turnwise.report import SourceReport
 
-FOLDER = model_folder("tiny")
+FOLDER = find_model("tiny").folder
 
 
 def test_it_is_small_and_has_the_qwen3_architecture() -> None:

@@ -16,9 +16,9 @@ SAMPLE = Sample("s", (Message(Role.USER, "x"),), "d")
 def ledger() -> Ledger:
     made = Ledger()
     made.append([5, 6], Origin.PROMPT, 0)
-    made.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25])
+    made.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25], 0)
     made.append([9], Origin.TOOL, 0)
-    made.append([10], Origin.POLICY, 1, [-1.0])
+    made.append([10], Origin.POLICY, 1, [-1.0], 0)
     made.append([11], Origin.USER, 1)
     return made
 

@@ -7,6 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.errors import TemplateError, one_line, unknown
 
 
@@ -21,19 +24,24 @@ class Encoding:
 class Tokenizer:
     """Encodes with offsets, decodes verbatim, renders chat templates."""
 
-    def __init__(self, folder: Path, template: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, template: str | None = None, *, trust_remote_code: bool = False, name: str | None = None
+    ) -> None:
+        """The tokenizer of a folder; errors call it `name`."""
         from transformers import AutoTokenizer  # imports torch: only when a tokenizer is really needed
 
+        name = name or str(folder)
         try:
-            self._hf: Any = AutoTokenizer.from_pretrained(folder)
+            # Said aloud: where nothing is said, the library asks on the terminal whether it may run a model's code.
+            self._hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except Exception as error:  # the library raises whatever the first broken file makes it stumble over
-            raise TemplateError(f"{folder}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
+            raise TemplateError(f"{name}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         if not getattr(self._hf, "is_fast", False):
-            raise TemplateError(f"{folder} has no fast tokenizer (tokenizer.json); token offsets need one")
+            raise TemplateError(f"{name} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
             self._hf.chat_template = load_template(template)
         if not self._hf.chat_template:
-            raise TemplateError(f"{folder} has no chat template; name one with chat.template=FILE or chatml_hermes")
+            raise TemplateError(f"{name} has no chat template; name one with chat.template=FILE or chatml_hermes")
         self._backend: Any = self._hf.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -48,6 +56,12 @@ class Tokenizer:
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
         hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
         self._border = hard[0] if hard else ""
+        self.hard_texts = tuple(
+            token.content for token in added.values()
+            if token.special and len(token.content) > 1
+            and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        )  # fmt: skip
+        """Control tokens on either side of which text is encoded as if there were no other."""
 
     def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
         """Ids of a text in which control tokens mean what they say, except where a cut goes through them.
@@ -75,9 +89,10 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
-        text: str = self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def apply_template(

@@ -4,6 +4,7 @@ from turnwise.assemble import Prepared
 from turnwise.choices import Decay, EngineName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, DataError
+from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
 from turnwise.training.custom import check_choices
 
@@ -11,8 +12,8 @@ from turnwise.training.custom import check_choices
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name is not EngineName.torch:
-        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name.value} gives neither")
+    if config.engine.name != EngineName.torch and not is_plugin(config.engine.name):
+        raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(
         algorithm.advantage,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.choices import EngineName, HistoryPolicy, Overlong, Precision
-from turnwise.knobs import at_least, duration, knob, more_than, only, url
+from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
+from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, url
 
-RENDERING = ("torch", "scripted")
+RENDERING = ("torch", "scripted", PLUGIN)
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
 
 
@@ -15,8 +15,15 @@ class ModelConfig:
     """Which model."""
 
     path: str = knob("tiny", only("engine.name", *RENDERING))
-    """A Hugging Face folder or hub id, or `tiny` for the bundled model. Set it first: to the model you want to evaluate
-    or train, or to the folder that `turnwise sft` or `turnwise train` wrote."""
+    """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or `tiny` for the bundled
+    model. Set it first: to the model you want to evaluate or train, or to the folder that `turnwise sft` or `turnwise
+    train` wrote."""
+    implementation: ModelImplementation = knob(ModelImplementation.auto, only("engine.name", "torch"))
+    """Whose code computes the model; the plan says which and why. Set it to compare the two, or to `native` to be told
+    what keeps a model from it."""
+    trust_remote_code: bool = knob(False, only("engine.name", *RENDERING))
+    """Run Python files that come with the model. Set it only for a model that transformers does not have and whose
+    code you have read."""
     precision: Precision = knob(Precision.float32, only("engine.name", "torch"))
     """The number format the sampler computes in; what is trained is float32 always. Take bfloat16 when memory is short;
     log-probs then differ more from the learner's (see training.max_logprob_gap)."""
@@ -61,12 +68,13 @@ class DataConfig:
 class EngineConfig:
     """What runs the model."""
 
-    name: EngineName = EngineName.torch
-    """Which sampler writes the completions; `engine=openai` is short for `engine.name=openai`. Take `openai` to
-    evaluate a model that is served elsewhere, `scripted` to try tools and scorers without a model."""
+    name: str = knob(EngineName.torch.value, choice_or_plugin(EngineName))
+    """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
+    `engine.name=openai`. Take `openai` to evaluate a model that is served elsewhere, `scripted` to try tools and
+    scorers without a model, your own to write with another engine."""
     max_batch: int = knob(64, at_least(1), only("engine.name", "torch"))
     """Most sequences decoded together. Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
-    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch"))
+    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch", PLUGIN))
     """CPU threads; 0 measures and takes the fastest count that gives reproducible sums. Set it on a shared machine, or
     to get the same tokens on machines that would measure differently."""
     base_url: str | None = knob(None, url(), only("engine.name", "openai"))
@@ -76,8 +84,9 @@ class EngineConfig:
     """The model's name at the endpoint; null asks it, and it must serve exactly one. Set it when it serves several."""
     timeout_seconds: float = knob(120.0, duration(), only("engine.name", "openai"))
     """Seconds for one request to the endpoint. Raise it for long answers or a busy server."""
-    retries: int = knob(3, at_least(0), only("engine.name", "openai"))
-    """How often a request that failed is sent again. Lower it to see failures at once, raise it for a shaky network."""
+    retries: int = knob(3, at_least(0), only("engine.name", "openai", PLUGIN))
+    """How often a request that failed is sent again, or a turn whose server or node went away is asked for again.
+    Lower it to see failures at once, raise it for a shaky network."""
     script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))
     """What the scripted sampler says, turn by turn; the last line repeats. Must be set with engine=scripted."""
 

@@ -1,18 +1,18 @@
 """How a conversation is put to a model: token by token through a Sampler, or as messages through a chat endpoint."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from turnwise.chat.renderer import HistoryRewritten, Renderer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import DataError, EpisodeError
+from turnwise.errors import DataError, EngineLost, EpisodeError
+from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
     Completion,
@@ -29,6 +29,10 @@ from turnwise.types import (
 
 if TYPE_CHECKING:
     from turnwise.engines.samplers.endpoint import EndpointReply
+
+
+LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
+"""How often a turn is asked again whose engine was lost, where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class ChatBackend(Protocol):
     """The model's side of one conversation."""
 
     segments: list[Ledger]
+    lost: list[str]
+    """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -97,7 +103,9 @@ class TokenBackend:
     tools: Sequence[JsonSchema]
     noise: NoiseKey
     conversation: str
+    retry: RetryPolicy = LOST_RETRY
     segments: list[Ledger] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
     _replied: tuple[int, int] = (0, 0)
@@ -123,10 +131,10 @@ class TokenBackend:
             stop_ids=self.renderer.stop_ids,
         )
         start = len(ledger)
-        request = Request(self._name(), np.array(ledger.token_ids, dtype=np.int64), params, self._noise())
-        completion = await self.sampler.generate(request)
-        ledger.append(completion.token_ids.tolist(), Origin.POLICY, turn, completion.logprobs.tolist())
-        message = self.renderer.read(completion, turn, ledger.token_ids[:start])
+        request = Request(self._name(), ledger.token_ids, params, self._noise())
+        completion = await self._generate(request, turn)
+        ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
+        message = self.renderer.read(completion, turn, request.token_ids[-self.renderer.header_length :])
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
@@ -179,17 +187,31 @@ class TokenBackend:
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
         """What was added after the last turn and never answered is left out on both sides."""
         segment, length = self._replied
-        ledger = self.segments[segment]
-        if length < len(ledger):
-            ledger = Ledger(
-                ledger.token_ids[:length], ledger.origins[:length], ledger.turns[:length], ledger.logprobs[:length]
-            )
+        ledger = self.segments[segment].prefix(length)
         last = max(index for index, message in enumerate(messages) if message.role is Role.ASSISTANT)
         return self.renderer.check(ledger, messages[: last + 1], self.tools)
 
     async def close(self) -> None:
         for number in range(len(self.segments)):
-            await self.sampler.release(f"{self.conversation}/{number}")
+            with contextlib.suppress(EngineLost):  # what it kept went with it
+                await self.sampler.release(f"{self.conversation}/{number}")
+
+    async def _generate(self, request: Request, turn: int) -> Completion:
+        """Ask for a turn, and again when its engine was lost: the same tokens so far, the same noise."""
+
+        async def attempt() -> Completion:
+            try:
+                return await self.sampler.generate(request)
+            except EngineLost as error:
+                self.lost.append(f"turn {turn}: {error}")
+                failed = AttemptFailed(str(error))
+                failed.at_once = error.elsewhere
+                raise failed from error
+
+        try:
+            return await retrying(attempt, self.retry)
+        except AttemptFailed as error:
+            raise EpisodeError(f"the engine was lost in turn {turn}, {error.attempts} tries: {error}") from error
 
     def _open_segment(self, ids: list[int], turn: int) -> None:
         ledger = Ledger()
@@ -233,6 +255,8 @@ class EndpointBackend:
     noise: NoiseKey
     call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Always empty: the endpoint's client tries again by itself."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0

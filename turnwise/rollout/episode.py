@@ -19,6 +19,8 @@ from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
 
+ENGINE_LOST = "engine_lost"
+"""The artifact that lists the tries of an episode's turns whose engine went away."""
 FINISH_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
 
@@ -81,6 +83,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         trajectory.artifacts["interaction_score"] = closed.score
     if parts.interaction is not None and parts.interaction.notes:
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
+    if parts.backend.lost:
+        trajectory.artifacts[ENGINE_LOST] = parts.backend.lost
     if parts.chat.turns:
         check = trajectory.render_check = parts.backend.check(parts.chat.messages)
         if check is not None and check.problem is not None:

@@ -176,8 +176,8 @@ def write_back(sequences: Sequence[TrainSequence], trajectories: Sequence[Trajec
         )
 
 
-def _recorded(values: Floats | None) -> list[float] | None:
-    return None if values is None else values.tolist()
+def _recorded(values: Floats | None) -> NDArray[np.float32] | None:
+    return None if values is None else values.astype(np.float32)
 
 
 def trainable(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:

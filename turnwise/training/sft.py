@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from turnwise.config import SftConfig
 from turnwise.engines.model import attention
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
 from turnwise.errors import DataError, TurnwiseError
 from turnwise.training.sequences import TrainSequence, batches
 
@@ -47,7 +46,7 @@ class SftStep:
         }
 
 
-def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
+def loss_on(decoder: PolicyModel, batch: list[TrainSequence]) -> Tensor:
     """Mean negative log-likelihood of the policy's tokens, each given everything before it."""
     lengths = [len(sequence.token_ids) for sequence in batch]
     tokens = torch.from_numpy(np.concatenate([sequence.token_ids for sequence in batch]))
@@ -59,7 +58,11 @@ def loss_on(decoder: Decoder, batch: list[TrainSequence]) -> Tensor:
 
 
 def train_sft(
-    decoder: Decoder, sequences: list[TrainSequence], config: SftConfig, seed: int, report: Callable[[SftStep], None]
+    decoder: PolicyModel,
+    sequences: list[TrainSequence],
+    config: SftConfig,
+    seed: int,
+    report: Callable[[SftStep], None],
 ) -> float:
     """Train in place for `config.steps` steps and report each; returns how often the data was gone through.
 

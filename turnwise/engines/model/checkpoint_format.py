@@ -14,6 +14,7 @@ from torch import Tensor
 from turnwise.engines.model.config_fields import (
     DEFAULT_KV_HEADS,
     ROPE_TYPES,
+    NotNative,
     flag,
     number,
     refuse_unsupported,
@@ -99,6 +100,15 @@ class DecoderConfig:
 
 def read_config(folder: Path) -> DecoderConfig:
     """The decoder described by `folder/config.json`, old and new field names alike."""
+    raw = read_raw_config(folder)
+    try:
+        return config_from_hf(raw)
+    except EngineError as error:
+        raise type(error)(f"{folder / 'config.json'}: {error}") from None
+
+
+def read_raw_config(folder: Path) -> dict[str, Any]:
+    """What `folder/config.json` says."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -108,17 +118,14 @@ def read_config(folder: Path) -> DecoderConfig:
         raise EngineError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise EngineError(f"{path} must hold a JSON object, found {type(raw).__name__}")
-    try:
-        return config_from_hf(raw)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from None
+    return raw
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """Our config from a parsed config.json; whatever we do not implement is refused by name."""
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise EngineError(f"model type {model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise NotNative(f"model type {model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     refuse_unsupported(model_type, raw)
     hidden, heads = whole(raw, "hidden_size"), whole(raw, "num_attention_heads")
     shared = {"num_key_value_heads": DEFAULT_KV_HEADS.get(model_type), **raw}
@@ -271,47 +278,58 @@ def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dic
                 tensors.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from error
+    return fuse(tensors, config, dtype, str(folder))
+
+
+def fuse(tensors: dict[str, Tensor], config: DecoderConfig, dtype: torch.dtype, where: str) -> dict[str, Tensor]:
+    """Our tensors by our names from those with Hugging Face names, which are used up; `where` they came from."""
     fused: dict[str, Tensor] = {}
     for part in layout(config):
         missing = [name for name, _ in part.sources if name not in tensors]
         if missing:
-            raise EngineError(f"{folder} lacks the tensors {', '.join(missing)}")
+            raise EngineError(f"{where} lacks the tensors {', '.join(missing)}")
         pieces = [tensors.pop(name) for name, _ in part.sources]
         for (name, rows), piece in zip(part.sources, pieces, strict=True):
             expected = (rows, *part.shape[1:])
             if tuple(piece.shape) != expected:
-                raise EngineError(f"{folder}: {name} is {tuple(piece.shape)}, config.json says {expected}")
+                raise EngineError(f"{where}: {name} is {tuple(piece.shape)}, config.json says {expected}")
             if piece.dtype not in STORED:
-                raise EngineError(f"{folder}: {name} holds {piece.dtype}; unquantised weights are supported")
+                raise EngineError(f"{where}: {name} holds {piece.dtype}; unquantised weights are supported")
         fused[part.name] = torch.cat(pieces).to(dtype)
         if not fused[part.name].isfinite().all():
             names = ", ".join(name for name, _ in part.sources)
-            raise EngineError(f"{folder}: {names} {'hold' if len(pieces) > 1 else 'holds'} NaN or infinite weights")
+            raise EngineError(f"{where}: {names} {'hold' if len(pieces) > 1 else 'holds'} NaN or infinite weights")
     # Two kinds of tensors are redundant: a tied head that says the same, and rotary tables that old folders stored.
     head = tensors.pop("lm_head.weight", None) if config.tied else None
     if head is not None and not torch.equal(head.to(dtype), fused["embed"]):
         raise EngineError(
-            f"{folder}: lm_head.weight differs from model.embed_tokens.weight, and config.json ties them: "
+            f"{where}: lm_head.weight differs from model.embed_tokens.weight, and config.json ties them: "
             "set tie_word_embeddings to false to use it"
         )
     unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if unused:
-        raise EngineError(f"{folder} holds tensors this decoder has no place for: {', '.join(sorted(unused)[:5])}")
+        raise EngineError(f"{where} holds tensors this decoder has no place for: {', '.join(sorted(unused)[:5])}")
     return fused
 
 
 def check_folder(folder: Path) -> DecoderConfig:
     """The decoder of a folder whose weights can be opened; none is read."""
-    config, tensors = read_config(folder), 0
+    config = read_config(folder)
+    check_weights(folder, config.num_layers)
+    return config
+
+
+def check_weights(folder: Path, layers: int) -> None:
+    """Open the files of a folder's weights and read none; a model has a tensor for each of its layers at least."""
+    tensors = 0
     for path in _tensor_files(folder):
         try:
             with safe_open(path, framework="pt") as shard:
                 tensors += len(shard.keys())
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from error
-    if config.num_layers > tensors:
-        raise EngineError(f"{folder}: config.json says {config.num_layers} layers, the weights are {tensors} tensors")
-    return config
+    if layers > tensors:
+        raise EngineError(f"{folder}: config.json says {layers} layers, the weights are {tensors} tensors")
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -326,7 +344,9 @@ def _tensor_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if single.is_file():
         return [single]
-    raise EngineError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    only = f"; {pickles[0]} is a pickle, which runs code when it is opened" if pickles else ""
+    raise EngineError(f"{folder} has no model.safetensors and no model.safetensors.index.json{only}")
 
 
 def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,11 @@ from typing import Any
 
 from turnwise.errors import EngineError
 
+
+class NotNative(EngineError):
+    """A config that makes sense and asks for what the native decoder does not compute; transformers may."""
+
+
 READ = {
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
@@ -92,19 +97,19 @@ def refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
     """Raise for what changes the numbers and is not computed here, and for what nobody here has heard of."""
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
-        raise EngineError(f"hidden_act {activation!r} is not supported; supported: silu")
+        raise NotNative(f"hidden_act {activation!r} is not supported; supported: silu")
     if raw.get("is_causal", True) is not True:
         raise EngineError("is_causal is not true: a model that sees what comes later cannot write token by token")
     if raw.get("quantization_config"):
         raise EngineError("quantization_config is not supported; unquantised weights are")
     for key in ("mlp_bias", "use_sliding_window"):
         if flag(raw, key):
-            raise EngineError(f"{key} is not supported; full attention and feed-forward layers without bias are")
+            raise NotNative(f"{key} is not supported; full attention and feed-forward layers without bias are")
     if model_type == "mistral" and raw.get("sliding_window", MISTRAL_WINDOW) is not None:
         window = whole({"sliding_window": MISTRAL_WINDOW, **raw}, "sliding_window")
         if window < whole(raw, "max_position_embeddings"):
             context = raw["max_position_embeddings"]
-            raise EngineError(
+            raise NotNative(
                 f"sliding_window {window} below the context of {context} is not supported; full attention is"
             )
     if whole(raw, "num_hidden_layers") > MOST_LAYERS:
@@ -115,7 +120,7 @@ def refuse_unsupported(model_type: str, raw: Mapping[str, Any]) -> None:
         if key not in READ | CHECKED | HARMLESS and not key.startswith("_") and value not in (None, False, "", [], {})
     )  # fmt: skip
     if unknown:
-        raise EngineError(
+        raise NotNative(
             f"nothing here knows what {', '.join(unknown)} means, and it may change the model's numbers; "
             "remove the field if it does not"
         )
@@ -127,7 +132,7 @@ def _refuse_layers(raw: Mapping[str, Any]) -> None:
         raise EngineError(f"layer_types must be a list, found {kinds!r}")
     other = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if other:
-        raise EngineError(f"layer_types {other} are not supported; supported: full_attention")
+        raise NotNative(f"layer_types {other} are not supported; supported: full_attention")
 
 
 def rope_settings(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -143,11 +148,11 @@ def rope_settings(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     kind = settings.pop("rope_type", settings.get("type", "default"))
     settings.pop("type", None)
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        raise EngineError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        raise NotNative(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     for rotated in (settings.pop("partial_rotary_factor", None), raw.get("partial_rotary_factor")):
         if rotated not in (None, 1.0):
-            raise EngineError("partial_rotary_factor is not supported; rotating the whole head is")
+            raise NotNative("partial_rotary_factor is not supported; rotating the whole head is")
     unknown = sorted(key for key in settings.keys() - ROPE_TYPES[kind] - {"rope_theta"} if settings[key] is not None)
     if unknown:
-        raise EngineError(f"rope type {kind!r} does not read {', '.join(unknown)}; remove what it should not do")
+        raise NotNative(f"rope type {kind!r} does not read {', '.join(unknown)}; remove what it should not do")
     return kind, settings

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.chat.tokenizer import Tokenizer
+from turnwise.engines.model import gguf_file
 from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 
@@ -25,23 +27,21 @@ class PolicyFolder:
     files: dict[str, bytes]
 
     @classmethod
-    def of(cls, source: Path, tokenizer: Tokenizer, end_ids: Iterable[int]) -> "PolicyFolder":
+    def of(cls, source: ModelSource, tokenizer: Tokenizer, end_ids: Iterable[int]) -> "PolicyFolder":
         """The companions of a model trained from `source` with this tokenizer's template; `end_ids` end its turns."""
-        found = [path for path in source.iterdir() if path.name.startswith(TOKENIZER_FILES) and path.is_file()]
-        try:
-            files = {path.name: path.read_bytes() for path in sorted(found)}
-        except OSError as error:
-            raise EngineError(f"the tokenizer of {source} cannot be read: {error}") from error
+        files = _tokenizer_files(source)
         if "tokenizer_config.json" in files:
             # Where a template stands twice, readers differ in which one they believe.
-            settings = _table(source / "tokenizer_config.json")
+            settings = _table(files["tokenizer_config.json"], f"{source.path}: tokenizer_config.json")
             settings.pop("chat_template", None)
             files["tokenizer_config.json"] = _json(settings)
         for name, text in tokenizer.templates.items():
             if not re.fullmatch(r"\w[\w.-]*", name):
-                raise EngineError(f"{source}: {name!r} is no name for a chat template, it must be one of a file")
+                raise EngineError(f"{source.path}: {name!r} is no name for a chat template, it must be one of a file")
             files[TEMPLATE if name == "default" else f"{MORE_TEMPLATES}/{name}.jinja"] = text.encode()
-        generation = _table(source / GENERATION) if (source / GENERATION).is_file() else {}
+        generation: dict[str, Any] = {}
+        if source.gguf_file is None and (source.folder / GENERATION).is_file():
+            generation = _table(_content(source.folder / GENERATION), str(source.folder / GENERATION))
         ends = sorted(end_ids)
         files[GENERATION] = _json({**generation, "eos_token_id": ends[0] if len(ends) == 1 else ends or None})
         return cls(files)
@@ -54,13 +54,40 @@ class PolicyFolder:
                 file.write(content)
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
+    """The tokenizer as files; with them the Python files that a model we trust brings."""
+    if source.gguf_file is not None:
+        # Templates are written from the tokenizer in use.
+        made = gguf_file.tokenizer_files(source.path)
+        return {name: content for name, content in made.items() if not name.endswith(".jinja")}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = [
+            path for path in sorted(source.folder.iterdir())
+            if path.is_file() and (path.name.startswith(TOKENIZER_FILES) or _is_own_code(source, path))
+        ]  # fmt: skip
+    except OSError as error:
+        raise EngineError(f"the tokenizer of {source.folder} cannot be read: {error}") from error
+    return {path.name: _content(path) for path in found}
+
+
+def _is_own_code(source: ModelSource, path: Path) -> bool:
+    return source.trust_remote_code and path.suffix == ".py" and not path.name.startswith("_")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
         raise EngineError(f"{path} cannot be read: {error}") from error
+
+
+def _table(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"{where} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise EngineError(f"{path} must hold a JSON object, found {type(found).__name__}")
+        raise EngineError(f"{where} must hold a JSON object, found {type(found).__name__}")
     return found
 
 

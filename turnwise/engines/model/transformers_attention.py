@@ -35,9 +35,11 @@ class Watch:
     def called(self, module: nn.Module, k: Tensor, v: Tensor, mask: Tensor | None, asked: int | None) -> AttentionLayer:
         """Note a call; a module that attends twice in a pass could not be told apart from itself."""
         if any(known is module for known, _ in self.layers):
-            raise EngineError(f"{type(module).__name__} attends twice in one pass, which Turnwise does not support")
+            raise _unsupported(module, "attends twice in one pass")
+        if mask is not None and not hasattr(mask, "hides_beyond"):
+            raise _unsupported(module, "attends with a mask of its own making")
         # The mask decides what a layer sees; the window that is asked for beside it only counts where no mask is made.
-        window = getattr(mask, "hides_beyond", asked)
+        window = asked if mask is None else mask.hides_beyond  # type: ignore[attr-defined]
         layer = AttentionLayer(len(self.layers), window, LayerCache(k.shape[1], k.shape[3], v.shape[3]))
         self.layers.append((module, layer))
         return layer
@@ -59,20 +61,28 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention layer, with [1, H, T, D]; returns [1, T, Hq, Dv]."""
     if attend is None:
-        raise EngineError(f"{type(module).__name__} does not hand our attention down to its layers")
+        raise _unsupported(module, "does not get the attention that its model was called with")
     if dropout:
-        raise EngineError(f"{type(module).__name__} wants dropout {dropout} on its attention; Turnwise trains without")
+        raise _unsupported(module, f"wants dropout {dropout} on its attention")
     for name in ("position_bias", "head_mask"):
         if further.get(name) is not None:
-            raise EngineError(f"{type(module).__name__} attends with a {name}, which Turnwise does not support")
+            raise _unsupported(module, f"attends with a {name}")
+    if query.shape[:1] != (1,) or key.shape[2] != query.shape[2]:
+        raise _unsupported(module, f"attends with {query.shape[2]} queries to {key.shape[2]} keys")
     if isinstance(attend, Watch):
         layer = attend.called(module, key, value, attention_mask, sliding_window)
         attend = attend.attend
+    elif attention_mask is not None:
+        raise _unsupported(module, "attends with a mask of its own making")
     else:
         layer = getattr(module, FACTS)
     q, k, v = (x[0].transpose(0, 1).to(value.dtype).contiguous() for x in (query, key, value))
     mixed = attend(layer.number, q, k, v, Mixing(scaling, layer.window, softcap, s_aux))
     return mixed.view(1, len(q), q.shape[1], -1), None
+
+
+def _unsupported(module: nn.Module, what: str) -> EngineError:
+    return EngineError(f"{type(module).__name__} {what}, which Turnwise does not support")
 
 
 def watched_mask(*, mask_function: Any, q_length: int, local_size: int | None = None, **further: Any) -> Tensor:
@@ -82,7 +92,8 @@ def watched_mask(*, mask_function: Any, q_length: int, local_size: int | None = 
     back = query - key
     expected = (back >= 0) & (back < local_size) if local_size is not None else back >= 0
     if further.get("use_vmap") or not torch.equal(_grid(mask_function, query, key), expected):
-        raise EngineError("its attention hides tokens by another rule than a causal mask or a sliding window")
+        kind = further["config"].model_type
+        raise EngineError(f"{kind} hides tokens by another rule than a causal mask or a sliding window")
     mask: Tensor = eager_mask(mask_function=mask_function, q_length=q_length, local_size=local_size, **further)
     mask.hides_beyond = local_size  # type: ignore[attr-defined]
     return mask

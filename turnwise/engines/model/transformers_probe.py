@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from turnwise.engines.model import attention
@@ -42,9 +43,17 @@ class _Rows:
     layers: list[tuple[Tensor, Tensor]]
 
 
-@torch.no_grad()
 def probe(model: PreTrainedModel, base: Base) -> Probed:
     """Leaves its facts on every attention module, so that `attention` finds them, and the model in our hands."""
+    try:
+        return _probe(model, base)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        # Code of others, called in a way that it need not have been written for.
+        raise EngineError(f"{type(model).__name__} does not run with our attention: {error}") from error
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel, base: Base) -> Probed:
     device = model.get_input_embeddings().weight.device
     vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
@@ -91,7 +100,7 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
 def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> LogitShape:
     """The way from states to logits that gives the model's own; families name and use their multipliers differently."""
     head = model.get_output_embeddings()
-    products = head(hidden).float()
+    products = functional.linear(hidden, head.weight, head.bias).float()
     config: Any = model.config.get_text_config()
     named = [getattr(config, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier")]
     scales = [1.0, *(scale for value in named if value for scale in (value, 1.0 / value))]
@@ -125,20 +134,28 @@ def _continued(base: Base, tokens: Tensor, layers: list[AttentionLayer], dtype: 
 
 
 def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) -> str:
-    """The first module through which one packed sequence reaches the next, by changing the first and looking."""
-    seen: list[dict[str, Tensor]] = []
+    """The first module through which one packed sequence reaches the next, by changing the first and looking for one
+    that gives another output for the same input."""
+    seen: list[dict[str, tuple[Tensor, Tensor]]] = []
     hooks = []
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and first.shape[:2] == (1, BEFORE + TOKENS):
-                seen[-1].setdefault(name, first[0, BEFORE:].float())
+    def behind(values: Any) -> Tensor | None:
+        for value in values:
+            if isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == (1, BEFORE + TOKENS):
+                return value[0, BEFORE:].float()
+        return None
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            given = behind((*inputs, *named.values()))
+            made = behind(output if isinstance(output, tuple) else (output,))
+            if given is not None and made is not None:
+                seen[-1].setdefault(name, (given, made))
 
         return hook
 
     for name, module in model.named_modules():
-        hooks.append(module.register_forward_hook(watch(name)))
+        hooks.append(module.register_forward_hook(watch(name), with_kwargs=True))
     places = attention.positions([BEFORE, TOKENS]).to(tokens.device)
     try:
         for first in (before, before.flip(0)):
@@ -147,8 +164,9 @@ def _leak(model: PreTrainedModel, base: Base, before: Tensor, tokens: Tensor) ->
     finally:
         for hook in hooks:
             hook.remove()
-    for name, found in seen[0].items():
-        if name in seen[1] and not torch.equal(found, seen[1][name]):
+    for name in (name for name in seen[0] if name in seen[1]):
+        (given, made), (same, other) = seen[0][name], seen[1][name]
+        if torch.equal(given, same) and not torch.equal(made, other):
             module = model.get_submodule(name)
             return f"{type(module).__name__} ({name}) carries a state from token to token that is not attention"
     return f"{type(model).__name__} takes something of a sequence from what else is in the pass"

@@ -27,11 +27,10 @@ from turnwise.errors import EngineError
 
 LAYER = re.compile(r"^.*?\.\d+\.")
 """What the weights of one layer have in common at the start of their names."""
-Tensors = Callable[[], dict[str, Tensor]]
 
 
 class CheckpointNames:
-    """Both directions between the tensors in memory and those of the checkpoint; `tensors` gives the live ones."""
+    """Both directions between the live tensors by their names in memory and those of the checkpoint."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -41,10 +40,13 @@ class CheckpointNames:
             model._weight_conversions = [entry for entry in found if not isinstance(entry, PrefixChange)]
         self._conversions: list[WeightTransform] = model._weight_conversions
 
-    def outward(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor as in the checkpoint, tied ones once."""
+    def outward(
+        self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor as in the checkpoint, tied ones once; `made` may change each on its way."""
         for group in _layers(self._untied(tensors)).values():
-            for name, tensor in revert_weight_conversion(self._model, group).items():
+            ready = {name: made(name, tensor) for name, tensor in group.items()}
+            for name, tensor in revert_weight_conversion(self._model, ready).items():
                 yield name, tensor.detach()
 
     def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,22 +2,21 @@
 
 A request waits, is prefilled in a row of the active cache (what a cached turn or a shared prefix already holds is
 copied instead), decodes one token a step with all others, and leaves; the last row then moves into the hole.
-Synchronous and owned by one thread; `torch_sampler.py` puts asyncio in front of it.
+Synchronous and owned by one thread; `torch_cpu.py` puts asyncio in front of it.
 """
 
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise import time_budget
 from turnwise.engines.model.attention import Chunk, Regime
-from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, RunningRequest
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,
@@ -26,7 +25,6 @@ from turnwise.engines.samplers.kv_cache import (
     SessionCaches,
     block_hashes,
 )
-from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
 from turnwise.engines.samplers.steps import decode, prefill
 from turnwise.engines.updates import FullWeights
@@ -36,8 +34,6 @@ from turnwise.types import Completion, FinishReason
 PREFILL_TOKENS = 2048
 """Most prompt tokens computed between two decode steps, so that running turns do not stall behind long prompts."""
 ROOM_TO_WRITE = 128
-
-DecodeText = Callable[[Sequence[int]], str]
 
 
 @dataclass(slots=True)
@@ -51,46 +47,7 @@ class SamplerStats:
     peak_batch: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class QueuedRequest:
-    """One turn to write: the whole sequence so far, how to draw, and the bits its noise comes from."""
-
-    conversation: str
-    token_ids: NDArray[np.int64]
-    params: SamplingParams
-    noise_bits: int
-    digests: list[bytes] = field(init=False)
-    """Of the prompt's whole blocks; written by `Batcher.submit`."""
-    keep_cache: bool = True
-    """Whether its cache is kept for another turn; `Batcher.release` says no."""
-    asked: float = field(default_factory=lambda: time_budget.clock())
-    begun: float | None = None
-    """When it got its row; written by `Batcher`, as is:"""
-    paused: float = 0.0
-    """Seconds it stood still since then while weights were replaced."""
-
-
 Outcome = tuple[QueuedRequest, Completion | EngineError]
-
-
-@dataclass(slots=True, eq=False)
-class RunningRequest:
-    """A request that has a row; `fed` counts the tokens whose keys and values the row holds."""
-
-    request: QueuedRequest
-    limit: int
-    fed: int
-    shareable: bool
-    policy_version: int
-    """Of the first token; the oldest when weights change in the middle of a turn."""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tail: list[int] = field(default_factory=list)
-    """The last tokens, long enough to hold any stop string."""
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.token_ids)
 
 
 class Batcher:
@@ -98,7 +55,7 @@ class Batcher:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: PolicyModel,
         decode_text: DecodeText,
         regime: Regime,
         max_batch: int,
@@ -109,18 +66,19 @@ class Batcher:
         self.cached = SessionCaches(session_budget)
         self.prefixes = PrefixBlocks(prefix_budget)
         self.policy_version = 0
-        self._decoder = decoder
+        self.asleep = False
+        self._model = model
         self._decode_text = decode_text
         self._regime = regime
         self._max_batch = max_batch
         self._sharing = prefix_budget > 0
-        self._rows = ActiveRows(decoder.shape.caches, decoder.dtype, max_batch)
+        self._rows = ActiveRows.of(model, max_batch)
         self._waiting: deque[QueuedRequest] = deque()
         self._active: list[RunningRequest] = []
         self._partial: RunningRequest | None = None
         self._busy: dict[str, QueuedRequest] = {}
         self._pausing: float | None = None
-        """Since when everybody stands still because weights are being replaced."""
+        """Since when everybody stands still: weights are being replaced, or the sampler sleeps."""
         self._stale = True
         """Whether the arrays below still describe the active requests."""
         self._tokens = np.zeros(0, dtype=np.int64)
@@ -132,6 +90,11 @@ class Batcher:
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not (self._waiting or self._active or self._partial)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held for keys and values."""
+        return self._rows.bytes + self.cached.bytes + self.prefixes.bytes
 
     def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
@@ -151,7 +114,7 @@ class Batcher:
         return None
 
     def _limit(self, request: QueuedRequest) -> int:
-        return min(request.params.max_tokens, self._decoder.config.context_length - len(request.token_ids))
+        return min(request.params.max_tokens, self._model.shape.context_length - len(request.token_ids))
 
     def cancel(self, request: QueuedRequest) -> None:
         """Drop a request wherever it is; its row is free at once and nothing of its turn is kept."""
@@ -161,7 +124,8 @@ class Batcher:
             return
         del self._busy[request.conversation]
         if self._partial is not None and self._partial.request is request:
-            self._rows.clear(len(self._active))  # nobody has seen its logits, they may be NaN
+            if not self.asleep:
+                self._rows.clear(len(self._active))  # nobody has seen its logits, they may be NaN
             self._partial = None
             return
         for row, running in enumerate(self._active):
@@ -187,14 +151,40 @@ class Batcher:
         Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
         logprob is then what its writer gives it after everything before it, never a mixture of two policies.
         """
+        if self.asleep:  # computed anew when it wakes
+            self._take_weights(update, version)
+            return
         self._pausing = time_budget.clock()
         try:
-            self._publish(update, version)
+            self._take_weights(update, version)
+            self._recompute()
         finally:
+            self._go_on()
+
+    def sleep(self) -> None:
+        """Hold no keys and values, not even those of turns under way, until `wake` computes these anew."""
+        if self.asleep:
+            return
+        self._pausing = time_budget.clock()
+        self.asleep = True
+        self.forget()
+        self._rows = ActiveRows.of(self._model, 0)
+
+    def wake(self) -> None:
+        """Go on from where everybody stood."""
+        if not self.asleep:
+            return
+        self._rows = ActiveRows.of(self._model, self._max_batch)
+        self._recompute()
+        self.asleep = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pausing is not None:
             seconds = time_budget.clock() - self._pausing
             for running in self._running():
                 running.request.paused += seconds
-            self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
+        self._pausing = None  # last: a reader in between takes it for a longer wait, never for none
 
     def waited(self, request: QueuedRequest) -> float:
         """Seconds a request has waited for its row or stood still; any thread may ask."""
@@ -206,23 +196,31 @@ class Batcher:
     def _running(self) -> list[RunningRequest]:
         return self._active if self._partial is None else [*self._active, self._partial]
 
-    def _publish(self, update: FullWeights, version: int) -> None:
-        shapes = self._decoder.weight_shapes()
+    def refuse(self, update: FullWeights) -> EngineError | None:
+        """What is wrong with weights that are not this model's; nothing has changed then."""
+        shapes = self._model.weight_shapes()
         wrong = sorted(
             name for name in update.shapes.keys() | shapes.keys() if update.shapes.get(name) != shapes.get(name)
         )
-        if wrong:
-            raise EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}")
-        self._decoder.load(update.tensors)
+        return EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}") if wrong else None
+
+    def _take_weights(self, update: FullWeights, version: int) -> None:
+        self._model.load(update.tensors)
         self.policy_version = version
         self.forget()
-        for row, running in enumerate(self._running()):
-            if not running.ids:
-                running.policy_version = version
-            tokens = np.concatenate((running.request.token_ids, np.array(running.ids, dtype=np.int64)))
+        for running in self._running():
+            running.written_by(version)
+
+    def _recompute(self) -> None:
+        """The keys and values of turns under way, from their tokens."""
+        everybody = self._running()
+        if everybody:
+            self._rows.reserve(len(everybody), max(running.fed for running in everybody) + 1)
+        for row, running in enumerate(everybody):
+            tokens = running.sequence()
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
-                prefill(self._decoder, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
+                prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
                 self.stats.prefilled_tokens += chunk.length
 
     def step(self) -> list[Outcome]:
@@ -288,11 +286,11 @@ class Batcher:
             self._rows.write(row, fed, span)
             fed += span.length
         self.stats.reused_tokens += fed
-        return RunningRequest(request, self._limit(request), fed, cached is None, self.policy_version)
+        return RunningRequest(request, self._limit(request), fed, cached is None, [(self.policy_version, 0)])
 
     def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]
-        logits = prefill(self._decoder, self._rows, [chunk for _, chunk in work], tokens, self._regime)
+        logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime)
         self.stats.prefilled_tokens += sum(map(len, tokens))
         for running, chunk in work:
             running.fed = chunk.end
@@ -331,7 +329,7 @@ class Batcher:
             self._rules = Rules.of([running.request.params for running in self._active])
             self._stale = False
         self._rows.reserve(len(self._active), int(self._places.max()) + 1)
-        logits = decode(self._decoder, self._rows, self._tokens, self._places, self._regime)
+        logits = decode(self._model, self._rows, self._tokens, self._places, self._regime)
         self._places = self._places + 1
         ids, logprobs = choose(logits, self._rules, uniforms(self._noise_bits, self._places))
         self._tokens = ids.numpy()
@@ -352,46 +350,27 @@ class Batcher:
             running.ids.append(token)
             running.logprobs.append(logprob)
             self.stats.decoded_tokens += 1
-            if token in running.request.params.stop_ids or self._stop_string(running, token):
-                ended.append((row, self._completion(running, FinishReason.STOP)))
+            if running.stops(token, self._decode_text):
+                ended.append((row, running.completion(FinishReason.STOP)))
             elif len(running.ids) == running.limit:
-                ended.append((row, self._completion(running, FinishReason.LENGTH)))
+                ended.append((row, running.completion(FinishReason.LENGTH)))
         for row, result in reversed(ended):  # from the end, so that rows still to leave do not move
             running = self._active[row]
             outcomes.append((running.request, result))
             del self._busy[running.request.conversation]
             if running.request.keep_cache and isinstance(result, Completion):
-                written = np.concatenate((running.request.token_ids, np.array(running.ids, dtype=np.int64)))
-                self.cached.put(
-                    running.request.conversation, SessionCache(written, self._rows.read(row, 0, running.fed))
-                )
+                kept = SessionCache(running.sequence(), self._rows.read(row, 0, running.fed))
+                self.cached.put(running.request.conversation, kept)
             self._leave(row)
-
-    def _completion(self, running: RunningRequest, reason: FinishReason) -> Completion:
-        return Completion.of(running.ids, running.logprobs, reason, version=running.policy_version)
-
-    def _stop_string(self, running: RunningRequest, token: int) -> bool:
-        """Whether the text so far holds a stop string. Only a tail is decoded anew each time: what came before it was
-        searched already, and it always spans more characters than the longest stop string."""
-        stops = running.request.params.stop_strings
-        if not stops:
-            return False
-        running.tail.append(token)
-        text = self._decode_text(running.tail)
-        longest = max(map(len, stops))
-        if len(text) > 4 * longest + 64:
-            half = running.tail[len(running.tail) // 2 :]
-            if len(self._decode_text(half)) > longest + 16:  # 16: characters cut in two at the edge
-                running.tail = half
-        return any(stop in text for stop in stops)
 
     def _leave(self, row: int) -> None:
         """Free a row; the last decoding row moves into the hole and a half-done prompt behind it."""
         last = len(self._active) - 1
         if row != last:
-            self._rows.move(last, row, self._active[last].fed)
+            if not self.asleep:
+                self._rows.move(last, row, self._active[last].fed)
             self._active[row] = self._active[last]
         self._active.pop()
-        if self._partial is not None:
+        if self._partial is not None and not self.asleep:
             self._rows.move(last + 1, last, self._partial.fed)
         self._stale = True

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turnwise.engines.model.attention import KEY_PAD, padded
 from turnwise.engines.model.model_shape import LayerCache
+from turnwise.engines.model.policy_model import PolicyModel
 
 PREFIX_BLOCK = 32
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
@@ -46,7 +47,7 @@ class ActiveRows:
     token lie in one tensor, so that a model of one kind of layer moves a sequence in one copy.
     """
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: Sequence[tuple[Tensor, Tensor]]
     """Keys and values of each layer: what cached attention reads and writes."""
 
     def __init__(
@@ -57,6 +58,17 @@ class ActiveRows:
         self._kinds = tuple(dict.fromkeys(caches))
         self._dtype, self._device = dtype, device
         self._keep(*self._empty(min(FIRST_ROWS, max_rows), KEY_PAD))
+
+    @classmethod
+    def of(cls, model: PolicyModel, max_rows: int) -> "ActiveRows":
+        """Rows for a model, in the number format and on the device of its weights."""
+        first = next(model.parameters())
+        return cls(model.shape.caches, first.dtype, max_rows, first.device)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def _empty(self, rows: int, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
         keys: list[Tensor] = []

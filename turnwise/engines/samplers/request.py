@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -55,3 +57,9 @@ class Request:
     params: SamplingParams
     noise: NoiseKey
     media: tuple[MediaHandle, ...] = ()
+
+
+def refuse_media(request: Request, who: str) -> None:
+    """For samplers that read text only: a picture left out silently would be answered as if it were not there."""
+    if request.media:
+        raise EngineError(f"the {who} reads text only, and {request.conversation!r} has {len(request.media)} image(s)")

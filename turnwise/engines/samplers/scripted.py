@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
-from turnwise.engines.samplers.request import NoiseKey, Request
+from turnwise.engines.samplers.request import NoiseKey, Request, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
@@ -67,6 +67,7 @@ class ScriptedSampler:
 
     async def generate(self, request: Request) -> Completion:
         """Encode what the script says, cut after a stop string and to the limits."""
+        refuse_media(request, "scripted sampler")
         if self._latency:
             await asyncio.sleep(self._latency)
         params, token_ids = request.params, request.token_ids.tolist()

@@ -10,9 +10,11 @@ import torch
 
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.exactness import REGIMES, find_regime
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.steps import decode
+from turnwise.errors import EngineError
 
 MEASURE_SECONDS = 0.15
 MEASURE_ROWS, MEASURE_LENGTH = 16, 256
@@ -30,6 +32,8 @@ class ThreadChoice:
     regime: Regime
     seconds_per_step: dict[int, float]
     invariant: bool
+    tried: bool = True
+    """Whether a proof was looked for: only the native implementation has one."""
 
     @property
     def proven(self) -> Regime | None:
@@ -40,26 +44,40 @@ class ThreadChoice:
         """What a user may rely on, as the end of a sentence."""
         if self.invariant:
             return "a conversation's tokens do not depend on what else is computed (proven bit by bit on this machine)"
+        if not self.tried:
+            return (
+                "that a conversation's tokens do not depend on what else is computed is proven for the native "
+                "implementation only, so the same seed can write other tokens when episodes run in another order"
+            )
         return (
             "this machine's arithmetic rounds otherwise in other batches (no exact way was found), so the same seed "
             "can write other tokens when episodes run in another order"
         )
 
 
-def choose_threads(decoder: Decoder, wanted: int) -> ThreadChoice:
+def check_cacheable(model: PolicyModel) -> None:
+    """Refuse a model that cannot be continued from keys and values, by what is in its way."""
+    if model.shape.no_caching is not None:
+        raise EngineError(f"the torch sampler cannot write with this model: {model.shape.no_caching}")
+
+
+def choose_threads(model: PolicyModel, wanted: int) -> ThreadChoice:
     """The fastest thread count with a regime that rounds reproducibly, else the fastest; `wanted` above 0 leaves no
-    choice of the count."""
+    choice of the count. A model that is not native gets the cheapest regime without a proof."""
+    check_cacheable(model)
     before = torch.get_num_threads()
     candidates = [wanted] if wanted > 0 else sorted({1, usable_cores()})
     seconds: dict[int, float] = {}
     try:
         for count in candidates:
             torch.set_num_threads(count)
-            seconds[count] = _seconds_per_step(decoder)
+            seconds[count] = _seconds_per_step(model)
         by_speed = sorted(candidates, key=lambda count: seconds[count])
+        if not isinstance(model, Decoder):
+            return ThreadChoice(by_speed[0], REGIMES[0], seconds, invariant=False, tried=False)
         for count in by_speed:
             torch.set_num_threads(count)
-            regime = find_regime(decoder)
+            regime = find_regime(model)
             if regime is not None:
                 return ThreadChoice(count, regime, seconds, invariant=True)
         return ThreadChoice(by_speed[0], REGIMES[0], seconds, invariant=False)
@@ -75,16 +93,16 @@ def usable_cores() -> int:
 
 
 @torch.inference_mode()
-def _seconds_per_step(decoder: Decoder) -> float:
+def _seconds_per_step(model: PolicyModel) -> float:
     """The mean over a short while: on a busy machine the stalls of waiting threads belong to the price."""
-    length = min(MEASURE_LENGTH, decoder.config.context_length)
-    rows = ActiveRows(decoder.shape.caches, decoder.dtype, MEASURE_ROWS)
+    length = min(MEASURE_LENGTH, model.shape.context_length)
+    rows = ActiveRows.of(model, MEASURE_ROWS)
     rows.reserve(MEASURE_ROWS, length)
     tokens = np.zeros(MEASURE_ROWS, dtype=np.int64)
     places = np.full(MEASURE_ROWS, length - 1, dtype=np.int64)
-    decode(decoder, rows, tokens, places, REGIMES[0])  # the first call allocates
+    decode(model, rows, tokens, places, REGIMES[0])  # the first call allocates
     steps, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < MEASURE_SECONDS or steps == 0:
-        decode(decoder, rows, tokens, places, REGIMES[0])
+        decode(model, rows, tokens, places, REGIMES[0])
         steps += 1
     return passed / steps

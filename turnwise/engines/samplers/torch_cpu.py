@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.model.attention import Regime
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.samplers.batching import Batcher, Outcome, QueuedRequest, SamplerStats
-from turnwise.engines.samplers.request import Request, SamplingParams
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.samplers.batching import Batcher, Outcome, SamplerStats
+from turnwise.engines.samplers.in_flight import QueuedRequest
+from turnwise.engines.samplers.request import Request, SamplingParams, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.samplers.threads import check_cacheable
 from turnwise.engines.updates import FullWeights, Update
 from turnwise.errors import EngineError
 from turnwise.types import Completion
@@ -65,15 +67,15 @@ _Order = _Submit | _Cancel | _Release | _Publish | _Sleep | _Close
 
 
 class TorchSampler:
-    """Implements the Sampler protocol on a `Decoder` in this process.
+    """Implements the Sampler protocol on any PolicyModel whose keys and values can be kept, in this process.
 
     Callers put orders into an inbox; the worker drains it between steps, sleeps on it when idle, and wakes callers
-    through their own event loop. `stats` and `cached_bytes` may be read at any time.
+    through their own event loop. `stats`, `cached_bytes` and `held_bytes` may be read at any time.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: PolicyModel,
         *,
         decode: Callable[[Sequence[int]], str],
         max_batch: int,
@@ -87,16 +89,16 @@ class TorchSampler:
         the budgets are bytes of cached and shared caches."""
         if max_batch < 1 or threads < 1:
             raise EngineError(f"max_batch and threads must be positive, found {max_batch} and {threads}")
+        check_cacheable(model)
         self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}), sleeps=True)
-        self.context_length = decoder.config.context_length
-        self._vocab_size = decoder.config.vocab_size
+        self.context_length = model.shape.context_length
+        self._vocab_size = model.shape.vocab_size
         self._threads = threads
-        self._batcher = Batcher(decoder, decode, regime, max_batch, session_budget, prefix_budget)
+        self._batcher = Batcher(model, decode, regime, max_batch, session_budget, prefix_budget)
         self._batcher.policy_version = policy_version
         self._inbox: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Held to put a request into the inbox and to declare the end, so that none slips in after it."""
-        self._asleep = False
         self._ended: tuple[str, BaseException | None] | None = None
         self._pending: dict[QueuedRequest, asyncio.Future[Completion]] = {}
         self._worker = threading.Thread(target=self._run, name="turnwise-sampler", daemon=True)
@@ -113,12 +115,18 @@ class TorchSampler:
         return self._batcher.cached.bytes
 
     @property
+    def held_bytes(self) -> int:
+        """Memory held for keys and values: between turns, shared, and of turns under way; none while it sleeps."""
+        return self._batcher.bytes
+
+    @property
     def policy_version(self) -> int:
         """Which weights write."""
         return self._batcher.policy_version
 
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
+        refuse_media(request, "torch sampler")
         ids, params = self._checked_ids(request.token_ids), _checked_params(request.params)
         queued = QueuedRequest(request.conversation, ids, params, request.noise.bits())
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -137,8 +145,8 @@ class TorchSampler:
     async def publish(self, update: Update, version: int) -> None:
         """Replace the weights between two steps; returns when all that is written from then on is theirs.
 
-        The tensors are copied and must not change before that. A turn being written goes on with the new weights
-        and carries the version it began with.
+        The tensors are copied and must not change before that. A turn being written goes on with the new weights;
+        its completion says which tokens are whose.
         """
         if not isinstance(update, FullWeights):
             raise EngineError(f"the torch sampler takes full weights, not {type(update).__name__}")
@@ -147,11 +155,11 @@ class TorchSampler:
         await future
 
     async def sleep(self) -> None:
-        """Write nothing until `wake`, and keep no cache but that of turns under way."""
+        """Write nothing until `wake` and hold no keys and values. Requests wait, new weights are taken."""
         await self._set_asleep(asleep=True)
 
     async def wake(self) -> None:
-        """Go on writing."""
+        """Go on writing; what was under way is computed anew, and its tokens are what they would have been."""
         await self._set_asleep(asleep=False)
 
     async def _set_asleep(self, *, asleep: bool) -> None:
@@ -202,7 +210,7 @@ class TorchSampler:
 
     def _serve(self) -> None:
         while True:
-            while self._asleep or self._batcher.idle or not self._inbox.empty():
+            while self._batcher.asleep or self._batcher.idle or not self._inbox.empty():
                 order = self._inbox.get()
                 if isinstance(order, _Close):
                     return
@@ -222,16 +230,20 @@ class TorchSampler:
             case _Release(conversation):
                 self._batcher.release(conversation)
             case _Publish(update, version, published):
-                result: EngineError | None = None
-                try:
-                    self._batcher.publish(update, version)
-                except EngineError as error:  # weights of another model: the caller's mistake, nothing has changed
-                    result = error
+                result = self._batcher.refuse(update)  # the caller's mistake, nothing has changed
+                if result is None:
+                    try:
+                        self._batcher.publish(update, version)
+                    except BaseException as error:  # half of the weights may be new: nobody writes with them
+                        failed = _ending(f"publishing version {version} failed: {error!r}", error)
+                        _wake(published.get_loop(), [(published, failed)])
+                        raise
                 _wake(published.get_loop(), [(published, result)])
             case _Sleep(asleep, done):
-                self._asleep = asleep
                 if asleep:
-                    self._batcher.forget()
+                    self._batcher.sleep()
+                else:
+                    self._batcher.wake()
                 _wake(done.get_loop(), [(done, None)])
 
     def _deliver(self, outcomes: list[Outcome]) -> None:

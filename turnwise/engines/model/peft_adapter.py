@@ -1,0 +1,140 @@
+"""LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.errors import EngineError
+from turnwise.files import replacing
+
+try:
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer, ParamWrapper
+except ModuleNotFoundError as error:
+    raise EngineError('LoRA on this model needs peft: pip install "turnwise[lora]"') from error
+
+ADAPTER = "default"
+
+
+class PeftModel(TransformersModel):
+    """A transformers model whose own weights are frozen; each linear layer but the head adds `scale * B A x`.
+
+    The weights are those of `base`, not a copy: peft puts its layers into the model itself. The experts of a layer,
+    which lie in one parameter, have factors each; routers have none.
+    """
+
+    has_adapter = True
+
+    def __init__(self, base: TransformersModel, *, rank: int, alpha: float, seed: int) -> None:
+        if rank < 1 or not alpha > 0.0:
+            raise EngineError(f"LoRA needs a positive rank and alpha, found {rank} and {alpha}")
+        nn.Module.__init__(self)
+        self._take_over(base)
+        self.rank, self.alpha = rank, alpha
+        linear, experts = _targets(self.model)
+        self._config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+            target_modules=linear,
+            target_parameters=experts or None,
+        )
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": linear + experts}
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            # peft draws first values of its own, which are replaced, and says aloud that a Conv1D lies transposed.
+            warnings.simplefilter("ignore")
+            inject_adapter_in_model(self._config, self.model, ADAPTER)
+        noise = torch.Generator().manual_seed(seed)
+        for _, layer in self._adapted():
+            a, b = _factors(layer)
+            bound = a.shape[1] ** -0.5
+            a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
+            b.data = torch.zeros(b.shape, device=b.device)
+        self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
+        self.eval()
+
+    def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
+        return ((name, module) for name, module in self.model.named_modules() if isinstance(module, LoraLayer))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The frozen weights under the names they had before the adapter."""
+        own = self.model.state_dict()
+        return {_plain(name): own[name] for name in own if ".lora_" not in name}
+
+    def _merge(self, name: str, tensor: Tensor) -> Tensor:
+        layer = self._adapters.get(name)
+        if layer is None:
+            return tensor
+        return (tensor.float() + layer.get_delta_weight(ADAPTER)).to(tensor.dtype)
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self._tensors(), self._merge)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._names.outward(self._tensors())}
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """The weights below the adapter."""
+        self._names.inward(self._tensors(), weights)
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        layers = [layer for _, layer in self._adapted()]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+    @torch.no_grad()
+    def save(self, folder: Path) -> None:
+        self._save(folder, {name: self._merge(name, tensor) for name, tensor in self._tensors().items()})
+
+    def save_adapter(self, folder: Path, base_model: str) -> None:
+        """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
+        theirs: dict[str, Tensor] = {}
+        for name, layer in self._adapted():
+            for kind, factor in zip("AB", _factors(layer), strict=True):
+                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = factor.detach().cpu().contiguous()
+        self._config.base_model_name_or_path, self._config.inference_mode = base_model, True
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "adapter_model.safetensors") as file:
+            file.write(save(theirs, metadata={"format": "pt"}))
+        self._config.save_pretrained(str(folder))
+
+
+def _targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
+    """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
+    head = model.get_output_embeddings()
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+    return linear, [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and "expert" in name]
+
+
+def _plain(name: str) -> str:
+    """A name as it was before peft wrapped its module, perhaps twice."""
+    return name.replace(".base_layer", "")
+
+
+def _parameter(layer: LoraLayer) -> str:
+    return layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
+
+
+def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
+    return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight

@@ -1,0 +1,90 @@
+"""A request on its way through the batcher: what it asks for, and what has been written in its row so far."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise import time_budget
+from turnwise.engines.samplers.request import SamplingParams
+from turnwise.types import Completion, FinishReason, VersionRun
+
+DecodeText = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """One turn to write: the whole sequence so far, how to draw, and the bits its noise comes from."""
+
+    conversation: str
+    token_ids: NDArray[np.int64]
+    params: SamplingParams
+    noise_bits: int
+    digests: list[bytes] = field(init=False)
+    """Of the prompt's whole blocks; written by `Batcher.submit`."""
+    keep_cache: bool = True
+    """Whether its cache is kept for another turn; `Batcher.release` says no."""
+    asked: float = field(default_factory=lambda: time_budget.clock())
+    begun: float | None = None
+    """When it got its row; written by `Batcher`, as is:"""
+    paused: float = 0.0
+    """Seconds it stood still since then: while weights were replaced, or the sampler slept."""
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request that has a row; `fed` counts the tokens whose keys and values the row holds."""
+
+    request: QueuedRequest
+    limit: int
+    fed: int
+    shareable: bool
+    writers: list[tuple[int, int]]
+    """(version, how many tokens were there when it began to write), in order."""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    """The last tokens, long enough to hold any stop string."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that were given."""
+        return len(self.request.token_ids)
+
+    def sequence(self) -> NDArray[np.int64]:
+        """The prompt and what was written."""
+        return np.concatenate((self.request.token_ids, np.array(self.ids, dtype=np.int64)))
+
+    def written_by(self, version: int) -> None:
+        """Tokens from here on are another version's."""
+        if self.writers[-1][1] == len(self.ids):  # it wrote nothing
+            self.writers.pop()
+        self.writers.append((version, len(self.ids)))
+
+    def completion(self, reason: FinishReason) -> Completion:
+        """What was written, each token with its version."""
+        ends = [*(start for _, start in self.writers[1:]), len(self.ids)]
+        runs = (VersionRun(version, end - start) for (version, start), end in zip(self.writers, ends, strict=True))
+        ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float32)
+        return Completion(ids, logprobs, reason, tuple(runs))
+
+    def stops(self, token: int, decode_text: DecodeText) -> bool:
+        """Whether this token ends the turn: by itself, or with a stop string in the text so far.
+
+        Only a tail is decoded anew each time: what came before it was searched already, and it always spans more
+        characters than the longest stop string.
+        """
+        params = self.request.params
+        if token in params.stop_ids:
+            return True
+        if not params.stop_strings:
+            return False
+        self.tail.append(token)
+        text = decode_text(self.tail)
+        longest = max(map(len, params.stop_strings))
+        if len(text) > 4 * longest + 64:
+            half = self.tail[len(self.tail) // 2 :]
+            if len(decode_text(half)) > longest + 16:  # 16: characters cut in two at the edge
+                self.tail = half
+        return any(stop in text for stop in params.stop_strings)
