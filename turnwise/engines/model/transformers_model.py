@@ -29,9 +29,6 @@ from turnwise.errors import EngineError
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
 
-NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
-"""Fields of a config that say how it was written or is run."""
-
 
 class TransformersModel(PolicyModel):
     """The `transformers` policy model; `model` is theirs and its parameters are ours to train."""
@@ -151,10 +148,6 @@ class TransformersModel(PolicyModel):
         """Number format of weights and activations."""
         dtype: torch.dtype = self.model.dtype
         return dtype
-
-    def facts(self) -> dict[str, Any]:
-        config = json.loads(self.model.config.to_json_string())
-        return {"config": {key: value for key, value in config.items() if key not in NOT_OF_THE_MODEL}, "lora": None}
 
     def layer_modules(self) -> list[nn.Module]:
         """The decoder's layers in order: what is sharded, compiled or recomputed one by one."""
