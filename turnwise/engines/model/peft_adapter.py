@@ -1,9 +1,10 @@
 """LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -61,8 +62,10 @@ class PeftModel(TransformersModel):
             a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
             b.data = torch.zeros(b.shape, device=b.device)
         self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
-        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": sorted(self._adapters)}
         self.eval()
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"lora": {"rank": self.rank, "alpha": self.alpha, "targets": sorted(self._adapters)}}
 
     def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
         return ((name, module) for name, module in self.model.named_modules() if isinstance(module, LoraLayer))
@@ -76,18 +79,12 @@ class PeftModel(TransformersModel):
         layer = self._adapters.get(name)
         if layer is None:
             return tensor
-        return (tensor.float() + layer.get_delta_weight(ADAPTER)).to(tensor.dtype)
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return (tensor.float() + added).to(tensor.dtype)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._names.outward(self._tensors(), self._merge)
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._names.outward(self._tensors())}
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The weights below the adapter."""
-        self._names.inward(self._tensors(), weights)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
