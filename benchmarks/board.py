@@ -99,7 +99,10 @@ def episode(problem: int, tokenizer: Tokenizer, draw: random.Random) -> Trajecto
 
     def write(text: str, origin: Origin, turn: int) -> int:
         ids = tokenizer.encode(text).ids
-        ledger.append(ids, origin, turn, [-draw.expovariate(4) for _ in ids] if origin is Origin.POLICY else None)
+        if origin is Origin.POLICY:
+            ledger.append(ids, origin, turn, [-draw.expovariate(4) for _ in ids], 0)
+        else:
+            ledger.append(ids, origin, turn)
         return len(ids)
 
     write("".join(message.text for message in prompt), Origin.PROMPT, 0)
@@ -339,8 +342,10 @@ def as_logged(one: Trajectory) -> dict[str, Any]:
         "ground_truth": one.sample.ground_truth,
     }
     row |= {"prompt": "\n".join(texts[:asked]), "response": "\n".join(texts[asked:])}
-    row |= {"reward": one.reward, "parts": one.parts, "tokens": ledger.token_ids, "mask": ledger.loss_mask}
-    return row | {"logprobs": ledger.logprobs} | asdict(ledger.training or TokenTrainingData())
+    row |= {"reward": one.reward, "parts": one.parts, "tokens": ledger.token_ids.tolist()}
+    row |= {"mask": ledger.loss_mask.tolist(), "logprobs": ledger.logprobs.tolist()}
+    training = asdict(ledger.training or TokenTrainingData())
+    return row | {name: None if values is None else values.tolist() for name, values in training.items()}
 
 
 def bench(runs: Path, args: argparse.Namespace, console: Console) -> None:

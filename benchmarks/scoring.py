@@ -53,7 +53,7 @@ def episode(number: int, draw: random.Random) -> Trajectory:
     reply = Message(Role.TOOL, str(n * 12), tool_call_id=first.tool_calls[0].id)
     ledger = Ledger()
     ledger.append(range(TOKENS // 2), Origin.PROMPT, 0)
-    ledger.append(range(TOKENS // 2), Origin.POLICY, 0, [-0.25] * (TOKENS // 2))
+    ledger.append(range(TOKENS // 2), Origin.POLICY, 0, [-0.25] * (TOKENS // 2), 0)
     record = CallRecord(first.tool_calls[0], CallStatus.OK, 0.01)
     turns = [
         Turn(0, first, FinishReason.STOP, 0, 100, 60, calls=[record], replies=[reply]),

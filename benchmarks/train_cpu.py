@@ -84,7 +84,8 @@ def run_trl(config: Any, recompute: bool) -> list[Step]:
     import transformers
     import trl
 
-    from turnwise.assemble import model_source, prepare
+    from turnwise.assemble import prepare
+    from turnwise.engines.opening import model_source
 
     torch.set_num_threads(config.engine.threads)
     prepared = prepare(config, "train", limit=config.training.samples)

@@ -57,9 +57,9 @@ def test_the_embedded_model_goes_through_the_whole_flow(tmp_path: Path) -> None:
     for trajectory in report.trajectories:
         assert trajectory.stop_reason is StopReason.USER_ENDED
         (ledger,) = trajectory.segments
-        policy = sum(origin is Origin.POLICY for origin in ledger.origins)
-        assert policy == sum(turn.completion_tokens for turn in trajectory.turns) == sum(ledger.loss_mask)
-        assert {Origin.PROMPT, Origin.POLICY, Origin.TOOL, Origin.USER, Origin.TEMPLATE} == set(ledger.origins)
+        policy = ledger.counts()[Origin.POLICY]
+        assert policy == sum(turn.completion_tokens for turn in trajectory.turns) == ledger.loss_mask.sum()
+        assert {Origin.PROMPT, Origin.POLICY, Origin.TOOL, Origin.USER, Origin.TEMPLATE} == set(ledger.origins.tolist())
         assert any(
             message.text == "Are you sure? Can you write Python code to verify?" for message in trajectory.messages
         )
@@ -82,7 +82,8 @@ def test_results_do_not_depend_on_concurrency_or_group(tmp_path: Path, exact_eng
         config = configure("eval.samples=3", "rollout.tools=[calculate]", f"runs_dir={tmp_path}", *overrides)
         report = evaluate(config, console=QUIET)
         return {
-            (t.sample.id, t.sibling): (t.segments[0].token_ids, t.segments[0].logprobs) for t in report.trajectories
+            (t.sample.id, t.sibling): (t.segments[0].token_ids.tolist(), t.segments[0].logprobs.tolist())
+            for t in report.trajectories
         }
 
     alone = play("rollout.concurrency=1", "eval.group_size=2")
@@ -265,7 +266,7 @@ def test_two_groups_of_one_sample_share_nothing(tmp_path: Path) -> None:
 
     first, second, third = asyncio.run(play())
     assert first.segments[0] is not second.segments[0] and first.messages is not third.messages
-    assert len({tuple(t.segments[0].token_ids) for t in (first, second, third)}) > 1
+    assert len({tuple(t.segments[0].token_ids.tolist()) for t in (first, second, third)}) > 1
 
 
 class Meeting:

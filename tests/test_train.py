@@ -79,7 +79,9 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exa
                      "eval/greedy_step_000000", "eval/greedy_step_000002")
     }  # fmt: skip
     assert all(shard.size == len(read_trajectories(report.run / shard.file)) for shard in shards)
-    assert Tokenizer.from_file(str(report.run / "tokenizer.json")).decode(trajectories[0].segments[0].token_ids)
+    assert Tokenizer.from_file(str(report.run / "tokenizer.json")).decode(
+        trajectories[0].segments[0].token_ids.tolist()
+    )
     steps = [line for line in lines(report) if "critic/score/mean" in line]
     assert [line["step"] for line in steps] == [1, 2]
     for name in ("actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "response_length/mean", "num_turns/mean",

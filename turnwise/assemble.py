@@ -1,10 +1,9 @@
 """From a Config to what episodes run in: samples, tools, interactions, plan and scorers, and last of all the engine."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,19 +11,19 @@ from typing import TYPE_CHECKING
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
-from turnwise.config import Config, EngineConfig, SamplingConfig
+from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
-from turnwise.engines.model.sources import ModelSource, find_model
+from turnwise.engines.opening import model_source, open_endpoint, open_sampler
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
+from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError
 from turnwise.plugins import call
-from turnwise.rollout.chat_backends import Endpoint, EndpointBackend, TokenBackend
+from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend, TokenBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
@@ -37,10 +36,6 @@ from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
-    from turnwise.engines.samplers.endpoint import ChatEndpoint
-
-API_KEY_ENV = "OPENAI_API_KEY"
-"""The environment variable that holds an endpoint's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +138,6 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
     ]
 
 
-def model_source(config: Config) -> ModelSource:
-    """Where the configured model is; a hub id is fetched."""
-    return find_model(config.model.path, config.model.trust_remote_code)
-
-
 def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
     """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
     if config.engine.name != EngineName.torch:
@@ -216,21 +206,11 @@ async def _engine(
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
-    sampler = open_sampler(config, renderer, script, say or (lambda text: None))
+    sampler = open_sampler(config, renderer, say or (lambda text: None), script=script).sampler
     try:
         yield token_context(prepared, renderer, sampler, config.sampling)
     finally:
         await asyncio.shield(asyncio.ensure_future(sampler.close()))
-
-
-def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
-    """A client of the configured endpoint; it must be closed."""
-    from turnwise.engines.samplers.endpoint import ChatEndpoint
-
-    if config.base_url is None:
-        raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
-    key = os.environ.get(API_KEY_ENV)
-    return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)
 
 
 def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema]], Endpoint]) -> RolloutContext:
@@ -247,38 +227,12 @@ def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema
 def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, sampling: SamplingConfig) -> RolloutContext:
     """A context whose episodes are written token by token by this sampler."""
 
+    retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
+
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
-        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation)
+        return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)
-
-
-def open_sampler(config: Config, renderer: Renderer, script: Script | None, say: Callable[[str], None]) -> Sampler:
-    """The configured sampler; a script replaces it."""
-    if script is not None or config.engine.name == EngineName.scripted:
-        if renderer.end_id is None:
-            raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
-        replies = script or lines(config.engine.script)
-        return ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
-    import torch
-
-    from turnwise.engines.model.loading import choose_implementation, read_model
-    from turnwise.engines.samplers.threads import choose_threads
-    from turnwise.engines.samplers.torch_cpu import TorchSampler
-
-    source = model_source(config)
-    implementation = choose_implementation(source, config.model.implementation)
-    decoder = read_model(source, implementation, getattr(torch, config.model.precision.value))
-    choice = choose_threads(decoder, config.engine.threads)
-    measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
-    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
-    return TorchSampler(
-        decoder,
-        decode=renderer.tokenizer.decode,
-        max_batch=config.engine.max_batch,
-        threads=choice.threads,
-        regime=choice.regime,
-    )
 
 
 def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:

@@ -81,7 +81,7 @@ def choose(
         raise DataError(
             f"none of {len(trajectories)} recorded trajectories is left to learn from: {why or 'none read'}"
         )
-    most = max(token for one in used for ledger in one.segments for token in ledger.token_ids)
+    most = max(int(ledger.token_ids.max()) for one in used for ledger in one.segments if len(ledger))
     if most >= vocabulary:
         raise DataError(
             f"the trajectories hold token {most} and {config.model.path} knows {vocabulary}: another model's"
@@ -136,7 +136,7 @@ def find_files(places: Sequence[str]) -> list[Path]:
 def _reason_against(trajectory: Trajectory, min_reward: float | None) -> str | None:
     if trajectory.failure is not None:
         return "failed"
-    if not any(any(ledger.loss_mask) for ledger in trajectory.segments):
+    if not any(ledger.loss_mask.any() for ledger in trajectory.segments):
         return "without tokens (an endpoint records none)"
     if min_reward is not None and trajectory.reward is None:
         return "without a reward"

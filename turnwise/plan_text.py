@@ -85,7 +85,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
 def _engine(config: Config) -> str:
     engine = config.engine
     if engine.name == EngineName.openai:
-        return f"openai, {engine.base_url}, model {engine.model or '(asked from the endpoint)'}"
+        asked = engine.model or "(asked from the endpoint)"
+        return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
     return f"{engine.name}, model {config.model.path}"
 
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from turnwise.assemble import Prepared, choose_model, model_source, prepare
+from turnwise.assemble import Prepared, choose_model, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
@@ -15,6 +15,7 @@ from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
+from turnwise.engines.opening import model_source
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text
 from turnwise.storage.trackers.choose import check_trackers

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, choose_model, make_renderer, model_source, open_context, prepare
+from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
 from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
+from turnwise.engines.opening import model_source
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load

@@ -1,12 +1,17 @@
 """The nouns of the system, in the order they come into being: Sample, Message, Completion, Turn, Trajectory, Group."""
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from turnwise.ledger import Ledger as Ledger
+from turnwise.ledger import Origin as Origin
+from turnwise.ledger import TokenTrainingData as TokenTrainingData
+from turnwise.ledger import VersionRun as VersionRun
 
 JsonSchema = dict[str, Any]
 
@@ -18,16 +23,6 @@ class Role(enum.StrEnum):
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
-
-
-class Origin(enum.IntEnum):
-    """Who wrote a token. Only POLICY tokens are ever trained."""
-
-    PROMPT = 0
-    POLICY = 1
-    TOOL = 2
-    USER = 3
-    TEMPLATE = 4
 
 
 class FinishReason(enum.StrEnum):
@@ -155,14 +150,6 @@ class Sample:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRun:
-    """Tokens in a row that one version of the weights wrote."""
-
-    version: int
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """What a sampler wrote: `Completion.of([3, 7], [-0.1, -0.4], FinishReason.STOP, version=0)`.
@@ -193,71 +180,6 @@ class Completion:
     def policy_version(self) -> int:
         """The oldest that wrote any of it."""
         return min(run.version for run in self.versions)
-
-
-@dataclass(slots=True)
-class TokenTrainingData:
-    """What training computed for the tokens of a ledger, written once by `training.sequences.write_back`.
-
-    Every list is as long as the ledger, 0.0 off the policy's tokens and nan where a token was not computed; None
-    where nothing of the kind was: `TokenTrainingData(logprobs=[0.0, 0.0, -0.31], advantages=[0.0, 0.0, 0.7])`.
-    """
-
-    logprobs: list[float] | None = None
-    """The learner's, before the first update of the step; None when it computed the sequence only after that."""
-    new_logprobs: list[float] | None = None
-    """The learner's in the last update that used the token."""
-    ref_logprobs: list[float] | None = None
-    entropies: list[float] | None = None
-    values: list[float] | None = None
-    advantages: list[float] | None = None
-    rewards: list[float] | None = None
-    """Token by token, beside the trajectory's own: minus the KL penalty, or what another system recorded."""
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The tokens of one sequence: id, origin, turn and logprob of each, in the order the model saw them.
-
-    After a prompt of two tokens and a completion of one: `token_ids == [5, 6, 9]`,
-    `origins == [PROMPT, PROMPT, POLICY]`, `turns == [0, 0, 0]`, `logprobs == [0.0, 0.0, -0.3]`.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    training: TokenTrainingData | None = None
-    """What training found out about these tokens; None for a sequence it did not use."""
-
-    def append(self, ids: Sequence[int], origin: Origin, turn: int, logprobs: Sequence[float] | None = None) -> None:
-        """The only writer. Policy tokens come with their logprobs, all others without."""
-        if (origin is Origin.POLICY) != (logprobs is not None):
-            raise ValueError(f"{origin.name} tokens {'need' if logprobs is None else 'have no'} logprobs")
-        values = [0.0] * len(ids) if logprobs is None else list(logprobs)
-        if len(values) != len(ids):
-            raise ValueError(f"{len(ids)} tokens with {len(values)} logprobs")
-        self.token_ids.extend(ids)
-        self.origins.extend([origin] * len(ids))
-        self.turns.extend([turn] * len(ids))
-        self.logprobs.extend(values)
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def loss_mask(self) -> list[bool]:
-        """True exactly at the policy's tokens."""
-        return [origin is Origin.POLICY for origin in self.origins]
-
-    def spans(self) -> Iterator[tuple[Origin, int, list[int]]]:
-        """Runs of equal origin and turn: (origin, turn, ids)."""
-        start = 0
-        for end in range(1, len(self) + 1):
-            here = (self.origins[start], self.turns[start])
-            if end == len(self) or (self.origins[end], self.turns[end]) != here:
-                yield *here, self.token_ids[start:end]
-                start = end
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class Talk:
         self.turn += 1
         self.last = completion(self.renderer, text, end)
         message = self.renderer.read(self.last, self.turn, self.ledger.token_ids)
-        self.ledger.append(self.last.token_ids, Origin.POLICY, self.turn, self.last.logprobs)
+        self.ledger.append(self.last.token_ids, Origin.POLICY, self.turn, self.last.logprobs, self.last.versions)
         self.messages.append(message)
         return message
 

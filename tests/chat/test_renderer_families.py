@@ -92,7 +92,7 @@ def full_render(talk: Talk, folder) -> list[int]:
 
 def assert_same_tokens(talk: Talk, expected: list[int]) -> None:
     """Equal up to what closes the last message, which is the template's to add or to leave out."""
-    recorded = talk.ledger.token_ids
+    recorded = talk.ledger.token_ids.tolist()
     left = talk.renderer.tokenizer.decode(expected[len(recorded) :])
     if talk.renderer.template.closing:
         assert recorded == expected[: len(recorded)] and talk.renderer.template.closing.endswith(left)
@@ -124,7 +124,7 @@ def test_nobody_but_the_template_writes_control_tokens(name, talk, rounds):
     control = {conversation.renderer.tokenizer.added_ids[token] for token in family.control}
 
     def controls(of: Talk) -> list[tuple[Origin, int]]:
-        pairs = zip(of.ledger.origins, of.ledger.token_ids, strict=True)
+        pairs = zip(of.ledger.origins.tolist(), of.ledger.token_ids.tolist(), strict=True)
         return [(origin, token) for origin, token in pairs if token in control]
 
     assert controls(conversation) == controls(tame)
@@ -169,7 +169,7 @@ def test_origins_and_turns_of_a_whole_conversation(name, talk):
     assert told == ["first result", "second result"]
     assert "result" not in conversation.text_of(Origin.TEMPLATE)
     assert conversation.text_of(Origin.POLICY, 0).startswith(call_text(2))
-    assert sum(conversation.ledger.loss_mask) == sum(origin is Origin.POLICY for origin in conversation.ledger.origins)
+    assert conversation.ledger.loss_mask.sum() == conversation.ledger.counts()[Origin.POLICY]
     if FAMILIES[name].users:
         assert conversation.text_of(Origin.USER, 1) == "really?"
 

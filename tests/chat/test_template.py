@@ -129,7 +129,7 @@ def test_structured_calls_stand_where_the_policys_words_stood(talk):
     assert '"call_id": "t000c0001"' in glue
     conversation.say(" Done", conversation.end_before(None))
     ids = conversation.renderer.tokenizer.added_ids
-    assert conversation.ledger.token_ids.count(ids["</s>"]) == 2
+    assert conversation.ledger.token_ids.tolist().count(ids["</s>"]) == 2
 
 
 def test_an_unreadable_call_is_still_a_call_to_a_template_that_counts_them(talk):

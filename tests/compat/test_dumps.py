@@ -217,20 +217,17 @@ def test_board_rows_keep_their_tokens_with_origins(tmp_path):
     (ledger,) = found.segments
     texts = json.loads((tmp_path / "run/tokens.json").read_text())
     assert "".join(texts[token] for token in ledger.token_ids) == TWO_TURNS
-    written = {
-        origin: "".join(texts[t] for t, o in zip(ledger.token_ids, ledger.origins, strict=True) if o is origin)
-        for origin in Origin
-    }
+    written = {origin: "".join(texts[t] for t in ledger.token_ids[ledger.origins == origin]) for origin in Origin}
     assert written[Origin.POLICY] == f"Let me see. {CALL}<|im_end|>It is 42.<|im_end|>"
     assert written[Origin.TOOL] == "<tool_response>\n42\n</tool_response>"
     assert written[Origin.USER] == written[Origin.PROMPT] == ""
     assert all((p == -0.5) == m for p, m in zip(ledger.logprobs, ledger.loss_mask, strict=True))
     assert all((v == 0.25) == m for v, m in zip(ledger.training.values, ledger.loss_mask, strict=True))
     assert ledger.training.rewards[-1] == 1.0 and ledger.training.logprobs is None
-    policy = sum(ledger.loss_mask)
-    assert [turn.completion_tokens for turn in found.turns] == [ledger.turns.count(0) - _other(ledger, 0), 4]
+    policy = int(ledger.loss_mask.sum())
+    assert [turn.completion_tokens for turn in found.turns] == [(ledger.turns == 0).sum() - _other(ledger, 0), 4]
     assert sum(turn.completion_tokens for turn in found.turns) == policy
-    assert ledger.origins[found.turns[1].start] is Origin.POLICY and ledger.turns[found.turns[1].start] == 1
+    assert ledger.loss_mask[found.turns[1].start] and ledger.turns[found.turns[1].start] == 1
     assert found.turns[-1].finish_reason is FinishReason.STOP
     (line,) = metrics(tmp_path / "run")
     assert line["response_length/mean"] == count and line["tokens"] == policy
@@ -240,7 +237,7 @@ def test_board_rows_keep_their_tokens_with_origins(tmp_path):
 
 
 def _other(ledger, turn):
-    return sum(t == turn and o is not Origin.POLICY for t, o in zip(ledger.turns, ledger.origins, strict=True))
+    return int(((ledger.turns == turn) & ~ledger.loss_mask).sum())
 
 
 def test_an_answer_without_its_end_token_was_cut(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,12 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from turnwise.choices import Decay, Precision
+from turnwise.choices import Aggregation, Decay, Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.learner import NotFinite
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.learner import NotFinite, Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
-from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.optimizer import lr_at
 from turnwise.engines.model.checkpoint_format import DecoderConfig, layout
 from turnwise.engines.model.decoder import Decoder
@@ -197,6 +199,73 @@ def test_accumulation_equals_one_batch(decoder: Decoder) -> None:
     assert together.step == apart.step == 1
 
 
+def arrays(count: int, seed: int = 3) -> dict[str, np.ndarray]:
+    """What a step might say of so many policy tokens."""
+    noise = np.random.default_rng(seed)
+    return {"advantages": noise.normal(0, 1, count), "old_logprobs": -noise.uniform(0.5, 6.0, count),
+            "ref_logprobs": -noise.uniform(0.5, 6.0, count)}  # fmt: skip
+
+
+OBJECTIVES = (
+    Objective("ppo_clip", entropy=0.01, kl_loss=0.1),
+    Objective("gspo", aggregation=Aggregation.sequence_mean_token_mean),
+    SUPERVISED,
+)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.loss)
+def test_an_update_in_micro_batches_is_the_update_of_one_batch(decoder: Decoder, objective: Objective) -> None:
+    tokens, lengths, index = batch()
+    whole = batch_of(tokens, lengths, index, **arrays(len(index)))
+    parts, ends = [], np.cumsum(lengths)
+    for first, last in ((0, 2), (2, 3), (3, 4)):
+        begin, end = int(ends[first] - lengths[first]), int(ends[last - 1])
+        inside = (index >= begin) & (index < end)
+        cut = {name: values[inside.numpy()] for name, values in arrays(len(index)).items()}
+        part = batch_of(tokens[begin:end], lengths[first:last], index[inside] - begin, **cut)
+        parts.append(replace(part, minibatch_tokens=len(index), minibatch_trajectories=len(lengths)))
+    together, apart = learner_of(decoder, grad_clip=0.5), learner_of(decoder, grad_clip=0.5)
+    one, several = together.update([whole], objective), apart.update(parts, objective)
+    assert one.metrics == pytest.approx(several.metrics, rel=1e-4, abs=1e-6)
+    assert one.metrics["grad_norm"] > 0.5 and one.metrics["lr"] == 1e-2
+    assert [len(found.logprobs) for found in several.outputs] == [len(part.index) for part in parts]
+    for name in ("logprobs", "entropies"):
+        joined = np.concatenate([getattr(found, name) for found in several.outputs])
+        np.testing.assert_allclose(getattr(one.outputs[0], name), joined, atol=1e-5)
+    before = score(learner_of(decoder), (tokens, lengths, index))
+    np.testing.assert_allclose(one.outputs[0].logprobs, before, atol=1e-6)  # as it was before the update
+    after = [score(learner, (tokens, lengths, index)) for learner in (together, apart)]
+    torch.testing.assert_close(after[0], after[1], atol=1e-3, rtol=1e-3)
+    assert (after[0] - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_model_that_cannot_pack_learns_the_same_one_sequence_at_a_time(decoder: Decoder, recompute: bool) -> None:
+    tokens, lengths, index = batch([19, 7, 33, 12])
+    index = index[(index < 19) | (index >= 26)]  # the second sequence has no policy token
+    given = batch_of(tokens, lengths, index, **arrays(len(index)), returns=np.ones(len(index)), values=index.numpy())
+    results = []
+    for no_packing in (None, "layer 1 is recurrent"):
+        policy = copy_of(decoder)
+        policy.shape = replace(policy.shape, no_packing=no_packing)
+        config = LearnerConfig(lr=1e-2, critic_lr=1e-2, gradient_checkpointing=recompute)
+        learner = LocalLearner(policy, config, temperature=0.8, critic=Critic.copying(policy), reference=True)
+        seen: list[int] = []
+        for model in (learner.model, learner.critic.trunk if learner.critic else None):
+            assert isinstance(model, Decoder)
+            model.register_forward_pre_hook(lambda module, given, seen=seen: seen.append(len(given[0].tokens)))
+        updates = [learner.update([given], OBJECTIVES[0]) for _ in range(3)]
+        assert seen == ([71] * 6 if no_packing is None else [19, 33, 12] * 6)
+        scores = {who: learner.score(given, who) for who in (Who.POLICY, Who.REFERENCE, Who.CRITIC)}
+        results.append(([u.metrics for u in updates], scores))
+    (metrics, scores), (apart, apart_scores) = results
+    for one, two in zip(metrics, apart, strict=True):
+        assert one == pytest.approx(two, rel=1e-3, abs=1e-5)
+    for who, found in scores.items():
+        np.testing.assert_allclose(apart_scores[who], found, atol=2e-3)
+    assert np.abs(scores[Who.POLICY] - scores[Who.REFERENCE]).max() > 0.1
+
+
 def test_what_the_policy_did_not_write_gets_no_gradient(decoder: Decoder) -> None:
     """Every token id is used once, so each row of the embedding tells of one place."""
     wide = Decoder.fresh(replace(decoder.config, vocab_size=200), 5)
@@ -261,6 +330,22 @@ def test_learning_rate(decay: Decay, expected: list[float], decoder: Decoder) ->
     for step in range(3):
         run(learner, batch())
         assert learner.optim_step()["lr"] == pytest.approx(1e-3 * expected[step])
+
+
+def test_fine_tuning_has_its_schedule_and_moments(decoder: Decoder) -> None:
+    """Warm-up, then a cosine to a tenth, with moments that forget faster."""
+    config = LearnerConfig(lr=2.0, warmup=2, decay=Decay.cosine, min_lr_ratio=0.1)
+    found = [lr_at(step, config.lr, config, 6) for step in range(8)]
+    assert found == pytest.approx([1.0, 2.0, 2.0, 1.73640, 1.1, 0.46360, 0.2, 0.2], abs=1e-4)
+    mirror, learner = copy_of(decoder), learner_of(decoder, lr=1e-3, beta2=0.5)
+    adamw = torch.optim.AdamW(mirror.parameters(), lr=1e-3, betas=(0.9, 0.5), weight_decay=0.0)
+    for seed in range(3):
+        run(learner, batch(seed=seed))
+        for name, gradient in gradients(learner).items():
+            mirror.get_parameter(name).grad = gradient
+        adamw.step()
+        learner.optim_step()
+    same(dict(learner.model.named_parameters()), dict(mirror.named_parameters()), 1e-5)
 
 
 def test_training_raises_the_chosen_tokens(decoder: Decoder) -> None:

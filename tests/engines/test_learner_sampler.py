@@ -73,7 +73,7 @@ async def episode(sampler: TorchSampler, number: int, turns: int, temperature: f
         params = SamplingParams(max_tokens=9 + 5 * number, temperature=temperature)
         noise = NoiseKey(0, 0, f"s{number}", 0)
         done = await write(sampler, f"c{number}", list(ledger.token_ids), params, noise)
-        ledger.append(done.token_ids, Origin.POLICY, turn, done.logprobs)
+        ledger.append(done.token_ids, Origin.POLICY, turn, done.logprobs, done.policy_version)
         versions.append(done.policy_version)
         ledger.append(ids(7 + turn, 90 + number, vocab), Origin.TOOL, turn)
         ledger.append([4, 5], Origin.TEMPLATE, turn)
@@ -156,7 +156,7 @@ def test_published_weights_write_and_carry_their_version(decoder: Decoder, regim
         assert sampler.stats.reused_tokens - reused <= 40  # the prefix the two share by now
         whole = Ledger()
         whole.append(past, Origin.PROMPT, 0)
-        whole.append(done.token_ids, Origin.POLICY, 0, done.logprobs)
+        whole.append(done.token_ids, Origin.POLICY, 0, done.logprobs, done.policy_version)
         for ledger in (whole, again):
             assert score(learner, packed([ledger]), Who.SAMPLER).tolist() == recorded([ledger])
 
@@ -171,7 +171,7 @@ def test_a_turn_being_written_goes_on_with_the_new_weights(decoder: Decoder, reg
     async def body(sampler: TorchSampler) -> Written:
         prompt = Ledger()
         prompt.append(start, Origin.PROMPT, 0)
-        prompt.append(ids(30, 3, 96), Origin.POLICY, 0, [0.0] * 30)
+        prompt.append(ids(30, 3, 96), Origin.POLICY, 0, [0.0] * 30, 0)
         for _ in range(4):
             push(learner, packed([prompt]))
         turn = asyncio.create_task(write(sampler, "c", start, SamplingParams(max_tokens=400), NoiseKey(0, 0, "s", 0)))

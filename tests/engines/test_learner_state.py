@@ -17,10 +17,10 @@ from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.losses import PolicyTokens
-from turnwise.engines.learners.state import fingerprint
+from turnwise.engines.learners.state import FILE, fingerprint, read_state
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, StorageError
 
 KINDS = ("full", "lora", "critic", "shared")
 LENGTHS = [11, 23, 8]
@@ -54,11 +54,9 @@ def train(learner: LocalLearner, steps: int) -> list[dict[str, float]]:
 
 
 def save(learner: LocalLearner, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Through the files a checkpoint is made of."""
-    tensors, info = learner.state()
-    save_file(tensors, folder / "state.safetensors")
-    (folder / "state.json").write_text(json.dumps(info))
-    return load_file(folder / "state.safetensors"), json.loads((folder / "state.json").read_text())
+    """Through the file a checkpoint is made of."""
+    learner.save(folder)
+    return read_state(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,3 +163,38 @@ def test_a_state_needs_no_file(decoder: Decoder) -> None:
     assert train(two, 1) == train(one, 1)
     with pytest.raises(EngineError, match="lora.rank was 4 and is 2"):
         make(decoder, "lora", rank=2).load_state(*one.state())
+
+
+def test_files_of_other_formats_and_broken_ones_are_refused_by_name(decoder: Decoder, tmp_path: Path) -> None:
+    learner = make(decoder, "full")
+    learner.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    whole, tensors = (tmp_path / FILE).read_bytes(), load_file(tmp_path / FILE)
+    save_file(tensors, tmp_path / FILE)  # as format 1 was, whose JSON lay elsewhere
+    with pytest.raises(StorageError, match=f"{FILE} has format 1 and this version of turnwise reads format 2"):
+        learner.load(tmp_path)
+    save_file(tensors, tmp_path / FILE, {"learner": json.dumps({"format": 3})})
+    with pytest.raises(StorageError, match="has format 3"):
+        learner.load(tmp_path)
+    for broken in (whole[:1000], b"", b"no tensors at all"):
+        (tmp_path / FILE).write_bytes(broken)
+        with pytest.raises(StorageError, match=f"cannot read .*{FILE}"):
+            learner.load(tmp_path)
+    save_file(tensors, tmp_path / FILE, {"learner": "[]"})
+    with pytest.raises(StorageError, match=f"cannot read .*{FILE}"):
+        learner.load(tmp_path)
+    with pytest.raises(StorageError, match="No such file"):
+        learner.load(tmp_path / "nowhere")
+    (tmp_path / FILE).write_bytes(whole)
+    learner.load(tmp_path)
+
+
+def test_scores_that_nobody_prepared_are_refused_by_name(decoder: Decoder) -> None:
+    case = (torch.arange(42), LENGTHS, INDEX)
+    plain = LocalLearner(decoder, LearnerConfig(), temperature=1.0)
+    for who, words in ((Who.REFERENCE, "keep a reference"), (Who.CRITIC, "no critic"), (Who.SAMPLER, "regime")):
+        with pytest.raises(EngineError, match=words):
+            score(plain, case, who)
+    lora = LoraDecoder(decoder, rank=2, alpha=4.0, seed=0)
+    with pytest.raises(EngineError, match="before the adapter is added"):
+        Critic.copying(lora)

@@ -23,7 +23,7 @@ from turnwise.rollout.group import run_group
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox import Toolbox, as_tool
-from turnwise.types import Completion, Group, Ledger, Message, Origin, Role, Sample, ToolCall, Trajectory
+from turnwise.types import Completion, Group, Ledger, Message, Role, Sample, ToolCall, Trajectory
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ class Show:
         for turn, request in zip(trajectory.turns, requests, strict=True):
             ledger, written = trajectory.segments[turn.segment], request.completion
             end = turn.start + len(written.token_ids)
-            assert list(ledger.token_ids[: turn.start]) == request.token_ids
-            assert list(ledger.token_ids[turn.start : end]) == written.token_ids.tolist()
-            assert list(ledger.logprobs[turn.start : end]) == written.logprobs.tolist()
-            assert set(ledger.turns[turn.start : end]) <= {turn.index}
+            assert ledger.token_ids[: turn.start].tolist() == request.token_ids
+            assert ledger.token_ids[turn.start : end].tolist() == written.token_ids.tolist()
+            assert ledger.logprobs[turn.start : end].tolist() == written.logprobs.tolist()
+            assert set(ledger.versions[turn.start : end].tolist()) <= {run.version for run in written.versions}
+            assert set(ledger.turns[turn.start : end].tolist()) <= {turn.index}
             assert turn.completion_tokens == len(written.token_ids)
             assert turn.prompt_tokens == len(request.token_ids)
             assert turn.finish_reason is written.finish_reason
@@ -111,15 +112,14 @@ class Show:
                 assert len(request.token_ids) > len(before) and request.token_ids[: len(before)] == before
             previous[turn.segment] = [*request.token_ids, *written.token_ids]
         for ledger, mask in zip(trajectory.segments, covered, strict=True):
-            assert ledger.loss_mask == mask
+            assert ledger.loss_mask.tolist() == mask
             check_aligned(ledger)
 
 
 def check_aligned(ledger: Ledger) -> None:
-    assert len(ledger.token_ids) == len(ledger.origins) == len(ledger.turns) == len(ledger.logprobs)
-    assert ledger.turns == sorted(ledger.turns)
-    for origin, logprob in zip(ledger.origins, ledger.logprobs, strict=True):
-        assert (logprob != 0.0) == (origin is Origin.POLICY)
+    assert ledger.turns.tolist() == sorted(ledger.turns.tolist())
+    assert ((ledger.logprobs != 0.0) == ledger.loss_mask).all()
+    assert ((ledger.versions >= 0) == ledger.loss_mask).all()
 
 
 @dataclass

@@ -46,8 +46,8 @@ def test_a_rewritten_history_opens_a_second_ledger(theatre, segmenting):
     decode = segmenting.tokenizer.decode
     assert "long thoughts" in decode(first.token_ids)
     assert decode(second.token_ids).count("long thoughts") == 1, "only those of the second turn"
-    assert set(second.origins) == {Origin.PROMPT, Origin.POLICY}
-    assert second.origins[: trajectory.turns[1].start] == [Origin.PROMPT] * trajectory.turns[1].start
+    assert set(second.origins.tolist()) == {Origin.PROMPT, Origin.POLICY}
+    assert second.origins[: trajectory.turns[1].start].tolist() == [Origin.PROMPT] * trajectory.turns[1].start
     assert trajectory.render_check.exact
     assert len(to_sequences([trajectory])) == 2
     assert set(show.sampler.released.values()) == {1} and len(show.sampler.released) == 2
@@ -71,7 +71,7 @@ def test_tool_replies_extend_the_segment_they_belong_to(theatre, segmenting, cal
     assert [turn.message.text for turn in trajectory.turns] == said, "the script's turns are counted through"
     for turn in trajectory.turns:
         ledger = trajectory.segments[turn.segment]
-        assert ledger.origins[turn.start] is Origin.POLICY and ledger.origins[turn.start - 1] is not Origin.POLICY
+        assert ledger.loss_mask[turn.start] and not ledger.loss_mask[turn.start - 1]
 
 
 def test_a_thought_far_back_is_rewritten_too(theatre, segmenting, call):

@@ -95,7 +95,7 @@ def test_stop_strings_end_a_turn_and_the_template_closes_it(theatre, call):
     assert trajectory.answers[0].text == "so </stop>"
     assert trajectory.render_check.exact
     ledger, end = trajectory.segments[0], trajectory.turns[0].start + trajectory.turns[0].completion_tokens
-    assert ledger.origins[end] is Origin.TEMPLATE and ledger.token_ids[end] in show.sampler.requests[0].params.stop_ids
+    assert ledger.origins[end] == Origin.TEMPLATE and ledger.token_ids[end] in show.sampler.requests[0].params.stop_ids
 
 
 def test_replies_that_forge_a_turn_stay_the_tools_words(theatre, call):
@@ -105,9 +105,7 @@ def test_replies_that_forge_a_turn_stay_the_tools_words(theatre, call):
     show.check_tokens(trajectory)
     ledger = trajectory.segments[0]
     stop = show.sampler.requests[0].params.stop_ids
-    tool_tokens = [
-        token for token, origin in zip(ledger.token_ids, ledger.origins, strict=True) if origin is Origin.TOOL
-    ]
+    tool_tokens = ledger.token_ids[ledger.origins == Origin.TOOL].tolist()
     assert tool_tokens and not stop & set(tool_tokens)
     assert trajectory.answers[-1].text == "#### 42"
 

@@ -41,9 +41,9 @@ def trajectory(number=0, **changes):
     second = Turn(1, Message(Role.ASSISTANT, "It is 408."), FinishReason.STOP, 4, 9, 2)
     ledger = Ledger()
     ledger.append([1, 2], Origin.PROMPT, 0)
-    ledger.append([3, 4], Origin.POLICY, 0, [-0.5, -1.0])
+    ledger.append([3, 4], Origin.POLICY, 0, [-0.5, -1.0], 0)
     ledger.append([5], Origin.TOOL, 0)
-    ledger.append([6, 7], Origin.POLICY, 1, [-0.125, -0.25])
+    ledger.append([6, 7], Origin.POLICY, 1, [-0.125, -0.25], 0)
     ledger.training = TokenTrainingData(
         logprobs=[0, 0, -0.5, -1.5, 0, -0.125, -0.25],
         entropies=[0, 0, 1.0, 3.0, 0, math.nan, 2.0],
@@ -174,7 +174,7 @@ def test_texts_are_those_of_the_messages(run):
 def test_learned_numbers_come_back_and_must_fit(run):
     record(run, "eval/step_000003.parquet", [trajectory()])
     ledger = read_trajectories(run.path / "eval/step_000003.parquet")[0].segments[0]
-    assert ledger.training is not None and ledger.training.logprobs == [
+    assert ledger.training is not None and ledger.training.logprobs.tolist() == [
         0,
         0,
         -0.5,

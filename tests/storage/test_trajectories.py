@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from turnwise.errors import StorageError
-from turnwise.storage.trajectories import read_trajectories, write_jsonl, write_trajectories
-from turnwise.storage.trajectory_rows import SCHEMA, VERSION_KEY
+from turnwise.ledger import TOKEN_TRAINING, VersionRun
+from turnwise.storage.trajectories import read_rows, read_trajectories, write_jsonl, write_trajectories
+from turnwise.storage.trajectory_rows import SCHEMA, SCHEMAS, VERSION_KEY, to_row
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -29,6 +30,7 @@ from turnwise.types import (
     Sample,
     StopReason,
     Text,
+    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
@@ -57,8 +59,26 @@ turns = st.builds(
     counts, messages, st.sampled_from(FinishReason), counts, counts, counts, counts, counts,
     st.lists(records, max_size=2), st.lists(messages, max_size=2), st.none() | numbers, numbers, numbers,
 )  # fmt: skip
-tokens = st.lists(st.tuples(counts, st.sampled_from(Origin), counts, numbers), max_size=6)
-ledgers = tokens.map(lambda rows: Ledger(*([row[column] for row in rows] for column in range(4))))
+singles = st.floats(allow_nan=True, width=32)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    ledger = Ledger()
+    for origin in draw(st.lists(st.sampled_from(Origin), max_size=4)):
+        ids, turn = draw(st.lists(counts, max_size=3)), draw(counts)
+        if origin is Origin.POLICY:
+            ledger.append(
+                ids, origin, turn, draw(st.lists(singles, min_size=len(ids), max_size=len(ids))), draw(counts)
+            )
+        else:
+            ledger.append(ids, origin, turn)
+    values = st.none() | st.lists(singles, min_size=len(ledger), max_size=len(ledger))
+    if draw(st.booleans()):
+        ledger.training = TokenTrainingData(*(draw(values) for _ in TOKEN_TRAINING))
+    return ledger
+
+
 samples = st.builds(
     Sample,
     short,
@@ -79,7 +99,7 @@ trajectories = st.builds(
     counts,
     st.lists(messages, max_size=2),
     st.lists(turns, max_size=2),
-    st.lists(ledgers, max_size=2),
+    st.lists(ledgers(), max_size=2),
     st.sampled_from(StopReason),
     numbers,
     texts,
@@ -100,10 +120,10 @@ def one(answer: str = "42", **changes: Any) -> Trajectory:
     turn = Turn(0, Message(Role.ASSISTANT, answer, (call,)), FinishReason.STOP, 3, 1, 2, 0, 1, [record])
     ledger = Ledger()
     ledger.append([5], Origin.PROMPT, 0)
-    ledger.append([6, 7], Origin.POLICY, 0, [-0.5, -0.25])
+    ledger.append([6, 7], Origin.POLICY, 0, [-0.5, -0.25], 3)
     fields: dict[str, Any] = {"reward": 1.0, "parts": {"correct": 1.0}} | changes
-    sample = Sample("s:0", prompt, "arithmetic", "42")
-    return Trajectory(sample, 1, 2, [*prompt, turn.message], [turn], [ledger], StopReason.ANSWERED, 1.5, **fields)
+    sample, segments = Sample("s:0", prompt, "arithmetic", "42"), fields.pop("segments", [ledger])
+    return Trajectory(sample, 1, 2, [*prompt, turn.message], [turn], segments, StopReason.ANSWERED, 1.5, **fields)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -113,9 +133,8 @@ def test_everything_comes_back(tmp_path_factory: pytest.TempPathFactory, made: l
     write_trajectories(path, made)
     read = read_trajectories(path)
     assert read == made
-    assert [type(origin) for t in read for s in t.segments for origin in s.origins] == [
-        Origin for t in made for s in t.segments for _ in s.origins
-    ]
+    rows = list(range(len(made)))[::-1]
+    assert read_rows(path, rows) == made[::-1]
 
 
 def test_many_batches_keep_their_order(tmp_path: Path) -> None:
@@ -127,11 +146,42 @@ def test_many_batches_keep_their_order(tmp_path: Path) -> None:
 def test_logprobs_come_back_bit_by_bit(tmp_path: Path) -> None:
     values = [-1e-45, -0.1, -3.4028234663852886e38, float("-inf"), -0.0, struct.unpack("f", b"\x01\x02\x03\xbf")[0]]
     trajectory = one()
-    trajectory.segments[0].append([1] * 7, Origin.POLICY, 1, [*values, float("nan")])
+    trajectory.segments[0].append([1] * 7, Origin.POLICY, 1, [*values, float("nan")], 0)
     write_trajectories(tmp_path / "t.parquet", [trajectory])
     (read,) = read_trajectories(tmp_path / "t.parquet")
-    pack = struct.Struct("10d").pack
-    assert pack(*read.segments[0].logprobs) == pack(*trajectory.segments[0].logprobs)
+    assert read.segments[0].logprobs.tobytes() == trajectory.segments[0].logprobs.tobytes()
+    assert struct.pack("6f", *values) in read.segments[0].logprobs.tobytes()
+
+
+def test_versions_are_kept_token_by_token(tmp_path: Path) -> None:
+    trajectory = one()
+    trajectory.segments[0].append([1, 2, 3], Origin.POLICY, 1, [-0.5] * 3, (VersionRun(7, 1), VersionRun(8, 2)))
+    write_trajectories(tmp_path / "t.parquet", [trajectory])
+    (read,) = read_trajectories(tmp_path / "t.parquet")
+    assert read.segments[0].versions.tolist() == [-1, 3, 3, 7, 8, 8]
+
+
+@pytest.mark.parametrize("version", ["3", "4"])
+def test_older_formats_are_read_with_the_versions_of_their_turns(tmp_path: Path, version: str) -> None:
+    def row(one: Trajectory) -> dict[str, Any]:
+        found = to_row(one)
+        for ledger in found["segments"]:
+            ledger["learned"] = ledger["training"]
+        return found
+
+    trajectory, path = one(), tmp_path / "t.parquet"
+    trajectory.segments[0].append([8], Origin.TOOL, 0)
+    trajectory.segments[0].append([9, 10], Origin.POLICY, 1, [-1.0, -2.0], 4)
+    trajectory.turns.append(Turn(1, Message(Role.ASSISTANT, "so"), FinishReason.STOP, 4, 4, 2, 0, 4))
+    trajectory.segments[0].training = TokenTrainingData(entropies=[0.0, 0.5, 0.5, 0.0, 0.25, 0.25])
+    rows = [row(trajectory), row(one(reward=None, segments=[])), row(one())]
+    parquet.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[version]), path)
+    assert read_trajectories(path) == [trajectory, one(reward=None, segments=[]), one()]
+    assert read_rows(path, [2, 0]) == [one(), trajectory]
+    trajectory.segments[0] = trajectory.segments[0].prefix(6)
+    trajectory.segments[0].append([11], Origin.POLICY, 5, [-1.0], 0)
+    parquet.write_table(pa.Table.from_pylist([row(trajectory)], schema=SCHEMAS[version]), path)
+    assert read_trajectories(path)[0].segments[0].versions.tolist()[-1] == -1, "no turn tells"
 
 
 def test_lone_surrogates_and_nuls_are_no_obstacle(tmp_path: Path) -> None:
@@ -187,9 +237,10 @@ def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_trajectories(path, [one()])
     table = parquet.read_table(path)
-    parquet.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), path)
-    with pytest.raises(StorageError, match="format 99"):
-        read_trajectories(path)
+    for version, said in (("99", "update turnwise"), ("2", "record the run anew"), ("x", "update turnwise")):
+        parquet.write_table(table.replace_schema_metadata({VERSION_KEY: version.encode()}), path)
+        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 5; .*{said}"):
+            read_trajectories(path)
     parquet.write_table(table.replace_schema_metadata({}), path)
     with pytest.raises(StorageError, match="not a trajectory file"):
         read_trajectories(path)

@@ -42,9 +42,9 @@ def episode(reply: str = "18") -> Trajectory:
     second.replies = [Message(Role.USER, "Sure?")]
     ledger = Ledger()
     ledger.append([1, 2], Origin.PROMPT, 0)
-    ledger.append([3, 4], Origin.POLICY, 0, [-0.1, -0.1])
+    ledger.append([3, 4], Origin.POLICY, 0, [-0.1, -0.1], 0)
     ledger.append([5], Origin.TOOL, 0)
-    ledger.append([6], Origin.POLICY, 1, [-0.1])
+    ledger.append([6], Origin.POLICY, 1, [-0.1], 0)
     ledger.append([7], Origin.TEMPLATE, 1)
     prompt = (Message(Role.USER, (Text("6*3?"), Image("cat.png"))),)
     messages = [*prompt, first.message, *first.replies, second.message, *second.replies]

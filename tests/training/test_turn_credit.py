@@ -101,9 +101,9 @@ def test_sequences_that_disagree_about_their_trajectory_are_refused(draw: Any) -
 def test_recorded_turn_scores_reach_the_sequences() -> None:
     ledger = Ledger()
     ledger.append([5], Origin.PROMPT, 0)
-    ledger.append([6], Origin.POLICY, 0, [-1.0])
+    ledger.append([6], Origin.POLICY, 0, [-1.0], 0)
     ledger.append([7], Origin.TOOL, 0)
-    ledger.append([8], Origin.POLICY, 1, [-1.0])
+    ledger.append([8], Origin.POLICY, 1, [-1.0], 0)
     turns = [Turn(n, Message(Role.ASSISTANT, "x"), FinishReason.STOP, 0, 1, 1) for n in range(2)]
     turns[0].scores = {"tool": 0.75, "form": -0.25}
     sample = Sample("s", (), "d")

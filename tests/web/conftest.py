@@ -76,7 +76,7 @@ def make_trajectory(
     ledger = Ledger()
     ledger.append([5, 6], Origin.PROMPT, 0)
     for turn in turns:
-        ledger.append([7, 8], Origin.POLICY, turn.index, [-0.5, -0.25])
+        ledger.append([7, 8], Origin.POLICY, turn.index, [-0.5, -0.25], 0)
         if turn.replies:
             ledger.append([9], Origin.TOOL, turn.index)
     if learned:

@@ -89,9 +89,9 @@ def a_trajectory(number, reward, step=1):
     last = Message(Role.ASSISTANT, answered, answer=answered)
     ledger = Ledger()
     ledger.append([1, 2, 3], Origin.PROMPT, 0)
-    ledger.append([4, 5], Origin.POLICY, 0, [-0.5, -0.25])
+    ledger.append([4, 5], Origin.POLICY, 0, [-0.5, -0.25], 0)
     ledger.append([6], Origin.TOOL, 0)
-    ledger.append([7, 8], Origin.POLICY, 1, [-0.125, -0.75])
+    ledger.append([7, 8], Origin.POLICY, 1, [-0.125, -0.75], 0)
     turns = [
         Turn(0, said, FinishReason.STOP, 0, 3, 2, 0, 3, [CallRecord(call, CallStatus.OK, 0.01)], [reply]),
         Turn(1, last, FinishReason.STOP, 0, 6, 2, 0, 6),

@@ -2,20 +2,25 @@
 
 import enum
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turnwise.chat.replies import ControlTokenEscaper, fresh_mark, place, shared
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.chat.frame import Frame, written_already
+from turnwise.chat.frames import Frames, NoFrame, Place
+from turnwise.chat.kinds import TEXTS
+from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared
 from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
+from turnwise.chat.spans import Characters, Span, add_spans, replies_in
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role
-
-_REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER, Role.SYSTEM: Origin.USER}
 
 
 class History(enum.StrEnum):
@@ -29,12 +34,16 @@ class History(enum.StrEnum):
     """Follow the template: open a second sequence that starts from the rewritten history."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens of one origin."""
+OPENED = 256
+"""First prompts whose tokens are kept for the siblings that start with them."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The tokens of a first prompt, and what it is known by the identity of."""
+
+    known_by: tuple[object, ...]
     ids: list[int]
-    origin: Origin
 
 
 class HistoryRewritten(Exception):
@@ -58,6 +67,8 @@ class Renderer:
         self.template = ChatTemplate(tokenizer, call_format, template_kwargs or {})
         self.call_form = self.template.call_form
         self.in_reasoning = bool(self.template.thought)
+        self.header_length = len(tokenizer.encode(self.template.thought).ids) + 2
+        """Tokens at the end of a prompt that show whether it opens a thought; they may begin within a longer one."""
         self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in self.template.stop_texts}
         closings = [text.lstrip() for text in (self.template.follow.get(Role.USER, ""), self.template.closing)]
         ends = [text for closing in closings for text in self.template.stop_texts if closing.startswith(text)]
@@ -66,16 +77,26 @@ class Renderer:
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
         markers = {text for text in tokenizer.added_ids if text in glue} - {call_format.THINK, call_format.UNTHINK}
-        self._control = tuple(sorted({*tokenizer.special_texts, *markers}))
+        self._control = ControlTokens({*tokenizer.special_texts, *markers})
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
+        self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
+        self._opened: dict[tuple[Any, ...], _Opened] = {}
+        self.frames: Frames | None = Frames(self.template, list(tokenizer.templates.values()))
+        """None renders every turn by the template."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
         """The template's text; `reply` adds the header of an assistant message."""
         return self.template.render(messages, tools, reply=reply)
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> list[int]:
-        """The ids of the first prompt, assistant header included."""
-        return self._encode_all(messages, tools)
+        """The ids of the first prompt, assistant header included; siblings have the same."""
+        name = (*map(id, messages), None, *map(id, tools), *self.template.clock.now())
+        found = self._opened.get(name)
+        if found is None:
+            if len(self._opened) >= OPENED:
+                self._opened.pop(next(iter(self._opened)))
+            found = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools))
+        return found.ids
 
     def extend(
         self,
@@ -87,13 +108,39 @@ class Renderer:
     ) -> list[Span]:
         """The tokens that follow `completion` when `replies` answer it, assistant header included.
 
-        `history` is everything before the assistant's message. Where the template was found to add the same suffix
-        whatever happened in between, only the first prompt of it is rendered, so that a late turn costs no more than
-        an early one; the self-check at the end compares the whole.
+        `history` is everything before the assistant's message. A turn like an earlier one is filled into that one's
+        frame; the self-check at the end compares the whole.
         """
-        escaper = self._escaper(replies)
+        escaper, end = self._escaper(replies), self._end_text(completion)
         shown = [escaper.escape(reply) for reply in replies]
-        context, end = self.template.needed(history, replies), self._end_text(completion)
+        place = None
+        if self.frames is not None:
+            try:
+                place = self.frames.place(history, assistant, end, shown, tools)
+            except NoFrame as reason:
+                self.frames.rendered[str(reason)] += 1
+        frame = self.frames.find(place) if self.frames is not None and place is not None else None
+        if frame is None:
+            return self._extend(history, assistant, end, shown, tools, escaper, place)
+        words = frame.words(shown)
+        if frame.parts and not escaper.hides:
+            return frame.spans(words, self.tokenizer, self._control_ids)
+        return self._spans(*frame.fill(words), escaper, end)
+
+    def _extend(
+        self,
+        history: Sequence[Message],
+        assistant: Message,
+        end: str,
+        shown: Sequence[Message],
+        tools: Sequence[JsonSchema],
+        escaper: ControlTokenEscaper,
+        place: Place | None,
+    ) -> list[Span]:
+        """By the template. Where it adds the same suffix whatever happened in between, only the first prompt of the
+        history is rendered, so that a late turn costs no more than an early one."""
+        first = self.template.first_prompt(history, shown)
+        context = history if first is None else first
         try:
             after, start = self.template.locate(context, assistant, end, shown, tools)
             if start is None and self.history is History.REFUSE:
@@ -113,22 +160,47 @@ class Renderer:
         for number, mark in marks.items():
             if mark not in skeleton:
                 raise TemplateError(f"the chat template does not show what a {shown[number].role} replies")
-        return self._spans(after[start:], skeleton, {mark: shown[n] for n, mark in marks.items()}, escaper, end)
+        tail = after[start:]
+        places = list(replies_in(tail, skeleton, {mark: shown[n] for n, mark in marks.items()}))
+        if place is not None and self.frames is not None:
+            self.frames.keep(place, self._frame(place, tail, skeleton, list(marks.values()), shown, end))
+        return self._spans(tail, places, escaper, end)
 
-    def read(self, completion: Completion, turn: int, before: Sequence[int] | None = None) -> Message:
+    def _frame(
+        self, place: Place, tail: str, skeleton: str, marks: Sequence[str], shown: Sequence[Message], end: str
+    ) -> Frame | None:
+        """The frame of a turn that the template has rendered, unless it shows other words than were replied."""
+        glue = []
+        for mark in marks:
+            before, found, skeleton = skeleton.partition(mark)
+            glue.append(before)
+            if not found:  # in another order than they were given
+                return None
+        frame = Frame((*glue, skeleton), place.slots)
+        words = frame.words(shown)
+        if frame.fill(words)[0] != tail:
+            return None
+        nothing = self._escaper(())
+        return frame.in_parts(
+            end, self.tokenizer, self._control_ids,
+            whole=lambda text, places: self._spans(text, places, nothing, end),
+            tries=[words, *([text] * len(words) for text in TEXTS)],
+        )  # fmt: skip
+
+    def read(
+        self, completion: Completion, turn: int, before: Sequence[int] | NDArray[np.int64] | None = None
+    ) -> Message:
         """The assistant message a completion spells out.
 
-        `before` are the ids it continues: some templates open a <think> block after a user but not after a tool.
+        `before` are the last `header_length` ids, or more, that it continues: some templates open a <think> block after a user but not after a tool.
         """
         ids = completion.token_ids.tolist()
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]
-        in_reasoning, thought = self.in_reasoning, self.template.thought
+        in_reasoning = self.in_reasoning
         if in_reasoning and before is not None:
-            length = len(self.tokenizer.encode(thought).ids) + 2  # its tokens may begin within a longer one
-            in_reasoning = self.tokenizer.decode(before[-length:]).endswith(thought)
-        message = self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
-        return message
+            in_reasoning = self.tokenizer.decode(before[-self.header_length :]).endswith(self.template.thought)
+        return self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
 
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
         """The recorded tokens against one full render of the final messages.
@@ -145,7 +217,7 @@ class Renderer:
                 None if self.history is History.VERBATIM else f"the whole conversation cannot be rendered: {error}"
             )
             return RenderCheck(exact=False, same_text=False, problem=problem)
-        recorded = ledger.token_ids
+        recorded = ledger.token_ids.tolist()
         common = shared(expected, recorded)
         closing = self._closing
         if common == len(recorded) and closing.endswith(self.tokenizer.decode(expected[common:])):
@@ -226,41 +298,17 @@ class Renderer:
         return self.tokenizer.encode(text + words, cuts=cuts).ids
 
     def _end_text(self, completion: Completion) -> str:
-        ids = completion.token_ids.tolist()
-        return self.tokenizer.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
+        return self._end_texts.get(int(completion.token_ids[-1]), "") if len(completion.token_ids) else ""
 
-    def _spans(
-        self, tail: str, skeleton: str, replies: dict[str, Message], escaper: ControlTokenEscaper, end: str
-    ) -> list[Span]:
+    def _spans(self, tail: str, places: Sequence[Characters], escaper: ControlTokenEscaper, end: str) -> list[Span]:
         """Tokens of the tail: what a tool or user wrote keeps its origin, the rest is the template's."""
-        pieces = list(_pieces(tail, skeleton, replies))
-        bare = tail.lstrip()
-        skip = len(tail) - len(bare) + len(end) if end and bare.startswith(end) else 0  # the policy wrote it already
+        skip = written_already(tail, end)
         text, cuts = escaper.unescape(tail)
         encoding = self.tokenizer.encode(text[skip:], cuts=[cut - skip for cut in cuts], after=end if skip else "")
         spans: list[Span] = []
-        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            while pieces and pieces[0][1] <= start + skip:
-                del pieces[0]
-            inside = pieces and pieces[0][0] < stop + skip and token not in self._control_ids
-            origin = pieces[0][2] if inside else Origin.TEMPLATE
-            if not spans or spans[-1].origin is not origin:
-                spans.append(Span([], origin))
-            spans[-1].ids.append(token)
+        moved = [(start - skip, stop - skip, origin) for start, stop, origin in places] if skip else places
+        add_spans(spans, encoding, moved, self._control_ids)
         return spans
-
-
-def _pieces(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterator[tuple[int, int, Origin]]:
-    """(start, end, origin) of what tools and users wrote in the tail."""
-    messages = list(replies.values())
-    places = place(tail, skeleton, list(replies), [message.text for message in messages])
-    if places is None:  # the template writes something else around these replies: all that differs counts as theirs
-        start = shared(tail, skeleton)
-        end = len(tail) - shared(tail[start:][::-1], skeleton[start:][::-1])
-        places, messages = [(start, end)], messages[:1]
-    for (start, end), message in zip(places, messages, strict=True):
-        if start < end:
-            yield start, end, _REPLY_ORIGIN[message.role]
 
 
 def _rewrite_message(before: str, after: str) -> str:

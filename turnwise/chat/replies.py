@@ -11,6 +11,21 @@ from turnwise.errors import EpisodeError
 from turnwise.types import Image, Message, Role, Text
 
 
+class ControlTokens:
+    """The texts of control tokens, and which of them a text spells: it may be one of thousands."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = tuple(sorted(texts))
+        self._longest_first = sorted(self.texts, key=len, reverse=True)  # one may begin with another
+        self._starts = tuple({text[:2] for text in self.texts})
+
+    def spelled_in(self, texts: Sequence[str]) -> list[str]:
+        """Those that stand in one of the texts, the longer first."""
+        if not any(start in text for text in texts for start in self._starts):
+            return []
+        return [spelled for spelled in self._longest_first if any(spelled in text for text in texts)]
+
+
 class ControlTokenEscaper:
     """Stand-ins for the control tokens that a text merely spells, so that the template's own can be told apart.
 
@@ -18,20 +33,25 @@ class ControlTokenEscaper:
     every position stays what it was.
     """
 
-    def __init__(self, control: Sequence[str], texts: Iterable[str]) -> None:
-        self._control = control
+    def __init__(self, control: ControlTokens, texts: Iterable[str]) -> None:
+        self._control = control.texts
         self._stand_ins: dict[str, str] = {}
         texts = list(texts)
-        for spelled in sorted(control, key=len, reverse=True):  # the longer first: one may begin with another
-            if any(spelled in text for text in texts):
-                self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
+        for spelled in control.spelled_in(texts):
+            self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
+
+    @property
+    def hides(self) -> bool:
+        """Whether it has anything to hide."""
+        return bool(self._stand_ins)
 
     def escape(self, message: Message) -> Message:
         """A message of a tool or user in escaper; the system and the assistant may write control tokens."""
         if not self._stand_ins or message.role not in (Role.TOOL, Role.USER):
             return message
-        images = () if isinstance(message.content, str) else (p for p in message.content if isinstance(p, Image))
-        content = (Text(self._escape(message.text)), *images)
+        text = self._escape(message.text)
+        images = () if isinstance(message.content, str) else [p for p in message.content if isinstance(p, Image)]
+        content = (Text(text), *images) if images else text
         return replace(message, content=content, name=message.name and self._escape(message.name))
 
     def unescape(self, text: str) -> tuple[str, list[int]]:

@@ -26,10 +26,10 @@ def token_spans(ledger: Ledger) -> Iterator[TokenSpan]:
         if origin is Origin.POLICY:
             if given.ids:
                 yield given
-            yield TokenSpan(start, ids, turn, policy=True)
+            yield TokenSpan(start, ids.tolist(), turn, policy=True)
             given = TokenSpan(start + len(ids), [], turn, policy=False)
         else:
-            given.ids.extend(ids)
+            given.ids.extend(ids.tolist())
         start += len(ids)
     if given.ids:
         yield given

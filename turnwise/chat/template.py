@@ -4,6 +4,7 @@ import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from turnwise.chat.replies import fresh_mark
@@ -14,10 +15,10 @@ from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
 
 _MARK = fresh_mark(())
 _REFUSED = "\0refused"
-_HELLO = Message(Role.USER, "hello")
-_ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
-_CALL = ToolCall("t000c0000", "probe", {"x": 1})
-_RESULT = Message(Role.TOOL, "1", tool_call_id=_CALL.id, name=_CALL.name)
+HELLO = Message(Role.USER, "hello")
+ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
+CALL = ToolCall("t000c0000", "probe", {"x": 1})
+RESULT = Message(Role.TOOL, "1", tool_call_id=CALL.id, name=CALL.name)
 
 
 class CallForm(enum.StrEnum):
@@ -40,18 +41,35 @@ class ThoughtForm(enum.StrEnum):
     """As `reasoning_content`, for templates that look for no tags."""
 
 
+class Clock:
+    """The time as a template asks for it, in the formats that it was asked for."""
+
+    def __init__(self) -> None:
+        self._formats: dict[str, None] = {}
+
+    def __call__(self, format: str) -> str:
+        self._formats[format] = None
+        return datetime.now().strftime(format)
+
+    def now(self) -> list[str]:
+        """What it would say if it were asked again."""
+        return [datetime.now().strftime(format) for format in list(self._formats)]
+
+
 class ChatTemplate:
     """The tokenizer's template, fed with our messages."""
 
     def __init__(self, tokenizer: Tokenizer, call_format: ToolFormat, kwargs: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._call_format = call_format
-        self._kwargs = kwargs
+        self.call_format = call_format
+        self.clock = Clock()
+        tells_time = any("strftime_now" in source for source in tokenizer.templates.values())
+        self._kwargs = {"strftime_now": self.clock, **kwargs} if tells_time else kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""
-        start = self.opening.rfind(self._call_format.THINK)
-        self.thought = self.opening[start:] if start > self.opening.rfind(self._call_format.UNTHINK) else ""
+        start = self.opening.rfind(self.call_format.THINK)
+        self.thought = self.opening[start:] if start > self.opening.rfind(self.call_format.UNTHINK) else ""
         """The end of the opening from an open <think> on; empty when there is none."""
         self.call_form = self._choose_call_form()
         self.closing = self._following([], reply=False)
@@ -72,12 +90,13 @@ class ChatTemplate:
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
 
-    def needed(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message]:
-        """As much of the history as the suffix depends on: the first prompt, or all of it."""
-        roles = [message.role for message in history]
-        first = roles.index(Role.ASSISTANT) if Role.ASSISTANT in roles else len(roles)
-        local = Role.USER in roles[:first] and all(reply.role in self._local for reply in replies)
-        return history[:first] if local else history
+    def first_prompt(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message] | None:
+        """The messages before the first turn, when the suffix depends on no others; else None."""
+        if not all(reply.role in self._local for reply in replies):
+            return None
+        first = next((i for i, message in enumerate(history) if message.role is Role.ASSISTANT), len(history))
+        prompt = history[:first]
+        return prompt if any(message.role is Role.USER for message in prompt) else None
 
     def locate(
         self,
@@ -177,10 +196,10 @@ class ChatTemplate:
                 entry["reasoning_content"] = message.reasoning
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
-                words = text.rpartition(self._call_format.UNTHINK)[2]
+                words = text.rpartition(self.call_format.UNTHINK)[2]
                 entry |= {"reasoning_content": message.reasoning, "content": words}
             elif self._thought_form is ThoughtForm.OPENED:
-                again = text.lstrip().startswith(self._call_format.THINK)  # once is enough: the policy wrote it too
+                again = text.lstrip().startswith(self.call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
         named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
         return entry | {key: value for key, value in named.items() if value is not None}
@@ -206,7 +225,7 @@ class ChatTemplate:
         """The control token that ends a message with a call, and white space after it."""
         if self.call_form is not CallForm.STRUCTURED:
             return ""
-        text = self.render([_HELLO, self._assistant(self._call_format.render_call(_CALL))], (), reply=False)
+        text = self.render([HELLO, self.assistant(self.call_format.render_call(CALL))], (), reply=False)
         if self.closing and text.endswith(self.closing):
             return self.closing
         bare, special = text.rstrip(), self._tokenizer.special_texts
@@ -228,39 +247,39 @@ class ChatTemplate:
 
     def _once(self, header: str, words: str) -> str:
         """Words without the <think> that the header had opened already."""
-        doubled = self.thought and header.endswith(self.thought) and words.lstrip().startswith(self._call_format.THINK)
-        return words.lstrip().removeprefix(self._call_format.THINK) if doubled else words
+        doubled = self.thought and header.endswith(self.thought) and words.lstrip().startswith(self.call_format.THINK)
+        return words.lstrip().removeprefix(self.call_format.THINK) if doubled else words
 
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows a tool's reply."""
-        asked = self._assistant(self._call_format.render_call(_CALL))
+        asked = self.assistant(self.call_format.render_call(CALL))
         for form in CallForm:
             self.call_form = form
             with contextlib.suppress(TemplateError):
-                if _MARK in self.render([_HELLO, asked, replace(_RESULT, content=_MARK)], (), reply=True):
+                if _MARK in self.render([HELLO, asked, replace(RESULT, content=_MARK)], (), reply=True):
                     return form
         return CallForm.RAW  # conversations without tools still work; a tool's reply is refused when it comes
 
     def _choose_thought_form(self) -> ThoughtForm:
         """The first form in which reasoning stands in the text as it was written, once a tool or a user replies."""
-        answer, ask = (self._typical(replace(_ANSWER, tool_calls=calls)) for calls in ((), (_CALL,)))
+        answer, ask = (self._typical(replace(ANSWER, tool_calls=calls)) for calls in ((), (CALL,)))
         for form in ThoughtForm:
             self._thought_form = form
-            for assistant, reply in ((ask, _RESULT), (answer, _HELLO)):
-                if self._suffix([_HELLO], assistant, [reply]) not in (None, _REFUSED):
+            for assistant, reply in ((ask, RESULT), (answer, HELLO)):
+                if self._suffix([HELLO], assistant, [reply]) not in (None, _REFUSED):
                     return form
         return ThoughtForm.WRITTEN
 
     def _following(self, replies: Sequence[Message], *, reply: bool) -> str:
         """What stands after an assistant's words."""
-        text = self.render([_HELLO, Message(Role.ASSISTANT, _MARK), *replies], (), reply=reply)
+        text = self.render([HELLO, Message(Role.ASSISTANT, _MARK), *replies], (), reply=reply)
         if text.count(_MARK) != 1:
             raise TemplateError("the chat template does not show an assistant message exactly once")
         return text.partition(_MARK)[2]
 
     def _followers(self) -> dict[Role, str]:
         found = {}
-        for message in (_HELLO, _RESULT):
+        for message in (HELLO, RESULT):
             with contextlib.suppress(TemplateError):  # no tools, or none after plain text
                 found[message.role] = self._following([message], reply=True)
         return found
@@ -270,17 +289,17 @@ class ChatTemplate:
 
         A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
         """
-        plain, thought = self._assistant("yes"), self._typical(_ANSWER)
-        ask = self._assistant(self._call_format.render_call(_CALL))
-        pondered = self._typical(replace(_ANSWER, tool_calls=(_CALL,)))
-        with_tools = [_HELLO, pondered, _RESULT, plain, _HELLO, thought, _HELLO, ask, _RESULT, ask, _RESULT]
-        users_only = [_HELLO, thought, _HELLO, plain, _HELLO]
+        plain, thought = self.assistant("yes"), self._typical(ANSWER)
+        ask = self.assistant(self.call_format.render_call(CALL))
+        pondered = self._typical(replace(ANSWER, tool_calls=(CALL,)))
+        with_tools = [HELLO, pondered, RESULT, plain, HELLO, thought, HELLO, ask, RESULT, ask, RESULT]
+        users_only = [HELLO, thought, HELLO, plain, HELLO]
         histories = [with_tools[:3], with_tools[:5], with_tools, users_only[:3], users_only]
         possible = [history for history in histories if self._suffix(history, plain, []) != _REFUSED]
         local = {Role.TOOL, Role.USER}
-        exchanges = ((plain, [_HELLO]), (thought, [_HELLO]), (ask, [_RESULT]), (pondered, [_RESULT, _RESULT]))
+        exchanges = ((plain, [HELLO]), (thought, [HELLO]), (ask, [RESULT]), (pondered, [RESULT, RESULT]))
         for assistant, replies in exchanges:
-            short = self._suffix([_HELLO], assistant, replies)
+            short = self._suffix([HELLO], assistant, replies)
             if any(self._suffix(history, assistant, replies) != short for history in possible):
                 local.discard(replies[0].role)
         return frozenset(local)
@@ -295,12 +314,13 @@ class ChatTemplate:
     def _typical(self, assistant: Message) -> Message:
         """A message of the same kind that says nothing unusual."""
         is_open = bool(self.thought)
-        thought = "" if assistant.reasoning is None else self._call_format.render_thought("hm", is_open=is_open)
-        return self._assistant(thought + (self._call_format.render_call(_CALL) if assistant.tool_calls else "yes"))
+        thought = "" if assistant.reasoning is None else self.call_format.render_thought("hm", is_open=is_open)
+        return self.assistant(thought + (self.call_format.render_call(CALL) if assistant.tool_calls else "yes"))
 
-    def _assistant(self, text: str) -> Message:
-        is_open = bool(self.thought) and self._call_format.UNTHINK in text
-        return self._call_format.parse(text, turn=0, in_reasoning=is_open)
+    def assistant(self, text: str) -> Message:
+        """What the policy would have said with this text."""
+        is_open = bool(self.thought) and self.call_format.UNTHINK in text
+        return self.call_format.parse(text, turn=0, in_reasoning=is_open)
 
 
 def _squash(text: str) -> str:

@@ -7,6 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.errors import TemplateError, one_line, unknown
 
 
@@ -53,6 +56,12 @@ class Tokenizer:
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
         hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
         self._border = hard[0] if hard else ""
+        self.hard_texts = tuple(
+            token.content for token in added.values()
+            if token.special and len(token.content) > 1
+            and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
+        )  # fmt: skip
+        """Control tokens on either side of which text is encoded as if there were no other."""
 
     def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
         """Ids of a text in which control tokens mean what they say, except where a cut goes through them.
@@ -80,9 +89,10 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
-        text: str = self._hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def apply_template(

@@ -70,7 +70,7 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
         completion = Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
         message = renderer.read(completion, turn, ledger.token_ids)
-        ledger.append(ids, Origin.POLICY, turn, [0.0] * len(ids))
+        ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         if replies:
             for span in renderer.extend(messages, message, completion, replies, schemas):
                 ledger.append(span.ids, span.origin, turn)

@@ -12,6 +12,7 @@ from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
 from turnwise.errors import EngineError, ScoringFailed, TurnwiseError
+from turnwise.ledger import origin_counts
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.scoring.scorer import evaluate
 from turnwise.types import FinishReason, Origin, StopReason, ToolCall, Trajectory
@@ -80,7 +81,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
 def _problem(trajectory: Trajectory) -> str | None:
     if not trajectory.turns:
         return "the agent loop ended before the policy said anything: it never called chat.generate()"
-    policy = sum(origin is Origin.POLICY for ledger in trajectory.segments for origin in ledger.origins)
+    policy = origin_counts(trajectory.segments)[Origin.POLICY]
     if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.turns):
         return f"the ledger holds {policy} policy tokens, the turns another number"
     check = trajectory.render_check

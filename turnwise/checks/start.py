@@ -5,14 +5,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from turnwise.assemble import Prepared, open_endpoint
+from turnwise.assemble import Prepared
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
 from turnwise.data.lint import faults
+from turnwise.engines.opening import find_own, open_endpoint
 from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError
+from turnwise.knobs import is_plugin
 from turnwise.rollout.openai_messages import check_image
 
 ENDPOINT_SECONDS = 5.0
@@ -50,6 +52,9 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
         if prepared.config.engine.name == EngineName.scripted:
             with report.recording("engine"):
                 lines(prepared.config.engine.script)
+        if is_plugin(prepared.config.engine.name):
+            with report.recording("engine"):
+                find_own(prepared.config.engine.name)
         with report.recording("chat template"):
             check_template(prepared, prepared.renderer, report)
         with report.recording("tool schemas"):

@@ -5,6 +5,7 @@ from turnwise.choices import Decay, EngineName, Precision
 from turnwise.config import Config
 from turnwise.config_check import check_config
 from turnwise.errors import ConfigError, DataError
+from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
 from turnwise.training.custom import check_choices
 
@@ -12,7 +13,7 @@ from turnwise.training.custom import check_choices
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name != EngineName.torch:
+    if config.engine.name != EngineName.torch and not is_plugin(config.engine.name):
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(

@@ -3,8 +3,12 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from turnwise.types import Ledger, Origin, Trajectory
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.types import Ledger, Trajectory
 
 LARGEST_LOG_RATIO = 20.0
 """Beyond this the estimate says nothing but "far away"; verl cuts there too."""
@@ -22,9 +26,9 @@ def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics |= _parts(trajectories)
     metrics |= _three("critic/rewards", _sums(known, "rewards"))
     metrics |= _three("critic/values", _policy_values(known, "values"))
-    kl = [value for t in known for ledger in t.segments for value in _k3(ledger)]
-    if kl:
-        metrics["actor/kl_loss"] = sum(kl) / len(kl)
+    kl = np.concatenate([np.empty(0), *(_k3(ledger) for t in known for ledger in t.segments)])
+    if len(kl):
+        metrics["actor/kl_loss"] = float(kl.mean())
     for name in ("ref_reward", "valid_reward"):
         values = [t.sample.info[name] for t in trajectories if isinstance(t.sample.info.get(name), int | float)]
         metrics |= _three(f"critic/{name}", values)
@@ -68,29 +72,25 @@ def _sums(trajectories: Iterable[Trajectory], name: str) -> list[float]:
     sums = []
     for trajectory in trajectories:
         values = _policy_values([trajectory], name)
-        if values:
-            sums.append(sum(values))
+        if len(values):
+            sums.append(float(values.sum()))
     return sums
 
 
-def _policy_values(trajectories: Iterable[Trajectory], name: str) -> list[float]:
-    found: list[float] = []
+def _policy_values(trajectories: Iterable[Trajectory], name: str) -> NDArray[np.float64]:
+    """What is known of the policy's tokens."""
+    found: list[NDArray[Any]] = [np.empty(0)]
     for ledger in (segment for trajectory in trajectories for segment in trajectory.segments):
-        values: list[float] | None = getattr(ledger.training, name) if ledger.training else None
+        values = getattr(ledger.training, name) if ledger.training else None
         if values is not None:
-            here = zip(values, ledger.origins, strict=True)
-            found += [value for value, origin in here if origin is Origin.POLICY and math.isfinite(value)]
-    return found
+            found.append(values[ledger.loss_mask & np.isfinite(values)])
+    return np.concatenate(found)
 
 
-def _k3(ledger: Ledger) -> list[float]:
+def _k3(ledger: Ledger) -> NDArray[np.float64]:
     """exp(r) - 1 - r with r = reference - policy, for each of the policy's tokens."""
     if ledger.training is None or ledger.training.ref_logprobs is None:
-        return []
-    found = []
-    for ours, reference, origin in zip(ledger.logprobs, ledger.training.ref_logprobs, ledger.origins, strict=True):
-        ratio = reference - ours
-        if origin is Origin.POLICY and not math.isnan(ratio):
-            ratio = min(LARGEST_LOG_RATIO, max(-LARGEST_LOG_RATIO, ratio))
-            found.append(math.exp(ratio) - 1.0 - ratio)
-    return found
+        return np.empty(0)
+    ratio = (ledger.training.ref_logprobs.astype(np.float64) - ledger.logprobs)[ledger.loss_mask]
+    ratio = np.clip(ratio[~np.isnan(ratio)], -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return np.exp(ratio) - 1.0 - ratio

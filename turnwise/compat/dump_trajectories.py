@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.chat.formats import hermes
 from turnwise.compat.dialogue import ENDS, Markers, Opening, Piece, messages_of, read_output, read_prompt
 from turnwise.compat.dump_rows import DumpRow, TokenColumns
@@ -129,7 +132,8 @@ class Translator:
             if policy and (not turns[turn].completion_tokens):
                 turns[turn].start = len(ledger)
             logprobs = [tokens.logprobs[n] if tokens.logprobs else math.nan for n in here] if policy else None
-            ledger.append([self.vocabulary.of(tokens.texts[n]) for n in here], origin, turn, logprobs)
+            version = turns[turn].policy_version if policy else None
+            ledger.append([self.vocabulary.of(tokens.texts[n]) for n in here], origin, turn, logprobs, version)
             turns[turn].completion_tokens += len(here) if policy else 0
         columns = (tokens.ref_logprobs, tokens.values, tokens.rewards)
         if any(column is not None for column in columns):
@@ -244,10 +248,10 @@ def _owners(places: list[int], pieces: list[Piece]) -> list[tuple[Origin, int]]:
     return owners
 
 
-def _on_policy(column: list[float] | None, ledger: Ledger) -> list[float] | None:
+def _on_policy(column: list[float] | None, ledger: Ledger) -> NDArray[Any] | None:
     if column is None:
         return None
-    return [value if origin is Origin.POLICY else 0.0 for value, origin in zip(column, ledger.origins, strict=True)]
+    return np.where(ledger.loss_mask, np.array(column, dtype=np.float64), 0.0)
 
 
 def _inside(folder: Path, name: str) -> Path | None:

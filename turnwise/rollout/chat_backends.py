@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from turnwise.chat.renderer import HistoryRewritten, Renderer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
@@ -133,10 +131,10 @@ class TokenBackend:
             stop_ids=self.renderer.stop_ids,
         )
         start = len(ledger)
-        request = Request(self._name(), np.array(ledger.token_ids, dtype=np.int64), params, self._noise())
+        request = Request(self._name(), ledger.token_ids, params, self._noise())
         completion = await self._generate(request, turn)
-        ledger.append(completion.token_ids.tolist(), Origin.POLICY, turn, completion.logprobs.tolist())
-        message = self.renderer.read(completion, turn, ledger.token_ids[:start])
+        ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
+        message = self.renderer.read(completion, turn, request.token_ids[-self.renderer.header_length :])
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
@@ -189,11 +187,7 @@ class TokenBackend:
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
         """What was added after the last turn and never answered is left out on both sides."""
         segment, length = self._replied
-        ledger = self.segments[segment]
-        if length < len(ledger):
-            ledger = Ledger(
-                ledger.token_ids[:length], ledger.origins[:length], ledger.turns[:length], ledger.logprobs[:length]
-            )
+        ledger = self.segments[segment].prefix(length)
         last = max(index for index, message in enumerate(messages) if message.role is Role.ASSISTANT)
         return self.renderer.check(ledger, messages[: last + 1], self.tools)
 

@@ -120,6 +120,42 @@ def check_arguments(validator: jsonschema.Draft202012Validator, name: str, argum
         raise BadArguments(f"bad arguments for {name}: {where + ': ' if where else ''}{errors[0].message[:300]}")
 
 
+_TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainArguments:
+    """A schema that only names types of text, numbers and truth values: most do, and a validator takes its time.
+
+    It says yes to what is plainly right; all else is for the validator to judge.
+    """
+
+    types: dict[str, tuple[type, ...]]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, parameters: JsonSchema) -> "PlainArguments | None":
+        """None for a schema that says more."""
+        properties = parameters.get("properties", {})
+        spoken = {"type", "description", "default", "title"}
+        known = {"type", "properties", "required", "description", "title"}
+        if not parameters.keys() <= known or parameters.get("type", "object") != "object":
+            return None
+        if any(not isinstance(one, dict) or not one.keys() <= spoken for one in properties.values()):
+            return None
+        kinds = {name: one.get("type") for name, one in properties.items()}
+        if not all(isinstance(kind, str) and kind in _TYPES for kind in kinds.values()):
+            return None
+        return cls({name: _TYPES[kind] for name, kind in kinds.items()}, frozenset(parameters.get("required", ())))
+
+    def fit(self, arguments: dict[str, Any]) -> bool:
+        """Whether the arguments are plainly right."""
+        types = self.types
+        return self.required <= arguments.keys() and all(
+            type(value) in types.get(name, ()) for name, value in arguments.items()
+        )
+
+
 class _Untitled(GenerateJsonSchema):
     """Pydantic's schema without a title beside every name: the model reads the name already."""
 

@@ -17,7 +17,7 @@ from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, PluginError, ToolError, TurnwiseError, nearest
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
+from turnwise.rollout.tool_schema import BadArguments, PlainArguments, check_arguments, parameters_of, validator_of
 from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import FunctionTool, Service, Tool, ToolContext, ToolSession, as_result, tool
 from turnwise.strict_yaml import read_yaml
@@ -90,6 +90,7 @@ class _Entry:
     tool: Tool
     validator: jsonschema.Draft202012Validator
     slots: asyncio.Semaphore
+    plain: PlainArguments | None
 
 
 class Toolbox:
@@ -158,7 +159,8 @@ class Toolbox:
             self._loop, self._entries = loop, {}
         if name not in self._entries:
             found = self.tools[name]
-            self._entries[name] = _Entry(found, self._validators[name], asyncio.Semaphore(found.concurrency))
+            slots, plain = asyncio.Semaphore(found.concurrency), PlainArguments.of(parameters_of(found.schema))
+            self._entries[name] = _Entry(found, self._validators[name], slots, plain)
         return self._entries[name]
 
 
@@ -235,7 +237,8 @@ class EpisodeTools:
             return CallStatus.UNKNOWN_TOOL, ToolResult(f"Error: unknown tool {call.name!r}: {hint}")
         seconds = entry.tool.timeout if self.config.tool_timeout is None else self.config.tool_timeout
         try:
-            check_arguments(entry.validator, call.name, call.arguments)
+            if entry.plain is None or not entry.plain.fit(call.arguments):
+                check_arguments(entry.validator, call.name, call.arguments)
             plugin_calls.check_leaked()
             async with time_budget.slot(entry.slots):
                 return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
@@ -254,7 +257,7 @@ class EpisodeTools:
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
         try:
-            arguments = copy.deepcopy(call.arguments)  # the call is on record; a tool may change what it is given
+            arguments = _copied(call.arguments)  # the call is on record; a tool may change what it is given
         except RecursionError as error:
             raise BadArguments(f"bad arguments for {call.name}: nested too deeply") from error
         if isinstance(chosen, FunctionTool):  # stateless: nothing to open, nothing to close
@@ -278,6 +281,15 @@ class EpisodeTools:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
         return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}), self.seed)
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy, quick for what JSON is made of."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_copied(item) for item in value]
+    return value if value is None or type(value) in (str, int, float, bool) else copy.deepcopy(value)
 
 
 async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Message]:

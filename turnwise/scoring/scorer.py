@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.concurrency import gather_all
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
-from turnwise.types import Ledger, Remark, Role, StopReason, Trajectory
+from turnwise.types import Remark, Role, StopReason, Trajectory
 
 KNOWN = {
     **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
@@ -241,7 +241,7 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
         messages = messages[: by_policy[turns - len(trajectory.turns)]]
         after = trajectory.turns[turns]
         if segments:
-            segments = [*segments[: after.segment], _cut_ledger(segments[after.segment], after.start)]
+            segments = [*segments[: after.segment], segments[after.segment].prefix(after.start)]
     return dataclasses.replace(
         trajectory,
         turns=trajectory.turns[:turns],
@@ -253,10 +253,6 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
         advantage=None,
         remarks=[],
     )
-
-
-def _cut_ledger(ledger: Ledger, end: int) -> Ledger:
-    return Ledger(ledger.token_ids[:end], ledger.origins[:end], ledger.turns[:end], ledger.logprobs[:end])
 
 
 async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:

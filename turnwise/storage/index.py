@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from turnwise.errors import StorageError
 from turnwise.storage.images import Album
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.tool_behaviour import tool_behaviour
 from turnwise.storage.trajectories import write_trajectories
-from turnwise.types import CallStatus, Ledger, Origin, Role, StopReason, Trajectory
+from turnwise.types import CallStatus, Ledger, Role, StopReason, Trajectory
 
 INDEX = "index.jsonl"
 _CUT = (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
@@ -164,7 +167,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         exact=None if check is None else check.exact,
         policy_version=min((turn.policy_version for turn in turns), default=0),
         gap=_gap(trajectory.segments),
-        entropy=_mean(_token_data(trajectory.segments, "entropies")),
+        entropy=_mean_entropy(trajectory.segments),
         question=_excerpt(asked[-1] if asked else ""),
         answer=_excerpt(turns[-1].message.visible if turns else ""),
     )
@@ -185,29 +188,32 @@ def _tool_use(calls: list[tuple[CallStatus, float]]) -> ToolUse:
     return ToolUse(len(calls), dict(sorted(statuses.items())), median, ninth, taken[-1], sum(taken))
 
 
-def _token_data(segments: Iterable[Ledger], name: str) -> list[float]:
-    """The numbers of this name that training computed for the policy's tokens."""
-    found: list[float] = []
-    for ledger in segments:
-        values: list[float] | None = getattr(ledger.training, name) if ledger.training else None
-        if values is not None:
-            here = zip(values, ledger.origins, strict=True)
-            found += [value for value, origin in here if origin is Origin.POLICY and math.isfinite(value)]
-    return found
+def _mean_entropy(segments: Iterable[Ledger]) -> float | None:
+    return _mean(
+        [
+            ledger.training.entropies[ledger.loss_mask]
+            for ledger in segments
+            if ledger.training is not None and ledger.training.entropies is not None
+        ]
+    )
 
 
 def _gap(segments: Iterable[Ledger]) -> float | None:
     """How far the learner's log-probs lay from the sampler's, on average."""
-    gaps: list[float] = []
-    for ledger in segments:
-        if ledger.training is not None and ledger.training.logprobs is not None:
-            here = zip(ledger.training.logprobs, ledger.logprobs, ledger.origins, strict=True)
-            gaps += [abs(ours - theirs) for ours, theirs, origin in here if origin is Origin.POLICY]
-    return _mean([gap for gap in gaps if math.isfinite(gap)])
+    return _mean(
+        [
+            np.abs(ledger.training.logprobs.astype(np.float64) - ledger.logprobs)[ledger.loss_mask]
+            for ledger in segments
+            if ledger.training is not None and ledger.training.logprobs is not None
+        ]
+    )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(arrays: Sequence[NDArray[Any]]) -> float | None:
+    """Of the finite numbers; None when there is none."""
+    values = np.concatenate(arrays) if arrays else np.empty(0)
+    known = values[np.isfinite(values)]
+    return float(known.mean(dtype=np.float64)) if len(known) else None
 
 
 def _finite(value: float | None) -> float | None:

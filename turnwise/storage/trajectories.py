@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +13,18 @@ from pyarrow import parquet
 
 from turnwise.errors import StorageError
 from turnwise.files import cannot, check_regular, replacing
-from turnwise.storage.trajectory_rows import SCHEMA, TOKEN_TRAINING, VERSION, VERSION_KEY, Row, clean, from_row, to_row
+from turnwise.ledger import TOKEN_TRAINING, origin_counts
+from turnwise.storage.ledger_columns import ledger_array, read_ledgers
+from turnwise.storage.trajectory_rows import (
+    SCHEMA,
+    SCHEMAS,
+    SEGMENTS,
+    VERSION_KEY,
+    Row,
+    clean,
+    from_words_row,
+    words_row,
+)
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
 
 BATCH = 64
@@ -35,19 +45,18 @@ _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write a file that `read_trajectories` gives back unchanged; the file appears complete or not at all.
 
-    Two exceptions: a lone surrogate, which Arrow cannot hold, becomes U+FFFD; `TokenTrainingData` is kept in single
-    precision.
+    One exception: a lone surrogate, which Arrow cannot hold, becomes U+FFFD.
     """
     with replacing(path) as file:
         with parquet.ParquetWriter(file, SCHEMA, **_OPTIONS) as writer:
-            for rows in _batches(to_row(trajectory) for trajectory in trajectories):
-                writer.write_batch(_record_batch(rows))
+            for batch in _batches(trajectories):
+                writer.write_batch(_record_batch(batch))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """Every trajectory of a file."""
     with _opened(path) as file:
-        return [from_row(row) for batch in file.iter_batches(batch_size=BATCH) for row in batch.to_pylist()]
+        return [one for batch in file.iter_batches(batch_size=BATCH) for one in _trajectories(batch)]
 
 
 def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
@@ -61,8 +70,9 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
             size = file.metadata.row_group(group).num_rows
             here = sorted({row - start for row in rows if start <= row < start + size})
             if here:
-                table = file.read_row_group(group, use_threads=False).take(here)
-                found |= {start + row: from_row(entry) for row, entry in zip(here, table.to_pylist(), strict=True)}
+                table = file.read_row_group(group, use_threads=False).take(here).combine_chunks()
+                read = [one for batch in table.to_batches() for one in _trajectories(batch)]
+                found |= {start + row: one for row, one in zip(here, read, strict=True)}
             start += size
     return [found[row] for row in rows]
 
@@ -110,33 +120,47 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
             file.write((line + "\n").encode("utf-8", "backslashreplace"))
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rows = iter(rows)
-    while batch := list(itertools.islice(rows, BATCH)):
+def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    trajectories = iter(trajectories)
+    while batch := list(itertools.islice(trajectories, BATCH)):
         yield batch
 
 
-def _record_batch(rows: list[Row]) -> Any:
+def _record_batch(trajectories: list[Trajectory]) -> Any:
+    rows, schema = [words_row(trajectory) for trajectory in trajectories], SCHEMA.remove(SEGMENTS)
     try:
-        return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        words = pa.RecordBatch.from_pylist(rows, schema=schema)
     except UnicodeEncodeError:
-        return pa.RecordBatch.from_pylist([clean(row) for row in rows], schema=SCHEMA)
+        words = pa.RecordBatch.from_pylist([clean(row) for row in rows], schema=schema)
+    columns = words.columns
+    columns.insert(SEGMENTS, ledger_array([trajectory.segments for trajectory in trajectories]))
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _trajectories(batch: Any) -> Iterator[Trajectory]:
+    read = [from_words_row(row) for row in batch.drop_columns(["segments"]).to_pylist()]
+    segments = read_ledgers(batch.column(SEGMENTS), [trajectory.turns for trajectory in read])
+    for trajectory, ledgers in zip(read, segments, strict=True):
+        trajectory.segments = ledgers
+        yield trajectory
 
 
 def _check_schema(path: Path, schema: Any) -> None:
     found = (schema.metadata or {}).get(VERSION_KEY)
     if found is None:
         raise StorageError(f"{path} is not a trajectory file")
-    if found.decode("utf-8", "replace") != VERSION:
-        raise StorageError(
-            f"{path} has trajectory format {found.decode('utf-8', 'replace')}; this version reads {VERSION}"
-        )
-    if not schema.equals(SCHEMA):
-        raise StorageError(f"{path} says it has trajectory format {VERSION}, but its columns are others")
+    version = found.decode("utf-8", "replace")
+    if version not in SCHEMAS:
+        reads = f"this version reads {min(SCHEMAS)} to {max(SCHEMAS)}"
+        older = version.isdecimal() and int(version) < int(min(SCHEMAS))
+        why = "record the run anew: nothing converts it" if older else "a newer version wrote it: update turnwise"
+        raise StorageError(f"{path} has trajectory format {version}; {reads}; {why}")
+    if not schema.equals(SCHEMAS[version]):
+        raise StorageError(f"{path} says it has trajectory format {version}, but its columns are others")
 
 
 def _readable(trajectory: Trajectory) -> Row:
-    origins = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
+    origins = origin_counts(trajectory.segments)
     return {
         "id": trajectory.sample.id,
         "data_source": trajectory.sample.data_source,
@@ -150,7 +174,7 @@ def _readable(trajectory: Trajectory) -> Row:
         "ground_truth": trajectory.sample.ground_truth,
         "messages": [_readable_message(message) for message in trajectory.messages],
         "turns": [_readable_turn(turn) for turn in trajectory.turns],
-        "tokens": {origin.name.lower(): count for origin, count in sorted(origins.items())},
+        "tokens": {origin.name.lower(): count for origin, count in origins.items() if count},
         "seconds": trajectory.seconds,
         "artifacts": trajectory.artifacts,
     }

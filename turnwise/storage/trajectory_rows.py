@@ -3,21 +3,20 @@
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
 from turnwise.errors import StorageError
+from turnwise.storage.ledger_columns import LEDGER, LEDGERS, check_training, ledger_of, ledger_row
 from turnwise.types import (
     CallRecord,
     CallStatus,
     FinishReason,
     Image,
     InteractionSpec,
-    Ledger,
     Message,
-    Origin,
     Part,
     Remark,
     RenderCheck,
@@ -25,13 +24,12 @@ from turnwise.types import (
     Sample,
     StopReason,
     Text,
-    TokenTrainingData,
     ToolCall,
     Trajectory,
     Turn,
 )
 
-VERSION = "4"
+VERSION = "5"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]
@@ -39,7 +37,6 @@ Row = dict[str, Any]
 _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
 _BYTES_KEY = "turnwise:bytes"
 _REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
-_ORIGINS = {int(origin): origin for origin in Origin}
 
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
 _PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
@@ -83,19 +80,6 @@ _TURN = pa.struct(
         ("reply_seconds", pa.float64()),
     ]
 )
-TOKEN_TRAINING = tuple(field.name for field in fields(TokenTrainingData))
-_TOKEN_TRAINING = pa.struct(
-    [(name, pa.list_(pa.float32())) for name in TOKEN_TRAINING]
-)  # for looking at, not for computing with
-_LEDGER = pa.struct(
-    [
-        ("token_ids", pa.list_(pa.int32())),
-        ("origins", pa.list_(pa.int8())),
-        ("turns", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float64())),  # doubles: whatever a sampler computed comes back bit by bit
-        ("training", _TOKEN_TRAINING),
-    ]
-)
 SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -119,7 +103,7 @@ SCHEMA = pa.schema(
         ("info", _JSON),
         ("messages", pa.list_(_MESSAGE)),
         ("turns", pa.list_(_TURN)),
-        ("segments", pa.list_(_LEDGER)),
+        ("segments", pa.list_(LEDGER)),
         ("artifacts", _JSON),
         (
             "render_check",
@@ -128,12 +112,25 @@ SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: VERSION},
 )
+SEGMENTS = SCHEMA.get_field_index("segments")
+SCHEMAS = {
+    version: SCHEMA.set(SEGMENTS, pa.field("segments", pa.list_(ledger))).with_metadata({VERSION_KEY: version})
+    for version, ledger in LEDGERS.items()
+}
+"""Every format that is read."""
 
 
 def to_row(trajectory: Trajectory) -> Row:
-    """A trajectory as a row of SCHEMA."""
+    """A trajectory as plain JSON values: a row of SCHEMA."""
+    return words_row(trajectory) | {"segments": [ledger_row(ledger) for ledger in trajectory.segments]}
+
+
+def words_row(trajectory: Trajectory) -> Row:
+    """All but the tokens of a trajectory as a row of SCHEMA."""
     sample, check = trajectory.sample, trajectory.render_check
     try:
+        for ledger in trajectory.segments:
+            check_training(ledger)
         return {
             "sample_id": sample.id,
             "data_source": sample.data_source,
@@ -156,7 +153,6 @@ def to_row(trajectory: Trajectory) -> Row:
             "info": _json(sample.info, "info"),
             "messages": _message_rows(trajectory.messages),
             "turns": [_turn_row(turn) for turn in trajectory.turns],
-            "segments": [_ledger_row(ledger) for ledger in trajectory.segments],
             "artifacts": _json(trajectory.artifacts | _remark_rows(trajectory.remarks), "artifacts"),
             "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
         }
@@ -165,7 +161,14 @@ def to_row(trajectory: Trajectory) -> Row:
 
 
 def from_row(row: Row) -> Trajectory:
-    """The trajectory of a row; ValueError for a row this code did not write."""
+    """The trajectory of a row of plain JSON values; ValueError for a row this code did not write."""
+    trajectory = from_words_row(row)
+    trajectory.segments = [ledger_of(ledger) for ledger in row["segments"]]
+    return trajectory
+
+
+def from_words_row(row: Row) -> Trajectory:
+    """The trajectory of a row, its tokens left out; ValueError for a row this code did not write."""
     interaction, check, artifacts = row["interaction"], row["render_check"], _value(row["artifacts"])
     remarks = [_remark(entry) for entry in artifacts.pop(_REMARKS_KEY, ())]
     sample = Sample(
@@ -186,7 +189,7 @@ def from_row(row: Row) -> Trajectory:
         step=row["step"],
         messages=list(_messages(row["messages"])),
         turns=[_turn(turn) for turn in row["turns"]],
-        segments=[_ledger(ledger) for ledger in row["segments"]],
+        segments=[],
         stop_reason=StopReason(row["stop_reason"]),
         seconds=row["seconds"],
         failure=row["failure"],
@@ -287,21 +290,6 @@ def _turn_row(turn: Turn) -> Row:
     }
 
 
-def _ledger_row(ledger: Ledger) -> Row:
-    training = ledger.training
-    for name in TOKEN_TRAINING if training else ():
-        values = getattr(training, name)
-        if values is not None and len(values) != len(ledger):
-            raise StorageError(f"{len(values)} training {name} for {len(ledger)} tokens")
-    return {
-        "token_ids": ledger.token_ids,
-        "origins": ledger.origins,
-        "turns": ledger.turns,
-        "logprobs": ledger.logprobs,
-        "training": training and {name: getattr(training, name) for name in TOKEN_TRAINING},
-    }
-
-
 def _messages(rows: list[Row]) -> tuple[Message, ...]:
     return tuple(_message(row) for row in rows)
 
@@ -352,15 +340,6 @@ def _turn(row: Row) -> Turn:
         scores=dict(row["scores"]),
         **plain,
     )
-
-
-def _ledger(row: Row) -> Ledger:
-    lengths = {name: len(row[name]) for name in ("token_ids", "origins", "turns", "logprobs")}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"a ledger with {lengths}")
-    training = row["training"] and TokenTrainingData(**row["training"])
-    origins = [_ORIGINS[origin] for origin in row["origins"]]
-    return Ledger(row["token_ids"], origins, row["turns"], row["logprobs"], training)
 
 
 def _json(value: Any, field: str) -> str:

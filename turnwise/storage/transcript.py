@@ -1,12 +1,14 @@
 """A trajectory for human eyes: who said what, in which tokens, and what came of it."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text as Styled
 
+from turnwise.ledger import origin_counts
 from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
 
 STYLES = {
@@ -17,6 +19,8 @@ STYLES = {
     Origin.TEMPLATE: "bright_black",
 }
 _REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER}
+Decode = Callable[[NDArray[np.int64]], str]
+
 # Control characters would move the cursor or recolour the terminal, and direction marks reorder what is read. Each is
 # shown as its picture or its code point; only line feed and tab pass.
 _VISIBLE = str.maketrans(
@@ -30,7 +34,7 @@ _VISIBLE = str.maketrans(
 )
 
 
-def transcript(trajectory: Trajectory, decode: Callable[[Sequence[int]], str] | None = None) -> Group:
+def transcript(trajectory: Trajectory, decode: Decode | None = None) -> Group:
     """What to print: the messages, the outcome and the token account; with `decode` also every token by its origin."""
     lines: list[Styled] = [_title(trajectory)]
     for message in trajectory.sample.prompt:
@@ -131,7 +135,7 @@ def _call_note(turn: Turn, record: CallRecord, more: str = "") -> tuple[str, Ori
     return f"tool {record.call.name}, turn {turn.index}", Origin.TOOL, note + more, style
 
 
-def _tokens(ledger: Ledger, decode: Callable[[Sequence[int]], str]) -> Styled:
+def _tokens(ledger: Ledger, decode: Decode) -> Styled:
     pieces = [(visible(decode(ids)), STYLES[origin]) for origin, _, ids in ledger.spans()]
     return Styled.assemble(*pieces)
 
@@ -158,8 +162,8 @@ def _account(trajectory: Trajectory) -> Styled:
     if not trajectory.segments:
         written = sum(turn.completion_tokens for turn in trajectory.turns)
         return line.append(f"{written} written, counted by the endpoint; no ledger")
-    counts = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
-    for origin in Origin:
-        line.append(f"{origin.name.lower()} {counts[origin]}", style=STYLES[origin]).append(", ")
+    counts = origin_counts(trajectory.segments)
+    for origin, count in counts.items():
+        line.append(f"{origin.name.lower()} {count}", style=STYLES[origin]).append(", ")
     segments = "1 segment" if len(trajectory.segments) == 1 else f"{len(trajectory.segments)} segments"
-    return line.append(f"{counts.total()} in {segments}")
+    return line.append(f"{sum(counts.values())} in {segments}")

@@ -1,4 +1,4 @@
-"""The engines of a training run: sampler, learner, critic and reference, opened together and kept in step."""
+"""What a training run does with its engines: publish, update, and the state that a checkpoint keeps of them."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -8,20 +8,14 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from turnwise.assemble import Prepared, make_renderer, model_source, token_context
-from turnwise.checks.training import check_device, check_training, total_updates
+from turnwise.assemble import Prepared, make_renderer, token_context
+from turnwise.checks.training import check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines.learners.critic import Critic
+from turnwise.engines import opening
 from turnwise.engines.learners.learner import Learner
-from turnwise.engines.learners.local import LocalLearner
-from turnwise.engines.model.attention import Regime
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.loading import choose_implementation, read_model
-from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.model.policy_folder import PolicyFolder
-from turnwise.engines.samplers.threads import choose_threads
-from turnwise.engines.samplers.torch_cpu import TorchSampler
+from turnwise.engines.opening import LearnerParts
+from turnwise.engines.samplers.sampler import Sampler
 from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.trainer.state import FORMAT, KLState, LoaderPosition, Progress, RunState, write_json
@@ -39,7 +33,7 @@ class Engines:
 
     learner: Learner
     kl_controller: kl.KLController
-    sampler: TorchSampler
+    sampler: Sampler
     invariant: bool
     """Whether the sampler's arithmetic is proven not to depend on batching: its log-probs can be compared exactly."""
     threads: int
@@ -89,60 +83,8 @@ class Engines:
 async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], None]) -> AsyncIterator[Engines]:
     """Sampler and learner on the same weights; critic and reference only when the algorithm needs them."""
     check_training(config)
-    source = model_source(config)
-    base = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
-    written_in: torch.dtype = getattr(torch, config.model.precision.value)
-    writer = Decoder(base.config, {name: tensor.to(written_in, copy=True) for name, tensor in base.tensors().items()})
-    choice = choose_threads(writer, config.engine.threads)
-    torch.set_num_threads(choice.threads)
-    say(f"torch engine and learner: {choice.threads} thread(s); {choice.promise()}")
-    algorithm = config.algorithm
-    controller = kl.controller(algorithm.kl_reward, algorithm.kl_target)
     renderer = prepared.renderer or make_renderer(config)
-    policy = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    learner = make_learner(config, base, choice.proven, policy, source.base)
-    sampler = TorchSampler(
-        writer,
-        decode=renderer.tokenizer.decode,
-        max_batch=config.engine.max_batch,
-        threads=choice.threads,
-        regime=choice.regime,
-    )
-    try:
-        same = learner.device.type == "cpu" and not learner.forward.narrow and writer.dtype == base.dtype
-        exact = choice.invariant and same
-        yield Engines(learner, controller, sampler, exact, choice.threads)
-    finally:
-        await sampler.close()
-
-
-def make_learner(
-    config: Config,
-    base: Decoder,
-    regime: Regime | None,
-    companions: PolicyFolder | None = None,
-    base_model: str = "",
-) -> LocalLearner:
-    """The learner of a config: all weights or LoRA, with a critic and a reference when the algorithm needs them.
-
-    `regime` is the sampler's, where it is proven; an adapter is put on `base_model`, the folder the run started from or
-    its name on the hub.
-    """
-    chosen, decoder = config.learner, base
-    check_device(chosen.device)
-    critic = None
-    if needs_critic(config):  # before LoRA is added: all weights of a critic's own trunk are trained
-        critic = Critic.sharing(base) if chosen.shared_critic else Critic.copying(base)
-    if chosen.lora_rank:
-        decoder = LoraDecoder(base, rank=chosen.lora_rank, alpha=chosen.lora_alpha, seed=config.seed)
-    return LocalLearner(
-        decoder,
-        chosen,
-        temperature=config.sampling.temperature,
-        critic=critic,
-        reference=needs_reference(config),
-        updates=total_updates(config),
-        regime=regime,
-        companions=companions,
-        base_model=base_model,
-    )
+    parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))
+    controller = kl.controller(config.algorithm.kl_reward, config.algorithm.kl_target)
+    async with opening.open_engines(config, renderer, parts, say) as opened:
+        yield Engines(opened.learner, controller, opened.sampler, opened.exact, opened.threads)

@@ -2,16 +2,16 @@
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from turnwise.errors import StorageError
+from turnwise.ledger import origin_counts
 from turnwise.storage.images import session_name
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
-from turnwise.types import CallRecord, Image, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
+from turnwise.types import CallRecord, Image, Message, Remark, Role, ToolCall, Trajectory, Turn
 from turnwise.web.columns import clean_text
 from turnwise.web.configs import read_config
 from turnwise.web.pictures import Pictures, shown_source
@@ -278,5 +278,5 @@ def _token_counts(trajectory: Trajectory) -> Json:
     """Tokens by origin; of an endpoint only what it counted itself."""
     if not trajectory.segments:
         return {"policy": sum(turn.completion_tokens for turn in trajectory.turns)}
-    counts = Counter(origin for ledger in trajectory.segments for origin in ledger.origins)
-    return {origin.name.lower(): counts[origin] for origin in Origin} | {"segments": len(trajectory.segments)}
+    counts = origin_counts(trajectory.segments)
+    return {origin.name.lower(): count for origin, count in counts.items()} | {"segments": len(trajectory.segments)}

@@ -39,30 +39,32 @@ def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
     """The JSON of a trajectory's token view; NotThere for a shard or row that is not there."""
     trajectory = read_trajectory(table, shard, row)
     decoder = decoder_of(run)
+    written = [ledger.versions[ledger.loss_mask] for ledger in trajectory.segments]
+    several = len(np.unique(np.concatenate(written))) > 1 if written else False
     return {
-        "segments": [_segment(ledger, decoder.pieces) for ledger in trajectory.segments],
+        "segments": [_segment(ledger, decoder.pieces, several) for ledger in trajectory.segments],
         "origin_names": [origin.name.lower() for origin in Origin],
         "ids_are_real": decoder.ids_are_real,
         "problem": decoder.problem,
     }
 
 
-def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
-    policy = np.array([origin is Origin.POLICY for origin in ledger.origins], dtype=bool)
+def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str, Any]:
+    policy, ids = ledger.loss_mask, ledger.token_ids.tolist()
     training = ledger.training or TokenTrainingData()
     ours, new = training.logprobs, training.new_logprobs
     ratios = gaps = None
     with np.errstate(over="ignore", invalid="ignore"):
         if new is not None:  # a sequence of a later minibatch was computed only after the first update
             old = ledger.logprobs if ours is None else ours
-            ratios = np.exp(np.asarray(new, np.float64) - np.asarray(old, np.float64))
+            ratios = np.exp(new.astype(np.float64) - old)
         if ours is not None:
-            gaps = np.asarray(ours, np.float64) - np.asarray(ledger.logprobs, np.float64)
+            gaps = ours.astype(np.float64) - ledger.logprobs
     return {
-        "pieces": [clean_text(piece) for piece in pieces(ledger.token_ids)],
-        "ids": ledger.token_ids,
-        "origins": [int(origin) for origin in ledger.origins],
-        "turns": ledger.turns,
+        "pieces": [clean_text(piece) for piece in pieces(ids)],
+        "ids": ids,
+        "origins": ledger.origins.tolist(),
+        "turns": ledger.turns.tolist(),
         "logprobs": _numbers(ledger.logprobs, policy),
         "entropies": _numbers(training.entropies, policy),
         "advantages": _numbers(training.advantages, policy),
@@ -71,16 +73,19 @@ def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
         "values": _numbers(training.values, policy),
         "ref_logprobs": _numbers(training.ref_logprobs, policy),
         "rewards": _numbers(training.rewards, policy),
+        "versions": _numbers(ledger.versions, policy & (ledger.versions >= 0)) if several_versions else None,
     }
 
 
-def _numbers(values: Sequence[float] | Array | None, policy: Array) -> list[float | None] | None:
+def _numbers(values: Array | None, policy: Array) -> list[float | None] | None:
     """Numbers of the policy's tokens; null elsewhere and where nothing was computed."""
     if values is None:
         return None
-    found = np.round(np.asarray(values, dtype=np.float64), _DIGITS) + 0.0  # + 0.0: there is no minus 0 to read
-    known = policy & np.isfinite(found)
-    return [value if good else None for value, good in zip(found.tolist(), known.tolist(), strict=True)]
+    found = np.round(values.astype(np.float64), _DIGITS) + 0.0  # + 0.0: there is no minus 0 to read
+    shown = found.astype(object)
+    shown[~(policy & np.isfinite(found))] = None
+    numbers: list[float | None] = shown.tolist()
+    return numbers
 
 
 # --- the text of tokens -----------------------------------------------------------------------------------------------

@@ -91,9 +91,9 @@ def make_trajectory(index: int, sibling: int = 0) -> Trajectory:
     ]
     ledger = Ledger()
     ledger.append([1, 2], Origin.PROMPT, 0)
-    ledger.append([3], Origin.POLICY, 0, [-0.1])
+    ledger.append([3], Origin.POLICY, 0, [-0.1], 0)
     ledger.append([4], Origin.USER, 0)
-    ledger.append([5], Origin.POLICY, 1, [float("-inf")])
+    ledger.append([5], Origin.POLICY, 1, [float("-inf")], 0)
     sample = Sample(f"s{index}", prompt, "arithmetic", str(index), info={"extra_info": {"index": index}})
     messages = [*prompt, *(said for turn in turns for said in (turn.message, *turn.replies))]
     return Trajectory(sample, sibling, 0, messages, turns, [ledger], StopReason.ANSWERED, 1.0)

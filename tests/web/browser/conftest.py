@@ -141,7 +141,7 @@ class GrowingRun:
         for text, origin, turn in [*pieces, ("\n", Origin.TEMPLATE, 1), (final.text, Origin.POLICY, 1)]:
             tokens = ids(text).ids
             own = [-self.random.random() for _ in tokens] if origin is Origin.POLICY else None
-            ledger.append(tokens, origin, turn, own)
+            ledger.append(tokens, origin, turn, own, None if own is None else turn)
         mask = ledger.loss_mask
         spread = [self.random.random() if on else 0.0 for on in mask]
         ledger.training = TokenTrainingData(
@@ -150,10 +150,7 @@ class GrowingRun:
             entropies=spread,
             advantages=[math.copysign(s, 1 if right else -1) for s in spread],
         )
-        counts = [
-            sum(o is Origin.POLICY and t == turn for o, t in zip(ledger.origins, ledger.turns, strict=True))
-            for turn in (0, 1)
-        ]
+        counts = [int((mask & (ledger.turns == turn)).sum()) for turn in (0, 1)]
         status = self.random.choice([CallStatus.OK, CallStatus.OK, CallStatus.ERROR])
         turns = [
             Turn(0, spoken, FinishReason.STOP, self.step, 30, counts[0], calls=[CallRecord(call, status, 0.02)], replies=[reply], generate_seconds=0.5),

@@ -1,5 +1,6 @@
 """The hermes tool-call format: JSON inside <tool_call> tags, reasoning inside <think> tags."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -21,10 +22,11 @@ _STRING_OR_TAG = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\\]|</?(?:tool_call|
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What stands between the tags of a call."""
+    """What stands between the tags of a call; `value` where finding its end has read it already."""
 
     body: str
     closed: bool
+    value: Any = None
 
 
 def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
@@ -86,9 +88,12 @@ def _scan(text: str, in_reasoning: bool) -> tuple[list[str], list[str | _Block]]
 def _read_block(text: str, start: int) -> tuple[_Block, int]:
     """The block that begins here, and where it ends. Tags inside the strings of valid JSON are only text."""
     for match in _STRING_OR_TAG.finditer(text, start):
-        if match.group() == CLOSE and _is_json(text[start : match.start()]):
-            return _Block(text[start : match.start()], closed=True), match.end()
-        if not (match.group().startswith('"') and len(match.group()) > 1):
+        found = match.group()
+        if found == CLOSE:
+            body = text[start : match.start()]
+            with contextlib.suppress(ValueError, RecursionError):
+                return _Block(body, closed=True, value=_load(body)), match.end()
+        if not (found.startswith('"') and len(found) > 1):
             break
     end = _BLOCK_END.search(text, start)
     assert end is not None  # \Z matches at the latest
@@ -99,7 +104,7 @@ def _read_call(block: _Block, call_id: str) -> ToolCall:
     if not block.closed:
         return ToolCall(call_id, "", {}, f"the call has no {CLOSE}")
     try:
-        value = _load(block.body)
+        value = _load(block.body) if block.value is None else block.value
     except (ValueError, RecursionError) as error:
         return ToolCall(call_id, "", {}, f"the call is not valid JSON: {error}")
     if not isinstance(value, dict):
@@ -117,22 +122,14 @@ def _read_call(block: _Block, call_id: str) -> ToolCall:
     return ToolCall(call_id, name, arguments)
 
 
-def _is_json(text: str) -> bool:
-    try:
-        _load(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _load(text: str) -> Any:
     """Strict JSON: no NaN, and nothing that could be neither stored nor sent to a tool."""
     value = json.loads(text, parse_constant=_refuse)
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
-    if level:
-        raise ValueError(f"nested more than {DEEPEST} deep")
+    level, depth = [value], 0
+    while level := [item for one in level if isinstance(one, (dict, list)) for item in _items(one)]:
+        depth += 1
+        if depth >= DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises a UnicodeEncodeError, a ValueError
     return value

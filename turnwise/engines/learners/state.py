@@ -32,14 +32,14 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = folder / FILE
     try:
         with safe_open(path, "pt") as file:
-            info = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
+            info: dict[str, Any] = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
             if info["format"] != FORMAT:
                 raise StorageError(
                     f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on "
                     "with the version that wrote it, or start a new run from its folder `policy`"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     del info["format"]
     return tensors, info

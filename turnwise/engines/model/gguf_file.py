@@ -9,9 +9,13 @@ import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import EngineError, one_line
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 MAGIC = b"GGUF"
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -100,13 +104,15 @@ class _Cursor:
         if kind != ARRAY:
             return self._unpack(_format(kind))[0], None
         kind, length = self._unpack("IQ")
+        if length <= LONG:
+            texts = kind == STRING
+            return [self._string() if texts else self._unpack(_format(kind))[0] for _ in range(length)], length
         if kind == STRING:
-            found = [self._skip_string() if length > LONG else self._string() for _ in range(length)]
-        elif length > LONG:
-            self.at += length * struct.calcsize("<" + _format(kind))
+            for _ in range(length):
+                self._skip_string()
         else:
-            found = list(self._unpack(f"{length}{_format(kind)}"))
-        return None if length > LONG else found, length
+            self.at += length * struct.calcsize("<" + _format(kind))
+        return None, length
 
     def _unpack(self, kinds: str) -> tuple[Any, ...]:
         found = struct.unpack_from("<" + kinds, self.data, self.at)
@@ -217,3 +223,29 @@ def _tokenizer_files(path: Path, changed: int, size: int) -> dict[str, bytes]:
             raise EngineError(f"{path}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         files = [file for file in sorted(Path(place).rglob("*")) if file.is_file()]
         return {str(file.relative_to(place)): file.read_bytes() for file in files}
+
+
+def dequantised(path: Path, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+    """The transformers model of a file as if it had been read from plain weights: trained and saved like any other."""
+    import transformers
+
+    check_reader()
+    if packed := getattr(transformers, "GgufConfig", None):  # newer ones may leave weights as they are in the file
+        options["quantization_config"] = packed(dequantize=True)
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True, **options,
+        )  # fmt: skip
+    except Exception as error:  # the library raises whatever the first broken entry makes it stumble over
+        raise EngineError(f"{path} cannot be read: {one_line(error)[:300]}") from error
+    tied = set(getattr(model, "all_tied_weights_keys", ()))
+    if lacking := sorted(set(info["missing_keys"]) - tied):
+        raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model._weight_conversions = None  # of the names in the file, which are not those to be saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    found: PreTrainedModel = model
+    return found

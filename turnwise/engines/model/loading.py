@@ -157,24 +157,13 @@ def _in_words(config: DecoderConfig) -> str:
 
 def _decoder_of_gguf(source: ModelSource, dtype: "torch.dtype") -> "Decoder":
     """Our decoder with the weights that transformers dequantises."""
-    from transformers import AutoModelForCausalLM
-
     from turnwise.engines.model.decoder import Decoder
 
     config = _native_config(source)
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source.folder, gguf_file=source.gguf_file, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
-    except Exception as error:  # the library raises whatever the first broken entry makes it stumble over
-        raise EngineError(f"{source.path} cannot be read: {one_line(error)[:300]}") from error
-    theirs = {
-        key: value for key, value in model.config.to_dict().items() if key in READ | CHECKED - {"quantization_config"}
-    }
+    model = gguf_file.dequantised(source.path, dtype)
+    theirs = {key: value for key, value in model.config.to_dict().items() if key in READ | CHECKED}
     if _without_tokens(config_from_hf(theirs)) != _without_tokens(config):
         raise EngineError(f"{source.path}: transformers reads another shape of model from its header than we do")
-    if lacking := sorted(set(info["missing_keys"]) - ({"lm_head.weight"} if config.tied else set())):
-        raise EngineError(f"{source.path} lacks the tensors {', '.join(lacking[:5])}")
     tensors = dict(model.state_dict())
     del model
     return Decoder(config, fuse(tensors, config, dtype, str(source.path)))

@@ -1,5 +1,6 @@
 """LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.errors import EngineError
@@ -14,7 +17,7 @@ from turnwise.files import replacing
 
 try:
     from peft import LoraConfig, inject_adapter_in_model
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import LoraLayer, ParamWrapper
 except ModuleNotFoundError as error:
     raise EngineError('LoRA on this model needs peft: pip install "turnwise[lora]"') from error
 
@@ -24,9 +27,12 @@ ADAPTER = "default"
 class PeftModel(TransformersModel):
     """A transformers model whose own weights are frozen; each linear layer but the head adds `scale * B A x`.
 
-    The weights are those of `base`, not a copy: peft puts its layers into the model itself. What is no linear layer,
-    such as the fused experts of a layer, has no factors.
+    The weights are those of `base`, not a copy: peft puts its layers into the model itself. The experts of a layer,
+    which lie in one parameter, have factors each; routers have none, nor have the dense layers beside experts where
+    peft takes their names for those of experts.
     """
+
+    has_adapter = True
 
     def __init__(self, base: TransformersModel, *, rank: int, alpha: float, seed: int) -> None:
         if rank < 1 or not alpha > 0.0:
@@ -34,10 +40,19 @@ class PeftModel(TransformersModel):
         nn.Module.__init__(self)
         self._take_over(base)
         self.rank, self.alpha = rank, alpha
+        linear, experts = _targets(self.model)
         self._config = LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules="all-linear"
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+            target_modules=linear,
+            target_parameters=experts or None,
         )
-        with torch.random.fork_rng():  # peft draws first values of its own, which are replaced
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            # peft draws first values of its own, which are replaced, and says aloud that a Conv1D lies transposed.
+            warnings.simplefilter("ignore")
             inject_adapter_in_model(self._config, self.model, ADAPTER)
         noise = torch.Generator().manual_seed(seed)
         for _, layer in self._adapted():
@@ -45,6 +60,8 @@ class PeftModel(TransformersModel):
             bound = a.shape[1] ** -0.5
             a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
             b.data = torch.zeros(b.shape, device=b.device)
+        self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": sorted(self._adapters)}
         self.eval()
 
     def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
@@ -53,12 +70,11 @@ class PeftModel(TransformersModel):
     def _tensors(self) -> dict[str, Tensor]:
         """The frozen weights under the names they had before the adapter."""
         own = self.model.state_dict()
-        return {name.replace(".base_layer.", "."): own[name] for name in own if ".lora_" not in name}
+        return {_plain(name): own[name] for name in own if ".lora_" not in name}
 
     def _merge(self, name: str, tensor: Tensor) -> Tensor:
-        owner, _, kind = name.rpartition(".")
-        layer = self.model.get_submodule(owner) if kind == "weight" else None
-        if not isinstance(layer, LoraLayer):
+        layer = self._adapters.get(name)
+        if layer is None:
             return tensor
         return (tensor.float() + layer.get_delta_weight(ADAPTER)).to(tensor.dtype)
 
@@ -99,6 +115,24 @@ class PeftModel(TransformersModel):
         with replacing(folder / "adapter_model.safetensors") as file:
             file.write(save(theirs, metadata={"format": "pt"}))
         self._config.save_pretrained(str(folder))
+
+
+def _targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
+    """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
+    head = model.get_output_embeddings()
+    linear = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+    return linear, [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and "expert" in name]
+
+
+def _plain(name: str) -> str:
+    """A name as it was before peft wrapped its module, perhaps twice."""
+    return name.replace(".base_layer", "")
+
+
+def _parameter(layer: LoraLayer) -> str:
+    return layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
 
 
 def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:

@@ -5,6 +5,7 @@ what does not come out right. Auxiliary losses of routers are left out; dropout 
 """
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import OURS, Watch
@@ -40,6 +42,7 @@ class TransformersModel(PolicyModel):
         self.eval()
         found = probe(model, self._base)
         self._logits = found.logits
+        self.facts = {"transformers": _config_facts(model), "lora": None}
         config = model.config.get_text_config()
         self.shape = ModelShape(
             self._head.weight.shape[0],
@@ -53,6 +56,7 @@ class TransformersModel(PolicyModel):
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
         self.model, self.shape = other.model, other.shape
+        self.facts = dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
         self._checkpointed = other._checkpointed
 
@@ -66,21 +70,20 @@ class TransformersModel(PolicyModel):
         trust_remote_code: bool = False,
     ) -> "TransformersModel":
         """The model of a Hugging Face folder, or of a GGUF file in it, with its weights made into `dtype`."""
-        options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file is not None else {"use_safetensors": True}
         try:
             with _quiet():
+                if gguf_file is not None:
+                    return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
                 model = AutoModelForCausalLM.from_pretrained(
                     path,
                     dtype=dtype,
                     attn_implementation=OURS,
                     local_files_only=True,
+                    use_safetensors=True,
                     trust_remote_code=trust_remote_code,
-                    **options,
                 )
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise EngineError(f"transformers cannot load {path}: {error}") from error
-        if gguf_file is not None:
-            model._weight_conversions = None  # of the GGUF names, which are not those to be saved
         return cls(model)
 
     def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
@@ -174,6 +177,12 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _config_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """The config without what says nothing about the model, such as where it lay and who wrote it."""
+    found: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    return {name: value for name, value in found.items() if name[0] != "_" and name != "transformers_version"}
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from turnwise.engines.model import attention
@@ -99,7 +100,7 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
 def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> LogitShape:
     """The way from states to logits that gives the model's own; families name and use their multipliers differently."""
     head = model.get_output_embeddings()
-    products = head(hidden).float()
+    products = functional.linear(hidden, head.weight, head.bias).float()
     config: Any = model.config.get_text_config()
     named = [getattr(config, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier")]
     scales = [1.0, *(scale for value in named if value for scale in (value, 1.0 / value))]

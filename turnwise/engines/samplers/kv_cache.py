@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.model.attention import KEY_PAD, padded
-from turnwise.engines.model.policy_model import LayerCache, PolicyModel
+from turnwise.engines.model.model_shape import LayerCache
+from turnwise.engines.model.policy_model import PolicyModel
 
 PREFIX_BLOCK = 32
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
@@ -46,7 +47,7 @@ class ActiveRows:
     token lie in one tensor, so that a model of one kind of layer moves a sequence in one copy.
     """
 
-    layers: Sequence[tuple[Tensor, Tensor]]
+    layers: list[tuple[Tensor, Tensor]]
     """Keys and values of each layer: what cached attention reads and writes."""
 
     def __init__(

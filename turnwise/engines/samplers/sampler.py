@@ -17,6 +17,7 @@ class Logprobs(enum.StrEnum):
     FILTERED = "filtered"
     """Of what was left after top-k and top-p."""
     NONE = "none"
+    """Every one is nan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,13 @@ class Capabilities:
     media: bool = False
     sleeps: bool = False
     """Whether `sleep` gives its memory back."""
+
+    def __str__(self) -> str:
+        taken = " and ".join(sorted(kind.__name__ for kind in self.updates)) or "no weights"
+        reads, sleeps = "text and images" if self.media else "text only", "" if self.sleeps else "not "
+        given = {Logprobs.SCALED: "log-probs as a learner recomputes them", Logprobs.NONE: "no log-probs"}
+        shown = given.get(self.logprobs, "log-probs after top-k and top-p, which a learner does not recompute")
+        return f"{shown}, takes {taken}, reads {reads}, does {sleeps}give memory back in its sleep"
 
 
 class Sampler(Protocol):

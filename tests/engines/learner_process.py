@@ -1,0 +1,80 @@
+"""A learner in a process of its own, behind a pipe: the whole protocol as pickled calls and answers."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
+from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.updates import FullWeights
+
+
+def serve(connection: Connection, make: Callable[[], Learner]) -> None:
+    """Answer calls until None comes; an error is an answer too, raised on the other side."""
+    torch.set_num_threads(1)
+    learner = make()
+    for name, arguments in iter(connection.recv, None):
+        try:
+            found = learner.step if name == "step" else getattr(learner, name)(*arguments)
+            if isinstance(found, FullWeights):
+                found = found.shapes, [(weight, tensor.numpy()) for weight, tensor in found.tensors]
+        except Exception as error:
+            found = error
+        connection.send(found)
+
+
+class RemoteLearner:
+    """`with RemoteLearner(make) as learner: optimise(learner, ...)`; `make` is picklable and runs over there."""
+
+    def __init__(self, make: Callable[[], Learner]) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=serve, args=(theirs, make), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        self._connection.send((name, arguments))
+        found = self._connection.recv()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @property
+    def step(self) -> int:
+        return int(self._ask("step"))
+
+    def score(self, batch: TokenBatch, who: Who) -> Floats:
+        return self._ask("score", batch, who)  # type: ignore[no-any-return]
+
+    def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
+        return self._ask("update", batches, objective)  # type: ignore[no-any-return]
+
+    def weights(self) -> FullWeights:
+        shapes, arrays = self._ask("weights")
+        return FullWeights(shapes, ((name, torch.from_numpy(array)) for name, array in arrays))
+
+    def save(self, folder: Path) -> None:
+        self._ask("save", folder)
+
+    def load(self, folder: Path) -> None:
+        self._ask("load", folder)
+
+    def save_policy(self, folder: Path) -> None:
+        self._ask("save_policy", folder)
+
+    def __enter__(self) -> "RemoteLearner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.send(None)
+        self._process.join(60)
+        assert self._process.exitcode == 0

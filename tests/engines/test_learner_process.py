@@ -1,0 +1,135 @@
+"""A learner in another process is used as one in this process is, and computes the same to the last bit."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from learner_process import RemoteLearner
+
+from turnwise.compose import configure
+from turnwise.config import LearnerConfig
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.learners.learner import Learner, NotFinite, Who
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.learners.objective import SUPERVISED, Objective
+from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.samplers.exactness import REGIMES
+from turnwise.errors import EngineError, PluginError
+from turnwise.training.kl import controller
+from turnwise.training.optimise import check_logprob_gap, optimise, score
+from turnwise.training.packing import pack, tokens_by_trajectory
+from turnwise.training.sequences import TrainSequence
+
+MINE = """
+import torch
+def smooth(batch):
+    ratio = (batch.logprobs - batch.old_logprobs).clamp(-20, 20).exp()
+    return -batch.advantages * torch.tanh(ratio - 1.0)
+def broken(batch):
+    return batch.rewards
+"""
+
+
+def make(lora: bool) -> LocalLearner:
+    """All weights and a critic, or LoRA without."""
+    policy: Decoder = Decoder.fresh(DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512), 7)
+    critic = None if lora else Critic.copying(policy)
+    if lora:
+        policy = LoraDecoder(policy, rank=4, alpha=16.0, seed=2)
+    config = LearnerConfig(lr=1e-2, critic_lr=1e-2)
+    return LocalLearner(
+        policy, config, temperature=0.9, critic=critic, reference=True, regime=REGIMES[0], base_model="base"
+    )
+
+
+def sequences(seed: int) -> list[TrainSequence]:
+    """Two groups of three episodes with a tool's reply in the middle of each."""
+    noise = np.random.default_rng(seed)
+    made = []
+    for number in range(6):
+        length = int(noise.integers(20, 40))
+        mask = [place >= 5 and place % 9 < 6 for place in range(length)]
+        logprobs = np.where(mask, -noise.uniform(0.5, 5.0, length), 0.0)
+        turns = [place // 9 for place in range(length)]
+        ids = noise.integers(3, 96, length)
+        made.append(TrainSequence(ids, mask, logprobs, turns, 0, number, number // 3, float(number % 3 == 0)))  # type: ignore[arg-type]
+    return made
+
+
+def batch(made: list[TrainSequence]) -> TokenBatch:
+    return pack(made, tokens_by_trajectory(made))
+
+
+def train(learner: Learner, *overrides: str) -> list[Any]:
+    """Two steps; everything that came of them."""
+    config = configure("learner.token_budget=80", "training.minibatches=2", *overrides)
+    kl_controller, found = controller(config.algorithm.kl_reward, config.algorithm.kl_target), []
+    for step in range(2):
+        made = sequences(step)
+        found.append(optimise(learner, made, config, step, kl_controller=kl_controller))
+        found += [s.new_logprobs.tolist() for s in made if s.new_logprobs is not None]
+    weights = learner.weights()
+    found.append({name: tensor.numpy().tobytes() for name, tensor in weights.tensors})
+    assert {name: tuple(shape) for name, shape in weights.shapes.items()}.keys() == found[-1].keys()
+    return found
+
+
+def test_a_remote_learner_computes_what_one_here_computes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    here, gae = make(lora=False), "algorithm.advantage=gae"
+    with RemoteLearner(partial(make, lora=False)) as there:
+        for overrides in (
+            (gae, "algorithm.kl_loss=0.1", "algorithm.entropy=0.01"),
+            (gae, f"algorithm.loss={tmp_path}/mine.py:smooth", "algorithm.kl_reward=0.1"),
+        ):
+            assert train(there, *overrides) == train(here, *overrides)
+        assert there.step == here.step == 8
+        one, two = (learner.update([batch(sequences(5))], SUPERVISED) for learner in (here, there))
+        assert one.metrics == two.metrics and one.metrics["loss"] > 0
+        for who in Who:
+            assert there.score(batch(sequences(6)), who).tolist() == here.score(batch(sequences(6)), who).tolist()
+        config, checked = configure(), sequences(6)
+        score(there, Who.SAMPLER, checked, "old_logprobs", 100)
+        for sequence in checked:
+            assert sequence.old_logprobs is not None
+            sequence.logprobs = sequence.old_logprobs
+        assert "differ by 0 on average" in check_logprob_gap(there, checked, config, exact=True)
+        # A state crosses over, and both go on from it alike.
+        there.save(tmp_path / "state")
+        fresh = make(lora=False)
+        fresh.load(tmp_path / "state")
+        assert fresh.step == there.step == 9
+        assert train(fresh, gae, "algorithm.loss=cispo") == train(there, gae, "algorithm.loss=cispo")
+
+
+def test_errors_of_a_remote_learner_come_back_and_leave_it_usable(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    made = sequences(0)
+    for sequence in made:
+        sequence.write("advantages", np.full(sequence.policy_tokens, np.nan))
+        sequence.write("old_logprobs", np.zeros(sequence.policy_tokens))
+    given = batch(made)
+    with RemoteLearner(partial(make, lora=True)) as there:
+        before = {name: tensor.clone() for name, tensor in there.weights().tensors}
+        with pytest.raises(NotFinite, match="the loss is nan after 0 steps"):
+            there.update([given, given], Objective("reinforce"))
+        with pytest.raises(PluginError, match="broken.*raised AttributeError"):
+            there.update([given], Objective(f"{tmp_path}/mine.py:broken"))
+        with pytest.raises(EngineError, match="an update needs a batch"):
+            there.update([], SUPERVISED)
+        make(lora=False).save(tmp_path)
+        with pytest.raises(EngineError, match="of another model: .*lora was None"):
+            there.load(tmp_path)
+        assert there.step == 0
+        assert all(torch.equal(tensor, before[name]) for name, tensor in there.weights().tensors)
+        there.save(tmp_path)  # and no gradient waits
+        there.save_policy(tmp_path)
+        assert (tmp_path / "policy/model.safetensors").is_file() and (tmp_path / "policy_adapter").is_dir()
+        kl_loss = ("algorithm.advantage=grpo", "algorithm.kl_loss=0.1")
+        assert train(there, *kl_loss) == train(make(lora=True), *kl_loss)

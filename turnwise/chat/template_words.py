@@ -1,0 +1,54 @@
+"""The words that a chat template may look for in the messages it shows, read from its program."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import jinja2
+from jinja2 import nodes
+
+_GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""A tag of training libraries around what an assistant says; it shows nothing."""
+
+
+def compared_words(source: str) -> tuple[str, ...]:
+    """Every text constant of a template that is more than written out: compared, searched for, split at, set aside.
+
+    Those that a message's role is compared with are left out. A program that cannot be read gives all its constants.
+    """
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        found = _compared(environment.parse(_GENERATION.sub("", source)), shown=False)
+        return tuple(sorted({word for word in found if word}))
+    except jinja2.TemplateSyntaxError:
+        strings = (value for _, kind, value in environment.lex(source) if kind == "string")
+        return tuple(sorted({word for text in strings if (word := str(ast.literal_eval(text)))}))
+
+
+def _compared(node: nodes.Node, *, shown: bool) -> Iterator[str]:
+    """`shown`: the node's value is written out as it is."""
+    match node:
+        case nodes.Const(value=str() as value) if not shown:
+            yield value
+        case nodes.Output() | nodes.Add() | nodes.Concat():
+            for child in node.iter_child_nodes():
+                yield from _compared(child, shown=shown or isinstance(node, nodes.Output))
+        case nodes.CondExpr():
+            yield from _compared(node.test, shown=False)
+            for branch in (node.expr1, node.expr2):
+                if branch is not None:
+                    yield from _compared(branch, shown=shown)
+        case nodes.Getitem(arg=nodes.Const(value=str())):  # the name of a field
+            yield from _compared(node.node, shown=False)
+        case nodes.Compare() if any(_is_role(one) for one in (node.expr, *(operand.expr for operand in node.ops))):
+            return
+        case _:
+            for child in node.iter_child_nodes():
+                yield from _compared(child, shown=False)
+
+
+def _is_role(node: nodes.Node) -> bool:
+    match node:
+        case nodes.Getattr(attr="role") | nodes.Getitem(arg=nodes.Const(value="role")):
+            return True
+    return False

@@ -1,0 +1,210 @@
+"""The one place that opens engines: the sampler of an evaluation, the learner of a fine-tuning, both of a training."""
+
+import asyncio
+import copy
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turnwise.chat.renderer import Renderer
+from turnwise.choices import EngineName, Precision
+from turnwise.config import Config, EngineConfig
+from turnwise.engines.model.sources import ModelSource, find_model
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
+from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
+from turnwise.engines.updates import FullWeights
+from turnwise.errors import ConfigError, EngineError, PluginError
+from turnwise.knobs import is_plugin
+from turnwise.plugins import call, load
+
+if TYPE_CHECKING:
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.model.attention import Regime
+    from turnwise.engines.model.policy_model import PolicyModel
+    from turnwise.engines.samplers.endpoint import ChatEndpoint
+
+API_KEY_ENV = "OPENAI_API_KEY"
+"""The environment variable that holds an endpoint's key."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSampler:
+    """A sampler that runs; whoever opened it closes it."""
+
+    sampler: Sampler
+    threads: int
+    """CPU threads that are best here, for a learner beside it too."""
+    regime: "Regime | None" = None
+    """The arithmetic in which a learner finds its log-probs again to the last bit; None where none is proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerParts:
+    """What a learner has to have beside the policy, and how many updates it will make in all."""
+
+    updates: int
+    critic: bool = False
+    reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEngines:
+    """The sampler and the learner of a training."""
+
+    sampler: Sampler
+    learner: "LocalLearner"
+    exact: bool
+    """Whether their log-probs are proven to be the same to the last bit."""
+    threads: int
+
+
+def model_source(config: Config) -> ModelSource:
+    """Where the configured model is; a hub id is fetched."""
+    return find_model(config.model.path, config.model.trust_remote_code)
+
+
+def _read(config: Config, precision: Precision) -> "PolicyModel":
+    import torch
+
+    from turnwise.engines.model.loading import choose_implementation, read_model
+
+    source = model_source(config)
+    dtype: torch.dtype = getattr(torch, precision.value)
+    return read_model(source, choose_implementation(source, config.model.implementation), dtype)
+
+
+def open_sampler(
+    config: Config, renderer: Renderer, say: Say, *, script: Script | None = None, model: "PolicyModel | None" = None
+) -> OpenSampler:
+    """The configured sampler; a script replaces it. `model` is what it writes with where it runs one here and the
+    caller has it already."""
+    if script is not None or config.engine.name == EngineName.scripted:
+        if renderer.end_id is None:
+            raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
+        replies = script or lines(config.engine.script)
+        made = ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
+        return OpenSampler(made, threads=1)
+    if is_plugin(config.engine.name):
+        return _open_own(config, renderer, say)
+    from turnwise.engines.samplers.threads import choose_threads
+    from turnwise.engines.samplers.torch_cpu import TorchSampler
+
+    model = model or _read(config, config.model.precision)
+    choice = choose_threads(model, config.engine.threads)
+    sampler = TorchSampler(
+        model,
+        decode=renderer.tokenizer.decode,
+        max_batch=config.engine.max_batch,
+        threads=choice.threads,
+        regime=choice.regime,
+    )
+    measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
+    say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
+    say(f"torch engine: {sampler.capabilities}")
+    return OpenSampler(sampler, choice.threads, choice.proven)
+
+
+def find_own(spec: str) -> Callable[..., Any]:
+    """The class or function of the user's that makes a sampler; PluginError when it cannot be called as one."""
+    found = load(spec, "engine")
+    if not callable(found):
+        raise PluginError(f"engine {spec!r} must be a class or a function, not {type(found).__name__}")
+    try:
+        inspect.signature(found).bind(None, None, None)
+    except TypeError as error:
+        raise PluginError(f"engine {spec!r} is called with (config, source, tokenizer): {error}") from error
+    return found  # type: ignore[no-any-return]
+
+
+def _open_own(config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+    """A sampler of the user's: of it nothing is known but what it says of itself."""
+    spec = config.engine.name
+    made = call(find_own(spec), spec, "engine", config, model_source(config), renderer.tokenizer)
+    methods = [name for name in vars(Sampler) if inspect.iscoroutinefunction(getattr(Sampler, name))]
+    lacking = [name for name in methods if not inspect.iscoroutinefunction(getattr(made, name, None))]
+    if lacking:
+        raise PluginError(f"engine {spec!r} is no Sampler: it lacks `async def {lacking[0]}` (docs/engines.md)")
+    length, capabilities = getattr(made, "context_length", None), getattr(made, "capabilities", None)
+    if not isinstance(length, int) or length < 1 or not isinstance(capabilities, Capabilities):
+        raise PluginError(f"engine {spec!r} is no Sampler: it must set context_length and capabilities")
+    say(f"engine {spec}: {capabilities}; that its tokens do not depend on batching is not proven")
+    return OpenSampler(made, config.engine.threads or os.cpu_count() or 1)
+
+
+def open_learner(
+    config: Config,
+    renderer: Renderer,
+    parts: LearnerParts,
+    *,
+    regime: "Regime | None" = None,
+    model: "PolicyModel | None" = None,
+) -> "LocalLearner":
+    """The learner of a config: all weights or LoRA. `regime` is the sampler's, where it is proven; `model` is what it
+    trains, where the caller has read it already."""
+    from turnwise.engines.learners.critic import Critic
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.model.loading import add_lora
+    from turnwise.engines.model.policy_folder import PolicyFolder
+
+    chosen, source = config.learner, model_source(config)
+    model, critic = model or _read(config, Precision.float32), None
+    if parts.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
+        critic = Critic.sharing(model) if chosen.shared_critic else Critic.copying(model)
+    if chosen.lora_rank:
+        model = add_lora(model, chosen.lora_rank, chosen.lora_alpha, config.seed)
+    return LocalLearner(
+        model,
+        chosen,
+        temperature=config.sampling.temperature,
+        critic=critic,
+        reference=parts.reference,
+        updates=parts.updates,
+        regime=regime,
+        companions=PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids),
+        base_model=source.base,
+    )
+
+
+@asynccontextmanager
+async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, say: Say) -> AsyncIterator[OpenEngines]:
+    """Sampler and learner on the same weights, each with a model of its own; the sampler is closed on every path."""
+    import torch
+
+    trained = _read(config, Precision.float32)
+    writer, same = None, False
+    if config.engine.name == EngineName.torch:
+        same = config.model.precision is Precision.float32
+        writer = copy.deepcopy(trained) if same else _read(config, config.model.precision)
+    opened = open_sampler(config, renderer, say, model=writer)
+    try:
+        _check_trainable(config.engine.name, opened.sampler.capabilities)
+        torch.set_num_threads(opened.threads)
+        learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained)
+        same = same and learner.device.type == "cpu" and not learner.forward.narrow
+        yield OpenEngines(opened.sampler, learner, same and opened.regime is not None, opened.threads)
+    finally:
+        await asyncio.shield(asyncio.ensure_future(opened.sampler.close()))
+
+
+def _check_trainable(name: str, capabilities: Capabilities) -> None:
+    """Refuse a sampler whose tokens cannot be learned from."""
+    if capabilities.logprobs is Logprobs.NONE:
+        raise ConfigError(f"training needs log-probs: engine={name} gives none")
+    if FullWeights not in capabilities.updates:
+        taken = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
+        raise ConfigError(f"training publishes FullWeights after each step: engine={name} takes {taken}")
+
+
+def open_endpoint(config: EngineConfig) -> "ChatEndpoint":
+    """A client of the configured endpoint; it must be closed."""
+    from turnwise.engines.samplers.endpoint import ChatEndpoint
+
+    if config.base_url is None:
+        raise ConfigError("engine=openai needs engine.base_url, such as http://127.0.0.1:8000/v1")
+    key = os.environ.get(API_KEY_ENV)
+    return ChatEndpoint(config.base_url, config.model, key, config.timeout_seconds, config.retries)

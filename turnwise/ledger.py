@@ -1,0 +1,283 @@
+"""The tokens of one sequence as parallel arrays with one writer: who wrote each, in which turn, under which weights."""
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+A = TypeVar("A", bound=NDArray[Any])
+
+NO_VERSION = -1
+"""The version of a token that no weights of ours wrote."""
+
+
+class Origin(enum.IntEnum):
+    """Who wrote a token. Only POLICY tokens are ever trained."""
+
+    PROMPT = 0
+    POLICY = 1
+    TOOL = 2
+    USER = 3
+    TEMPLATE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """Tokens in a row that one version of the weights wrote."""
+
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTrainingData:
+    """What training computed for the tokens of a ledger, written once by `training.sequences.write_back`.
+
+    Every array is as long as the ledger, 0.0 off the policy's tokens and nan where a token was not computed; None
+    where nothing of the kind was: `TokenTrainingData(logprobs=[0.0, 0.0, -0.31], advantages=[0.0, 0.0, 0.7])`.
+    What is given is copied, in single precision, and cannot be changed.
+    """
+
+    logprobs: NDArray[np.float32] | None = None
+    """The learner's, before the first update of the step; None when it computed the sequence only after that."""
+    new_logprobs: NDArray[np.float32] | None = None
+    """The learner's in the last update that used the token."""
+    ref_logprobs: NDArray[np.float32] | None = None
+    entropies: NDArray[np.float32] | None = None
+    values: NDArray[np.float32] | None = None
+    advantages: NDArray[np.float32] | None = None
+    rewards: NDArray[np.float32] | None = None
+    """Token by token, beside the trajectory's own: minus the KL penalty, or what another system recorded."""
+
+    def __post_init__(self) -> None:
+        with np.errstate(over="ignore"):  # what another system computed may be beyond single precision: infinite
+            for name in TOKEN_TRAINING:
+                given = getattr(self, name)
+                if given is not None:
+                    object.__setattr__(self, name, _locked(np.array(given, dtype=np.float32)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenTrainingData):
+            return NotImplemented
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in TOKEN_TRAINING)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenTrainingData, tuple(getattr(self, name) for name in TOKEN_TRAINING)
+
+
+TOKEN_TRAINING = tuple(field.name for field in fields(TokenTrainingData))
+
+COLUMNS: dict[str, type[np.generic]] = {
+    "token_ids": np.int64,
+    "origins": np.int8,
+    "turns": np.int32,
+    "logprobs": np.float32,
+    "versions": np.int32,
+}
+
+
+class Ledger:
+    """The tokens of one sequence: id, origin, turn, logprob and version of each, in the order the model saw them.
+
+    After a prompt of two tokens and a completion of one: `token_ids == [5, 6, 9]`,
+    `origins == [PROMPT, PROMPT, POLICY]`, `turns == [0, 0, 0]`, `logprobs == [0.0, 0.0, -0.3]`,
+    `versions == [-1, -1, 12]`. What is handed out is a read-only view: later tokens do not change it.
+    """
+
+    __slots__ = ("_ids", "_length", "_logprobs", "_origins", "_turns", "_versions", "training")
+
+    training: TokenTrainingData | None
+    """What training found out about these tokens; None for a sequence it did not use."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._ids, self._origins, self._turns, self._logprobs, self._versions = (
+            np.empty(0, dtype=dtype) for dtype in COLUMNS.values()
+        )
+        self.training = None
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: ArrayLike,
+        origins: ArrayLike,
+        turns: ArrayLike,
+        logprobs: ArrayLike,
+        versions: ArrayLike,
+        training: TokenTrainingData | None = None,
+    ) -> "Ledger":
+        """One from whole columns, as a file has them, copied; ValueError for columns that no append could have made."""
+        given = (token_ids, origins, turns, logprobs, versions)
+        try:
+            columns = [np.array(one, dtype=dtype) for one, dtype in zip(given, COLUMNS.values(), strict=True)]
+        except OverflowError as error:
+            raise ValueError(f"a ledger with a number out of range: {error}") from error
+        if any(column.ndim != 1 for column in columns):
+            raise ValueError("a ledger whose columns are not lists of numbers")
+        lengths = {name: len(column) for name, column in zip(COLUMNS, columns, strict=True)}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"a ledger with {lengths}")
+        others = columns[1] != Origin.POLICY
+        if len(others) and not 0 <= columns[1].min() <= columns[1].max() < len(Origin):
+            raise ValueError("a ledger with an origin that is none")
+        if np.any(columns[3][others]) or np.any(columns[4][others] != NO_VERSION):
+            raise ValueError("a ledger with logprobs or versions of tokens that are not the policy's")
+        return cls._holding(columns, training)
+
+    @classmethod
+    def _holding(cls, columns: Sequence[NDArray[Any]], training: TokenTrainingData | None) -> "Ledger":
+        ledger = cls()
+        ledger._ids, ledger._origins, ledger._turns, ledger._logprobs, ledger._versions = columns
+        ledger._length, ledger.training = len(columns[0]), training
+        return ledger
+
+    def append(
+        self,
+        ids: ArrayLike,
+        origin: Origin,
+        turn: int,
+        logprobs: ArrayLike | None = None,
+        versions: Sequence[VersionRun] | int | None = None,
+    ) -> None:
+        """The only writer. Policy tokens come with their logprobs and versions (runs, or one for all), others without.
+
+        What is refused leaves nothing behind.
+        """
+        found = np.asarray(ids)
+        count = found.size
+        if found.ndim != 1 or (count and found.dtype.kind not in "iu"):
+            raise ValueError(f"token ids are a row of whole numbers, not {found.ndim} dimensions of {found.dtype}")
+        policy = origin is Origin.POLICY
+        if policy != (logprobs is not None) or policy != (versions is not None):
+            missing = "logprobs and versions" if logprobs is None else "versions"
+            raise ValueError(f"{origin.name} tokens {f'need {missing}' if policy else 'have no logprobs or versions'}")
+        values = 0.0 if logprobs is None else np.asarray(logprobs, dtype=np.float32)
+        if not isinstance(values, float) and values.shape != (count,):
+            raise ValueError(f"{count} tokens with {values.size} logprobs")
+        written = NO_VERSION if versions is None else _per_token(versions, count)
+        if not count:
+            return
+        start, end = self._length, self._length + count
+        if end > len(self._ids):
+            self._grow(end + end // 4)
+        self._ids[start:end] = found
+        self._origins[start:end] = int(origin)
+        self._turns[start:end] = turn
+        self._logprobs[start:end] = values
+        self._versions[start:end] = written
+        self._length = end
+
+    def _grow(self, capacity: int) -> None:
+        """New buffers: views handed out keep the old ones."""
+        for name in self.__slots__:
+            if name not in ("_length", "training"):
+                old = getattr(self, name)
+                new = np.empty(capacity, dtype=old.dtype)
+                new[: self._length] = old[: self._length]
+                setattr(self, name, new)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """What the model saw and wrote."""
+        return _locked(self._ids[: self._length])
+
+    @property
+    def origins(self) -> NDArray[np.int8]:
+        """Values of Origin."""
+        return _locked(self._origins[: self._length])
+
+    @property
+    def turns(self) -> NDArray[np.int32]:
+        """The index of the turn that each belongs to."""
+        return _locked(self._turns[: self._length])
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """The sampler's; 0.0 off the policy's tokens, nan where another system's record does not say."""
+        return _locked(self._logprobs[: self._length])
+
+    @property
+    def versions(self) -> NDArray[np.int32]:
+        """Which weights wrote each token; NO_VERSION off the policy's."""
+        return _locked(self._versions[: self._length])
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """True exactly at the policy's tokens."""
+        mask: NDArray[np.bool_] = self._origins[: self._length] == Origin.POLICY.value
+        return mask
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ledger):
+            return NotImplemented
+        same = all(_equal(ours, theirs) for ours, theirs in zip(self._columns(), other._columns(), strict=True))
+        return same and self.training == other.training
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Ledger({', '.join(f'{len(ids)} {origin.name} of turn {turn}' for origin, turn, ids in self.spans())})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ledger.of, (*self._columns(), self.training)
+
+    def prefix(self, length: int) -> "Ledger":
+        """The first tokens, without what training found out."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot cut {self._length} tokens after {length}")
+        # It shares the buffers up to here, full as they are: an append to either does not reach the other.
+        return Ledger._holding([column[:length] for column in self._columns()], None)
+
+    def counts(self) -> NDArray[np.int64]:
+        """How many tokens each origin wrote, by its number."""
+        return np.bincount(self._origins[: self._length], minlength=len(Origin))
+
+    def spans(self) -> Iterator[tuple[Origin, int, NDArray[np.int64]]]:
+        """Runs of equal origin and turn: (origin, turn, ids)."""
+        ids, origins, turns = self.token_ids, self.origins, self.turns
+        if not self._length:
+            return
+        changes = np.flatnonzero((origins[1:] != origins[:-1]) | (turns[1:] != turns[:-1])) + 1
+        starts = [0, *changes.tolist()]
+        whose = zip(origins[starts].tolist(), turns[starts].tolist(), strict=True)
+        for (origin, turn), start, end in zip(whose, starts, [*starts[1:], self._length], strict=True):
+            yield Origin(origin), turn, ids[start:end]
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.token_ids, self.origins, self.turns, self.logprobs, self.versions
+
+
+def origin_counts(segments: Sequence[Ledger]) -> dict[Origin, int]:
+    """Tokens of some ledgers by who wrote them, every origin named."""
+    totals = sum((ledger.counts() for ledger in segments), start=np.zeros(len(Origin), dtype=np.int64))
+    return dict(zip(Origin, totals.tolist(), strict=True))
+
+
+def _per_token(versions: Sequence[VersionRun] | int, count: int) -> int | NDArray[np.int32]:
+    if isinstance(versions, int):
+        return versions
+    if sum(run.tokens for run in versions) != count:
+        raise ValueError(f"{count} tokens with versions {tuple(versions)}")
+    if len(versions) == 1:
+        return versions[0].version
+    return np.repeat(np.array([run.version for run in versions], dtype=np.int32), [run.tokens for run in versions])
+
+
+def _locked(array: A) -> A:
+    array.flags.writeable = False
+    return array
+
+
+def _equal(ours: NDArray[Any] | None, theirs: NDArray[Any] | None) -> bool:
+    """Equal value by value, where nan (unknown) equals nan."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
