@@ -71,7 +71,7 @@ def choose_threads(model: PolicyModel, wanted: int, *, batch_invariant: bool = T
             torch.set_num_threads(count)
             seconds[count] = _seconds_per_step(model, UNPADDED if unproven else REGIMES[0])
         by_speed = sorted(candidates, key=lambda count: seconds[count])
-        if unproven is not None:
+        if unproven is not None or not isinstance(model, Decoder):
             return ThreadChoice(by_speed[0], UNPADDED, seconds, invariant=False, unproven=unproven)
         for count in by_speed:
             torch.set_num_threads(count)
