@@ -1,6 +1,7 @@
 """One suite over both implementations of a policy model and many architectures, held against plain transformers."""
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -435,3 +436,12 @@ def test_a_gpu_computes_the_same(case: Case) -> None:
                 parameter.sub_(parameter.grad)
     for name, tensor in model.weights():
         assert close((before[name] - tensor).cpu(), reference.get(name, torch.zeros(tensor.shape)), 1e-3), name
+
+
+def test_facts_are_of_the_model_and_not_of_its_folder(case: Case, tmp_path: Path) -> None:
+    model = case.read()
+    model.save(tmp_path)
+    again = type(model).read(tmp_path)  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(again.facts)) == json.loads(json.dumps(model.facts)) and not model.has_adapter
+    adapted = case.adapted(rank=2)
+    assert adapted.has_adapter and adapted.facts["lora"]["rank"] == 2 and model.facts["lora"] is None
