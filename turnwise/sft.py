@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
+from turnwise.assemble import Prepared, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Precision
 from turnwise.config import Config
@@ -108,10 +108,11 @@ def fine_tune(
 def _demonstrations(
     config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
 ) -> Demonstrations:
-    chosen = choose_model(config)
-    if chosen is None:
-        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
-    note, vocabulary = printer(console), chosen[1].vocab_size
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    source = model_source(config)
+    facts = model_facts(source, choose_implementation(source, config.model.implementation))
+    note, vocabulary = printer(console), facts.vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)
     return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note)

@@ -120,9 +120,7 @@ def _targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
     head = model.get_output_embeddings()
     linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
     return linear, [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and "expert" in name]
 
