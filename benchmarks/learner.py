@@ -50,21 +50,27 @@ def batch_of(case: str, vocab: int) -> tuple[list[list[int]], list[list[bool]]]:
 def ours(folder: Path, case: str, device: str, recompute: bool) -> Callable[[], tuple[float, float]]:
     """A step of the learner; returns loss and gradient norm."""
     from turnwise.config import LearnerConfig
-    from turnwise.engines.learners.local import LocalLearner, PolicyTokens
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.learners.objective import SUPERVISED
+    from turnwise.engines.learners.token_batch import TokenBatch
 
     config = LearnerConfig(lr=LR, device=device, gradient_checkpointing=recompute)
     learner = LocalLearner(Decoder.read(folder), config, temperature=1.0)
-    ids, masks = batch_of(case, learner.decoder.config.vocab_size)
-    tokens = torch.tensor([token for sequence in ids for token in sequence])
-    index = torch.tensor([flag for mask in masks for flag in mask]).nonzero().squeeze(1)
-    lengths = [len(sequence) for sequence in ids]
-
-    def loss(found: PolicyTokens) -> tuple[torch.Tensor, dict[str, float]]:
-        return -found.logprobs.mean(), {"entropy": found.entropy.mean().item()}
+    ids, masks = batch_of(case, learner.model.shape.vocab_size)
+    written = np.array([sum(mask) for mask in masks])
+    batch = TokenBatch(
+        tokens=np.concatenate(ids),
+        lengths=np.array([len(sequence) for sequence in ids]),
+        index=np.flatnonzero(np.concatenate(masks)),
+        trajectory=np.repeat(np.arange(len(ids)), written),
+        trajectory_tokens=written,
+        minibatch_tokens=int(written.sum()),
+        minibatch_trajectories=len(ids),
+    )
 
     def step() -> tuple[float, float]:
-        metrics = learner.forward_backward(tokens, lengths, index, loss)
-        return metrics["loss"], learner.optim_step()["grad_norm"]
+        metrics = learner.update([batch], SUPERVISED).metrics
+        return metrics["loss"], metrics["grad_norm"]
 
     return step
 

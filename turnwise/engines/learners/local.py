@@ -258,7 +258,7 @@ class LocalLearner:
         """What must be equal for a state to fit."""
         frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
         identity = {
-            **self.model.facts(),
+            **self.model.facts,
             "base": fingerprint(frozen) if frozen else None,
             "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
         }

@@ -82,6 +82,7 @@ class Decoder(PolicyModel):
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor]) -> None:
         super().__init__()
         self.config = config
+        self.facts = {"decoder": asdict(config), "lora": None}
         cache = LayerCache(config.num_kv_heads, config.head_dim, config.head_dim)
         self.shape = ModelShape(
             config.vocab_size, config.hidden_size, config.context_length, (cache,) * config.num_layers
@@ -155,9 +156,6 @@ class Decoder(PolicyModel):
 
     def save(self, folder: Path) -> None:
         checkpoint_format.write_folder(folder, self.config, self.tensors())
-
-    def facts(self) -> dict[str, Any]:
-        return {"decoder": asdict(self.config), "lora": None}
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights as they lie here, fused and by our own names; live and without gradient."""

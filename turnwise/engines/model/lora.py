@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -65,6 +64,7 @@ class LoraDecoder(Decoder):
         super().__init__(base.config, base.tensors())
         self.requires_grad_(False)
         self.rank, self.alpha, self.targets = rank, alpha, targets
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": list(targets)}
         rows: dict[str, dict[str, int]] = {}
         noise = torch.Generator().manual_seed(seed)
         for part in self._adapted():
@@ -110,9 +110,6 @@ class LoraDecoder(Decoder):
             for part in checkpoint_format.layout(self.config)
             for name, rows in part.sources
         }
-
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | {"lora": {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}}
 
     def base(self) -> dict[str, Tensor]:
         """The frozen weights by our names."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class PolicyModel(nn.Module, ABC):
     """A causal language model whose attention is the caller's and whose layers are modules with a `forward`."""
 
     shape: ModelShape
+    facts: dict[str, Any]
+    """Config and adapter as JSON holds them; what was saved of a model with others is refused by name."""
     has_adapter: bool = False
 
     @abstractmethod
@@ -82,10 +84,6 @@ class PolicyModel(nn.Module, ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""
-
-    def facts(self) -> dict[str, Any]:
-        """Config and adapter as JSON holds them: a learner's state of a model with others is refused by name."""
-        return asdict(self.shape)
 
     def save_adapter(self, folder: Path, base_model: str) -> None:
         """The adapter in peft's format; `base_model` is the folder or hub id it is put on."""
