@@ -23,8 +23,9 @@ LAYERS = (
     {"assemble", "report"},
     {"plan_text", "checks", "train_report", "demonstrations"},
     {"run"},
-    {"eval", "preflight", "sft", "trainer", "rescoring", "filtering"},
-    {"train", "models"},
+    {"eval", "preflight", "trainer", "rescoring", "filtering"},
+    {"train", "sft"},
+    {"models"},
     {"commands", "completion"},
     {"cli"},
 )

@@ -401,7 +401,9 @@ def test_a_signal_during_the_first_evaluation_stops_it_and_the_run_can_go_on(tmp
 
 
 @TERMINATED
-def test_a_signal_during_rescoring_or_fine_tuning_leaves_nothing(tmp_path: Path, copy: Path, number: int) -> None:
+def test_a_signal_during_rescoring_leaves_nothing_and_during_fine_tuning_what_was_learned(
+    tmp_path: Path, copy: Path, number: int
+) -> None:
     (tmp_path / "plug.py").write_text(SLOW)
     before = contents(copy)
     process = start(tmp_path, "rescore", "r", "--scorer", "plug.py:slow")
@@ -417,9 +419,14 @@ def test_a_signal_during_rescoring_or_fine_tuning_leaves_nothing(tmp_path: Path,
     assert not (tmp_path / "runs" / "tuned").exists()
     process = start(tmp_path, "sft", "sft.recorded=[r]", "sft.steps=100000", "sft.batch_tokens=64", "run=tuned")
     wait_for(tmp_path / "runs" / "tuned" / "metrics.jsonl", "sft/loss", process)
-    check_stopped(tmp_path, process, number, "sft")
-    status = status_of(tmp_path / "runs" / "tuned")
-    assert status.state is State.STOPPED and status.step > 0 and not (tmp_path / "runs" / "tuned" / "policy").exists()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "Traceback" not in out, out
+    assert "resume with: turnwise sft run=tuned resume=auto" in out
+    tuned = tmp_path / "runs" / "tuned"
+    status = status_of(tuned)
+    assert status.state is State.STOPPED and status.step > 0 and (tuned / "policy" / "model.safetensors").is_file()
+    assert (tuned / "checkpoints" / f"step_{status.step:06d}" / "learner.safetensors").is_file()
 
 
 def test_a_signal_that_the_parent_has_us_ignore_stays_ignored(tmp_path: Path) -> None:

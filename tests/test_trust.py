@@ -230,6 +230,8 @@ def test_where_a_run_lies_is_not_for_the_run_to_say(run, tmp_path):
 def test_the_resume_command_says_what_it_takes(tmp_path):
     assert resume_command("first", configure()) == "turnwise train run=first resume=auto"
     assert resume_command("first", configure("rollout.tools=['a:b']")).endswith("resume=auto --trust-run")
+    assert resume_command("first", configure(), "sft") == "turnwise sft run=first resume=auto"
+    assert resume_command("first", configure("sft.script='a:b'"), "sft").endswith("resume=auto --trust-run")
 
 
 def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
@@ -273,9 +275,9 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 HARMLESS = {
     "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
-    "tracking.project", "eval.dump_jsonl", "sft.script", "sft.recorded",
+    "tracking.project", "eval.dump_jsonl", "sft.recorded",
 }  # fmt: skip
-"""Data, names of ours, and what a run that is opened does not read (`eval.` and `sft.` have no run to open)."""
+"""Data, names of ours, and what a run that is opened does not read (a fine-tuning is resumed with what it recorded)."""
 NEEDED = {
     "engine.": ["engine=openai"], "sandbox.": ["sandbox.url=http://x"], "scoring.": ["scoring.run=http"],
     "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from turnwise.assemble import load_samples
 from turnwise.config import Config
-from turnwise.errors import DataError, TurnwiseError
+from turnwise.errors import DataError, StorageError, TurnwiseError
+from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import Sample, Trajectory
@@ -20,6 +23,19 @@ TRAINING_ROWS = (
     "use a training run's trajectories (sft.recorded=[runs/NAME]), or evaluate on training rows and use those "
     "(turnwise eval data.eval_files=[train.parquet])"
 )
+
+KEPT, ABOUT = "trajectories/step_000000.parquet", "demonstrations.json"
+"""In a run of fine-tuning: what it learns from, which comes before its first step; and what became of the rest."""
+
+
+class _About(BaseModel):
+    """The whole of demonstrations.json."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    read: int
+    dropped: dict[str, int]
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,24 @@ def choose(
             "sft.min_reward leaves out the bad ones"
         )
     return Demonstrations(used, len(trajectories), dropped)
+
+
+async def keep(recorder: Recorder, found: Demonstrations) -> None:
+    """Record what a run learns from in the run itself: to look at, and to resume with."""
+    await recorder.record(KEPT, found.used)
+    about = _About(read=found.read, dropped=found.dropped, origin=found.origin)
+    recorder.run.write_json(ABOUT, about.model_dump())
+
+
+def kept(run: RunDir) -> Demonstrations | None:
+    """What `keep` recorded; None of a run that had not come so far."""
+    if not (run.path / ABOUT).is_file():
+        return None
+    try:
+        about = _About.model_validate_json(run.read_bytes(ABOUT))
+    except ValidationError as error:
+        raise StorageError(f"{run.path / ABOUT} cannot be used: {error.errors()[0]['msg']}") from error
+    return Demonstrations(read_trajectories(run.path / KEPT), about.read, about.dropped, about.origin)
 
 
 def find_files(places: Sequence[str]) -> list[Path]:

@@ -164,7 +164,7 @@ class Ledger:
             return
         start, end = self._length, self._length + count
         if end > len(self._ids):
-            self._grow(end + end // 2)
+            self._grow(end + end // 4)
         self._ids[start:end] = found
         self._origins[start:end] = int(origin)
         self._turns[start:end] = turn

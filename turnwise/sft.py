@@ -1,10 +1,12 @@
 """Supervised fine-tuning from end to end: scripted or recorded trajectories in, a run with a policy folder out."""
 
+import asyncio
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,22 +14,32 @@ from rich.table import Table
 
 from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import Precision
+from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
-from turnwise.config_check import check_config
-from turnwise.demonstrations import Demonstrations, choose, read_demonstrations
+from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
 from turnwise.engines.opening import model_source
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
-from turnwise.run import Run, new_run, printer
-from turnwise.stopping import Stopped, run_stoppable
-from turnwise.storage.run_dir import TOKENIZER, check_free
+from turnwise.run import printer
+from turnwise.stopping import run_stoppable
+from turnwise.storage.run_dir import TOKENIZER, RunDir
+from turnwise.storage.status import State
+from turnwise.storage.trackers.choose import check_trackers
+from turnwise.trainer.resuming import existing_run, resume_command
+from turnwise.trainer.sft_run import SftRun, open_sft_run
+from turnwise.training.sequences import TrainSequence, to_sequences
+from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
 from turnwise.types import Group, Sample, Trajectory
 
-POLICY = "policy"
+if TYPE_CHECKING:
+    from turnwise.engines.learners.learner import Learner
+
+POLICY, ADAPTER = "policy", "policy_adapter"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +48,15 @@ class SftReport:
 
     run: Path
     policy: Path
+    adapter: Path | None
+    """peft's, with LoRA; `policy` has it merged."""
+    reason: str
+    """Why it ended."""
     steps: int
     seconds: float
-    first_loss: float
-    last_loss: float
+    first_loss: float | None
+    """None when it was stopped before the first step."""
+    last_loss: float | None
     tokens: int
     """Policy tokens learned from, each as often as it came up."""
     trajectories: int
@@ -47,19 +64,27 @@ class SftReport:
     used: int
     dropped: dict[str, int]
     """How many were left out, by reason."""
+    resume: str | None
+    """The command that resumes the run; None when there is nothing left to do."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self) | {"run": str(self.run), "policy": str(self.policy), "seconds": round(self.seconds, 3)}
+        places = {name: None if path is None else str(path) for name, path in self._places().items()}
+        return asdict(self) | places | {"seconds": round(self.seconds, 3)}
+
+    def _places(self) -> dict[str, Path | None]:
+        return {"run": self.run, "policy": self.policy, "adapter": self.adapter}
 
     def table(self) -> Table:
         """One row per number."""
-        table = Table("", "", title=f"fine-tuning, {self.steps} steps, {self.seconds:.0f} s", show_header=False)
+        title = f"fine-tuning, {self.steps} steps, {self.seconds:.0f} s: {self.reason}"
+        table = Table("", "", title=title, show_header=False)
         table.add_row("trajectories", f"{self.trajectories}, {self.used} used")
         for reason, count in self.dropped.items():
             table.add_row("left out", f"{count} {reason}")
         table.add_row("policy tokens", f"{self.tokens:,}")
-        table.add_row("loss, first -> last step", f"{self.first_loss:.4f} -> {self.last_loss:.4f}")
+        if self.first_loss is not None and self.last_loss is not None:
+            table.add_row("loss, first -> last step", f"{self.first_loss:.4f} -> {self.last_loss:.4f}")
         return table
 
     def __rich__(self) -> Table:
@@ -73,91 +98,156 @@ def fine_tune(
     trajectories: Sequence[Trajectory] | None = None,
     console: Console | None = None,
 ) -> SftReport:
-    """Train `model.path` on trajectories; the result is the folder `policy` of a new run.
+    """Train `model.path` on trajectories; the result is the folder `policy` of the run, also when it is stopped.
 
     They are those given here, else those of `sft.recorded`, else `sft.script` plays `samples` (the configured training
-    samples by default). Progress goes to `console` (standard error by default).
+    samples by default). A run keeps them and is resumed with its own. Progress goes to `console` (standard error by
+    default).
     """
-    check_config(config)
-    check_free(Path(config.runs_dir), config.run)
-    if config.model.precision is not Precision.float32:
-        raise ConfigError(
-            f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
-            "fine-tuning has none and trains in float32"
-        )
-    console = console or Console(stderr=True)
-    script: tuple[Script, Prepared] | None = None
-    found: Demonstrations | None = None
-    if trajectories is None and not config.sft.recorded:
-        script = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
-        renderer = script[1].renderer or make_renderer(config)
-    else:
-        renderer = make_renderer(config)
+    check_fine_tuning(config)
+    check_trackers(config.tracking.to)
+    directory, console = existing_run(config, "sft"), console or Console(stderr=True)
+    renderer = make_renderer(config)
+    own = None if directory is None else kept(directory)
+    if own is not None and directory is not None:
+        if trajectories is not None:
+            _refuse_others(directory, own, _demonstrations(config, renderer, trajectories, console))
+        return run_stoppable(_run(config, console, renderer, own))
+    if trajectories is not None or config.sft.recorded:
         found = _demonstrations(config, renderer, trajectories, console)
-    trackers = [name for name in config.tracking.to if name != "console"]  # the progress bar shows as much
-    with new_run(config, "sft", console, steps=config.sft.steps, trackers=trackers) as run:
-        if script is not None:
-            run.show_plan(script[1])
-            found = run_stoppable(_play(*script, console))
-        assert found is not None
-        run.dir.write_text(TOKENIZER, renderer.tokenizer.as_json())
-        run.note(str(found))
-        return _train(run, renderer, found)
+        return run_stoppable(_run(config, console, renderer, found))
+    script, prepared = _load_script(config), prepare(config, "train", samples=samples, limit=config.sft.traces)
+    return run_stoppable(_run(config, console, renderer, (script, prepared)))
 
 
 def _demonstrations(
     config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
 ) -> Demonstrations:
     chosen = choose_model(config)
-    if chosen is None:
-        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
+    assert chosen is not None  # check_fine_tuning
     note, vocabulary = printer(console), chosen[1].vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)
     return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note)
 
 
-def _train(run: Run, renderer: Renderer, found: Demonstrations) -> SftReport:
+def _refuse_others(run: RunDir, own: Demonstrations, given: Demonstrations) -> None:
+    if fingerprint(to_sequences(own.used)) != fingerprint(to_sequences(given.used)):
+        raise ConfigError(f"run {run.name!r} was begun with other trajectories than those given now: give it none")
+
+
+async def _run(
+    config: Config, console: Console, renderer: Renderer, source: Demonstrations | tuple[Script, Prepared]
+) -> SftReport:
+    with open_sft_run(config, console) as run:
+        if isinstance(source, Demonstrations) and run.is_over():
+            return replace(_report(run, source), reason=f"already finished: {run.status.reason}")
+        with run.active():
+            if isinstance(source, Demonstrations):
+                found = source
+            else:
+                run.show_plan(source[1])
+                found = await _play(*source, console)
+            run.dir.write_text(TOKENIZER, renderer.tokenizer.as_json())
+            run.note(str(found))
+            if kept(run.dir) is None:
+                await keep(run.recorder, found)
+            await _train(run, renderer, found)
+        return _report(run, found)
+
+
+async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None:
+    """Every step that is left; the policy and a checkpoint are written whatever ends them."""
+    config, sequences = run.config, to_sequences(found.used)
+    check_sequences(sequences)
+    steps = count_updates(sequences, config.sft, config.seed)
+    learner = _open_learner(config, renderer, steps)
+    run.begin(learner, steps, fingerprint(sequences))
+    progress = run.progress
+    run.note(_plan(config, steps, sequences))
+    in_threads = _in_threads(config)
+    batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
+    update = in_threads(learn)
+    with run.stop_on_signal(), _progress(run.console) as bars:
+        bar = bars.add_task("training", total=steps, completed=progress.step)
+        while run.should_continue():
+            run.finish_step(await asyncio.to_thread(update, learner, next(batches), config.learner.token_budget))
+            bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
+            if run.should_save():
+                await run.recorder.do(in_threads(run.save), learner)
+        await run.recorder.do(in_threads(learner.save_policy), run.dir.path)
+        await run.recorder.do(in_threads(run.save), learner)
+    policy = shlex.quote(_short(run.dir.path / POLICY))
+    if run.status.end is State.STOPPED:
+        run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")
+        run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
+    else:
+        run.note(f"train the policy further with: turnwise train model.path={policy}")
+
+
+def _open_learner(config: Config, renderer: Renderer, steps: int) -> "Learner":
+    """The configured model as one that is trained: all weights, or LoRA."""
     import torch
 
-    from turnwise.engines.model.loading import choose_implementation, read_model
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
     from turnwise.engines.model.policy_folder import PolicyFolder
-    from turnwise.training.sequences import to_sequences
-    from turnwise.training.sft import SftStep, train_sft
 
-    config, policy = run.config, run.dir.path / POLICY
-    torch.set_num_threads(max(1, config.engine.threads))  # more than one is slower on small models and busy machines
-    source = model_source(config)
+    source, learner = model_source(config), learner_config(config.learner, config.sft)
+    model = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
+    if learner.lora_rank:
+        model = add_lora(model, learner.lora_rank, learner.lora_alpha, config.seed)
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    decoder = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
-    losses: list[float] = []
-    tokens, every = 0, max(1, config.sft.steps // 20)
-    run.start_trackers()
-    with _progress(run.console) as progress:
-        bar = progress.add_task("training", total=config.sft.steps)
-
-        def report(step: SftStep) -> None:
-            nonlocal tokens
-            losses.append(step.loss)
-            tokens += step.policy_tokens
-            run.log_metrics(step.number, tokens, step.metrics())
-            progress.update(bar, advance=1, description=f"training, loss {step.loss:.3f}")
-            if not run.console.is_terminal and step.number % every == 0:  # a bar is drawn on a terminal only
-                run.note(f"step {step.number}/{config.sft.steps}: loss {step.loss:.3f}")
-
-        try:
-            epochs = train_sft(decoder, to_sequences(found.used), config.sft, config.seed, report)
-        except Stopped:
-            run.note(f"stopped after {len(losses)} of {config.sft.steps} steps: no policy was written; see sft.steps")
-            raise
-    companions.save(policy, decoder)
-    run.status.reason = f"all {config.sft.steps} steps done"
-    run.note(f"{config.sft.steps} steps were {epochs:.3g} passes over the trajectories")
-    run.note(f"train the policy further with: turnwise train model.path={shlex.quote(_short(policy))}")
-    return SftReport(
-        run.dir.path, policy, len(losses), run.seconds(), losses[0], losses[-1], tokens,
-        found.read, len(found.used), found.dropped,
+    return LocalLearner(
+        model, learner, temperature=1.0, updates=steps, companions=companions, base_model=source.base
     )  # fmt: skip
+
+
+def _in_threads(config: Config) -> "Callable[[Callable[P, T]], Callable[P, T]]":
+    """Work with the configured number of threads, which belongs to the thread that computes."""
+    import torch
+
+    def wrap(work: Callable[P, T]) -> Callable[P, T]:
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            torch.set_num_threads(max(1, config.engine.threads))  # more is slower on small models and busy machines
+            return work(*args, **kwargs)
+
+        return wrapped
+
+    return wrap
+
+
+def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
+    sft, learner = config.sft, config.learner
+    tokens = sum(len(sequence.token_ids) for sequence in sequences)
+    learned = sum(sequence.policy_tokens for sequence in sequences)
+    passes = sum(map(len, islice(shuffled(sequences, sft.batch_tokens, config.seed), steps))) / len(sequences)
+    trained = f"LoRA of rank {learner.lora_rank}" if learner.lora_rank else "all weights"
+    early = f"; sft.warmup={sft.warmup} is not over by then" if sft.warmup >= steps else ""
+    return (
+        f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
+        f"{passes:.3g} passes; {trained} on {learner.device}, lr {sft.lr:g}{early}"
+    )
+
+
+def _report(run: SftRun, found: Demonstrations) -> SftReport:
+    progress, adapter = run.progress, run.dir.path / ADAPTER
+    over = progress.step >= progress.steps
+    return SftReport(
+        run=run.dir.path,
+        policy=run.dir.path / POLICY,
+        adapter=adapter if adapter.is_dir() else None,
+        reason=run.status.reason,
+        steps=progress.step,
+        seconds=run.seconds(),
+        first_loss=progress.first_loss,
+        last_loss=progress.last_loss,
+        tokens=progress.tokens,
+        trajectories=found.read,
+        used=len(found.used),
+        dropped=found.dropped,
+        resume=None if over else resume_command(run.dir.name, run.config, "sft"),
+    )
 
 
 def _short(path: Path) -> str:

@@ -5,6 +5,7 @@ the command line, or in a file given with --config, was given; what only the run
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.web.configs import read_config
 
 FLAG = "--trust-run"
+OUR_SCRIPT = re.compile(r"turnwise\.tasks\.\w+:script")
 SHOWN = 6
 LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
@@ -74,6 +76,8 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
         if named is not None and is_plugin(named):
             yield key, named
+    if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):
+        yield "sft.script", config.sft.script
     for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):
         if is_plugin(named):
             yield key, named

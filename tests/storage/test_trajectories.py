@@ -161,19 +161,26 @@ def test_versions_are_kept_token_by_token(tmp_path: Path) -> None:
     assert read.segments[0].versions.tolist() == [-1, 3, 3, 7, 8, 8]
 
 
-def test_format_4_is_read_with_the_versions_of_its_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["3", "4"])
+def test_older_formats_are_read_with_the_versions_of_their_turns(tmp_path: Path, version: str) -> None:
+    def row(one: Trajectory) -> dict[str, Any]:
+        found = to_row(one)
+        for ledger in found["segments"]:
+            ledger["learned"] = ledger["training"]
+        return found
+
     trajectory, path = one(), tmp_path / "t.parquet"
     trajectory.segments[0].append([8], Origin.TOOL, 0)
     trajectory.segments[0].append([9, 10], Origin.POLICY, 1, [-1.0, -2.0], 4)
     trajectory.turns.append(Turn(1, Message(Role.ASSISTANT, "so"), FinishReason.STOP, 4, 4, 2, 0, 4))
     trajectory.segments[0].training = TokenTrainingData(entropies=[0.0, 0.5, 0.5, 0.0, 0.25, 0.25])
-    rows = [to_row(trajectory), to_row(one(reward=None, segments=[])), to_row(one())]
-    parquet.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS["4"]), path)
+    rows = [row(trajectory), row(one(reward=None, segments=[])), row(one())]
+    parquet.write_table(pa.Table.from_pylist(rows, schema=SCHEMAS[version]), path)
     assert read_trajectories(path) == [trajectory, one(reward=None, segments=[]), one()]
     assert read_rows(path, [2, 0]) == [one(), trajectory]
     trajectory.segments[0] = trajectory.segments[0].prefix(6)
     trajectory.segments[0].append([11], Origin.POLICY, 5, [-1.0], 0)
-    parquet.write_table(pa.Table.from_pylist([to_row(trajectory)], schema=SCHEMAS["4"]), path)
+    parquet.write_table(pa.Table.from_pylist([row(trajectory)], schema=SCHEMAS[version]), path)
     assert read_trajectories(path)[0].segments[0].versions.tolist()[-1] == -1, "no turn tells"
 
 
@@ -230,9 +237,10 @@ def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_trajectories(path, [one()])
     table = parquet.read_table(path)
-    parquet.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), path)
-    with pytest.raises(StorageError, match="format 99"):
-        read_trajectories(path)
+    for version, said in (("99", "update turnwise"), ("2", "record the run anew"), ("x", "update turnwise")):
+        parquet.write_table(table.replace_schema_metadata({VERSION_KEY: version.encode()}), path)
+        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 5; .*{said}"):
+            read_trajectories(path)
     parquet.write_table(table.replace_schema_metadata({}), path)
     with pytest.raises(StorageError, match="not a trajectory file"):
         read_trajectories(path)

@@ -175,7 +175,7 @@ def cut_up(sequence):
         return [sequence]
     made = []
     for part in (slice(0, at), slice(at, None)):
-        named = {name: getattr(sequence, name) for name in (*OPTIONAL, "token_ids", "logprobs", "turns")}
+        named = {name: getattr(sequence, name) for name in (*OPTIONAL, "token_ids", "logprobs", "turns", "versions")}
         arrays = {name: np.append(values[0], values[part]) for name, values in named.items() if values is not None}
         made.append(replace(sequence, loss_mask=np.append(False, sequence.loss_mask[part]), **arrays))
     return made

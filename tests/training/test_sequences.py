@@ -8,17 +8,29 @@ import pytest
 
 from turnwise.errors import DataError
 from turnwise.training.sequences import LEFT_OUT, batches, to_sequences, trainable, write_back
-from turnwise.types import FinishReason, Group, Ledger, Message, Origin, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import (
+    FinishReason,
+    Group,
+    Ledger,
+    Message,
+    Origin,
+    Role,
+    Sample,
+    StopReason,
+    Trajectory,
+    Turn,
+    VersionRun,
+)
 
 SAMPLE = Sample("s", (Message(Role.USER, "x"),), "d")
 
 
-def ledger() -> Ledger:
+def ledger(version: int = 3) -> Ledger:
     made = Ledger()
     made.append([5, 6], Origin.PROMPT, 0)
-    made.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25], 0)
+    made.append([7, 8], Origin.POLICY, 0, [-0.5, -0.25], [VersionRun(4, 1), VersionRun(5, 1)])
     made.append([9], Origin.TOOL, 0)
-    made.append([10], Origin.POLICY, 1, [-1.0], 0)
+    made.append([10], Origin.POLICY, 1, [-1.0], version)
     made.append([11], Origin.USER, 1)
     return made
 
@@ -29,7 +41,8 @@ def turn(index: int, segment: int, version: int) -> Turn:
 
 def trajectory(reward: float | None = 1.0, failure: str | None = None, segments: int = 1) -> Trajectory:
     turns = [turn(0, 0, 4), turn(1, 0, 3)] + [turn(n + 1, n, 7) for n in range(1, segments)]
-    made = Trajectory(SAMPLE, 0, 0, [], turns, [ledger() for _ in range(segments)], StopReason.ANSWERED, 0.0, failure)
+    ledgers = [ledger(3 + segment) for segment in range(segments)]
+    made = Trajectory(SAMPLE, 0, 0, [], turns, ledgers, StopReason.ANSWERED, 0.0, failure)
     made.reward = reward
     return made
 
@@ -40,7 +53,8 @@ def test_a_sequence_is_a_ledger_with_what_training_needs_to_know():
     assert made.loss_mask.tolist() == [False, False, True, True, False, True, False]
     assert made.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0, 0.0]
     assert made.turns.tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert (made.policy_version, made.trajectory, made.group, made.reward) == (3, 0, 0, 1.0)
+    assert (made.trajectory, made.group, made.reward) == (0, 0, 1.0)
+    assert made.gather("versions").tolist() == [4, 5, 3] and made.policy_version == 3
     assert made.policy_tokens == 3 and made.gather("logprobs").tolist() == [-0.5, -0.25, -1.0]
 
 
@@ -53,7 +67,7 @@ def test_groups_number_trajectories_and_leave_failures_out():
     ]
     made = to_sequences(groups)
     assert [(s.trajectory, s.group) for s in made] == [(0, 0), (1, LEFT_OUT), (2, LEFT_OUT), (3, 2), (3, 2)]
-    assert [s.policy_version for s in made][-2:] == [3, 7]
+    assert [s.policy_version for s in made][-2:] == [3, 4]
     assert math.isnan(made[1].reward)
     assert [s.trajectory for s in trainable(made)] == [0, 3, 3]
 

@@ -8,6 +8,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from turnwise.ledger import NO_VERSION, VersionRun
 from turnwise.storage.index import record
 from turnwise.types import Ledger, Origin, TokenTrainingData
 from turnwise.web.table import NotThere, Table
@@ -115,6 +116,16 @@ def test_without_training_there_are_only_logprobs(run_dir, make):
     ledger = view(run_dir, make())["segments"][0]
     others = ("entropies", "advantages", "ratios", "gaps", "values", "ref_logprobs", "rewards")
     assert all(ledger[name] is None for name in others) and ledger["logprobs"][2] == -0.5
+
+
+def test_versions_are_shown_where_there_are_several(run_dir, make):
+    trajectory = make(calls=[])
+    assert view(run_dir, trajectory)["segments"][0]["versions"] is None
+    trajectory.segments[0].append([3, 4, 5], Origin.POLICY, 1, [-0.5] * 3, (VersionRun(6, 1), VersionRun(7, 2)))
+    trajectory.segments[0].append([9], Origin.USER, 1)
+    trajectory.segments[0].append([9], Origin.POLICY, 2, [-0.5], NO_VERSION)
+    ledger = view(run_dir, trajectory)["segments"][0]
+    assert ledger["versions"] == [None, None, 0, 0, 6, 7, 7, None, None]
 
 
 def test_an_imported_runs_tokens_come_from_its_list(run_dir, make):

@@ -1,8 +1,9 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise.assemble import Prepared
-from turnwise.choices import Decay, EngineName
+from turnwise.choices import Decay, EngineName, Precision
 from turnwise.config import Config
+from turnwise.config_check import check_config
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
@@ -33,6 +34,20 @@ def check_training(config: Config) -> None:
         raise ConfigError(
             f"learner.warmup={config.learner.warmup}: the {config.learner.decay.value} decay after it must end within "
             f"{total_updates(config)} updates (training.steps x epochs x minibatches)"
+        )
+    if config.learner.device != "cpu":
+        check_device(config.learner.device)
+
+
+def check_fine_tuning(config: Config) -> None:
+    """Refuse a config that cannot be fine-tuned with."""
+    check_config(config)
+    if config.engine.name != EngineName.torch:
+        raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
+    if config.model.precision is not Precision.float32:
+        raise ConfigError(
+            f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
+            "fine-tuning has none (the learner's is learner.precision)"
         )
     if config.learner.device != "cpu":
         check_device(config.learner.device)

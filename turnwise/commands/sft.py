@@ -3,29 +3,53 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 
 from turnwise.commands import add_config, add_json, refuse_unread
+from turnwise.config_check import COMMAND_LINE
+from turnwise.errors import ConfigError
 
 HELP = "fine-tune a model on scripted or recorded trajectories"
+READ = (
+    "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
+    "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
+    "learner.lora_alpha",
+)  # fmt: skip
+"""What fine-tuning reads of the sections that are made for reinforcement learning."""
+INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_json(parser)
+    parser.add_argument(
+        "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
+    )
     parser.epilog = """\
 examples:
   turnwise sft                                                      scripted episodes of the task
   turnwise sft sft.recorded=[runs/first] sft.min_reward=1           the good episodes of a training run
+  turnwise sft run=NAME resume=auto                                 go on with a run that was stopped
+  turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16 learner.device=cuda
   turnwise train model.path=runs/SFT_RUN/policy                     reinforcement learning from there
 """
 
 
-def run(args: argparse.Namespace) -> int:
-    """The trained model is the folder `policy` of a new run."""
-    from turnwise.compose import compose
+def _refuse_others(origins: Mapping[str, str]) -> None:
+    """A key of reinforcement learning on the command line would have no effect; a file may serve both."""
+    for key, origin in origins.items():
+        if origin == COMMAND_LINE and key.startswith(("training.", "algorithm.", "learner.")) and key not in READ:
+            hint = f"; it has {INSTEAD[key]}" if key in INSTEAD else ""
+            raise ConfigError(f"{key} belongs to reinforcement learning and is not read by turnwise sft{hint}")
 
-    composed = compose(args.overrides, args.config)
+
+def run(args: argparse.Namespace) -> int:
+    """The trained model is the folder `policy` of the run. A run that is resumed has its own config."""
+    from turnwise.trainer.resuming import compose_training
+
+    composed = compose_training(args.overrides, args.config, trusted=args.trust_run)
     refuse_unread(composed)
+    _refuse_others(composed.origins)
     from rich.console import Console
 
     from turnwise.sft import fine_tune
@@ -33,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     out = Console()
     report = fine_tune(composed.config)
     out.print(report.table())
-    out.print(f"policy: {report.policy}", soft_wrap=True, highlight=False, markup=False)
+    lines = {"policy": report.policy, "LoRA adapter": report.adapter, "resume with": report.resume}
+    for name, value in lines.items():
+        if value is not None:
+            out.print(f"{name}: {value}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     return 0

@@ -21,14 +21,17 @@ from turnwise.knobs import any_number, at_least, choice_or_plugin, knob, more_th
 class SftConfig:
     """Supervised fine-tuning on recorded or scripted trajectories."""
 
-    steps: int = knob(2000, at_least(1))
-    """Weight updates. Lower it for a short imitation before reinforcement learning, or when the loss has settled."""
+    steps: int | None = knob(None, at_least(1))
+    """Weight updates; null goes over the trajectories three times. Set it when the loss has settled earlier or still
+    falls at the end."""
     batch_tokens: int = knob(8192, at_least(1))
-    """Tokens packed into one batch. Lower it when memory is short; raise it for a smoother gradient."""
+    """Tokens of one weight update, those of prompts and tools included. Raise it for a smoother gradient; memory is
+    learner.token_budget's affair."""
     lr: float = knob(2e-3, more_than(0))
     """Learning rate after warm-up. The default suits the bundled model; large pretrained models need about 1e-5."""
-    warmup: int = knob(50, at_least(0))
-    """Updates over which the learning rate rises. Raise it when the loss jumps at the start."""
+    warmup: int = knob(10, at_least(0))
+    """Updates over which the learning rate rises; from there it falls to a tenth. Raise it when the loss jumps at the
+    start."""
     script: str | None = None
     """Who writes the traces to learn from: module:function giving a Script. Set it when there are no recorded ones."""
     traces: int = knob(2000, at_least(1))

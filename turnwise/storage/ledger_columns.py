@@ -23,17 +23,17 @@ LEDGER = pa.struct(
         ("training", _TRAINING),
     ]
 )
-LEDGER_4 = pa.struct(
-    [
-        ("token_ids", pa.list_(pa.int32())),
-        ("origins", pa.list_(pa.int8())),
-        ("turns", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float64())),
-        ("training", _TRAINING),
-    ]
-)
-"""Of format 4, whose versions are those of the turns."""
 _COLUMNS = ("token_ids", "origins", "turns", "logprobs", "versions")
+
+
+def _older(training: str) -> Any:
+    """Without versions, which were those of the turns, with log-probs in doubles, and what training found out last."""
+    columns = [LEDGER.field(name) for name in ("token_ids", "origins", "turns")]
+    return pa.struct([*columns, ("logprobs", pa.list_(pa.float64())), (training, _TRAINING)])
+
+
+LEDGERS = {"5": LEDGER, "4": _older("training"), "3": _older("learned")}
+"""A ledger of every format that is read."""
 
 Lists = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]
 """Offsets, the values of all lists in a row, and which lists are there."""
@@ -77,11 +77,10 @@ def _offsets(lengths: Sequence[int]) -> Any:
 
 
 def read_ledgers(column: Any, turns: Sequence[Sequence[Turn]]) -> list[list[Ledger]]:
-    """The ledgers of each row of such a column; `turns` are the rows' own, whose versions stand for format 4's."""
+    """The ledgers of each row of such a column; `turns` are the rows' own, for versions that an older format lacks."""
     struct = column.flatten()
-    parts = dict(zip((field.name for field in struct.type), struct.flatten(), strict=True))
-    training = parts.pop("training")
-    lists = {name: _lists(part) for name, part in parts.items()}
+    *parts, training = struct.flatten()
+    lists = {field.name: _lists(part) for field, part in zip(struct.type, parts, strict=False)}
     found = dict(zip(TOKEN_TRAINING, (_lists(part) for part in training.flatten()), strict=True))
     trained = training.is_valid().to_numpy(zero_copy_only=False)
     ends = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()

@@ -7,7 +7,8 @@ runs/<name>/
   trajectories/step_000012.parquet    see storage/trajectories.py
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
   checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
-  policy/                             what a fine-tuning made
+  policy/, policy_adapter/            what a fine-tuning made
+  demonstrations.json                 what it learned from, which is trajectories/step_000000.parquet
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids

@@ -65,6 +65,10 @@ class StatusWriter:
         self.end, self.reason = State.FINISHED, ""
         """What is said when the block ends well."""
 
+    def expect(self, steps: int) -> None:
+        """The run will have this many steps."""
+        self._status = replace(self._status, steps=steps)
+
     def at(self, step: int) -> None:
         """The run has come this far."""
         self._status = self._status.at(step)

@@ -151,9 +151,10 @@ def _check_schema(path: Path, schema: Any) -> None:
         raise StorageError(f"{path} is not a trajectory file")
     version = found.decode("utf-8", "replace")
     if version not in SCHEMAS:
-        raise StorageError(
-            f"{path} has trajectory format {version}; this version reads {' and '.join(sorted(SCHEMAS))}"
-        )
+        reads = f"this version reads {min(SCHEMAS)} to {max(SCHEMAS)}"
+        older = version.isdecimal() and int(version) < int(min(SCHEMAS))
+        why = "record the run anew: nothing converts it" if older else "a newer version wrote it: update turnwise"
+        raise StorageError(f"{path} has trajectory format {version}; {reads}; {why}")
     if not schema.equals(SCHEMAS[version]):
         raise StorageError(f"{path} says it has trajectory format {version}, but its columns are others")
 

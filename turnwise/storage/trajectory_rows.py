@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from turnwise.errors import StorageError
-from turnwise.storage.ledger_columns import LEDGER, LEDGER_4, check_training, ledger_of, ledger_row
+from turnwise.storage.ledger_columns import LEDGER, LEDGERS, check_training, ledger_of, ledger_row
 from turnwise.types import (
     CallRecord,
     CallStatus,
@@ -29,7 +29,7 @@ from turnwise.types import (
     Turn,
 )
 
-VERSION, VERSION_4 = "5", "4"
+VERSION = "5"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]
@@ -114,8 +114,8 @@ SCHEMA = pa.schema(
 )
 SEGMENTS = SCHEMA.get_field_index("segments")
 SCHEMAS = {
-    VERSION: SCHEMA,
-    VERSION_4: SCHEMA.set(SEGMENTS, pa.field("segments", pa.list_(LEDGER_4))).with_metadata({VERSION_KEY: VERSION_4}),
+    version: SCHEMA.set(SEGMENTS, pa.field("segments", pa.list_(ledger))).with_metadata({VERSION_KEY: version})
+    for version, ledger in LEDGERS.items()
 }
 """Every format that is read."""
 

@@ -18,7 +18,7 @@ from turnwise.engines.opening import LearnerParts
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
-from turnwise.trainer.state import FORMAT, KLState, LoaderPosition, Progress, RunState, write_state
+from turnwise.trainer.state import FORMAT, KLState, LoaderPosition, Progress, RunState, write_json
 from turnwise.training import kl
 from turnwise.training.optimise import needs_critic, needs_reference, optimise
 from turnwise.training.sequences import TrainSequence
@@ -71,7 +71,7 @@ class Engines:
             progress=progress,
             loader=LoaderPosition(**asdict(loader)),
         )
-        write_state(folder, state)
+        write_json(folder, state)
 
     def load(self, checkpoint: Checkpoint[RunState]) -> None:
         """Go on from a checkpoint."""

@@ -28,7 +28,7 @@ def prepare_training(
     check_trackers(config.tracking.to)
     samples, eval_samples = (None if given is None else list(given) for given in (samples, eval_samples))
     given = describe(samples=samples, eval_samples=eval_samples, tools=tools, scorer=scorer, interaction=interaction)
-    check_given(existing_run(config), given, eval_files=config.data.eval_files)
+    check_given(existing_run(config, "train"), given, eval_files=config.data.eval_files)
     prepared = prepare(
         config,
         "train",

@@ -13,6 +13,7 @@ from turnwise.config import Config
 from turnwise.errors import ConfigError
 from turnwise.storage.lock import LOCK
 from turnwise.storage.run_dir import CONFIG, RunDir, check_free, check_name
+from turnwise.storage.status import read_status
 from turnwise.trainer.given import resume_call
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
@@ -22,12 +23,14 @@ MAY_CHANGE = (
     "training.max_minutes", "training.max_tokens",
 )  # fmt: skip
 """Keys that a resumed run may change; all others would make it another run."""
+NEVER_CHANGES = {"train": (), "sft": ("sft.",)}
+"""Of these, what is another run's for one command: the learning rate of a fine-tuning falls until sft.steps."""
 _WHERE = ("run", "runs_dir", "resume")
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 
 
 def compose_training(overrides: Sequence[str], config_file: Path | None, *, trusted: bool) -> Composed:
-    """The config of `turnwise train`. A run that is resumed has its own; only what is given now differs.
+    """The config of a command that trains. A run that is resumed has its own; only what is given now differs.
 
     Plug-ins, addresses and the like that only the run names are refused unless it is `trusted`. Where the run lies is
     never the run's to say.
@@ -44,13 +47,13 @@ def compose_training(overrides: Sequence[str], config_file: Path | None, *, trus
     return replace(composed, config=config)
 
 
-def resume_command(name: str, config: Config) -> str:
+def resume_command(name: str, config: Config, command: str = "train") -> str:
     """The command that resumes a run made here; the run has its own config."""
     if (call := resume_call(name, RunDir(Path.cwd() / config.runs_dir / name))) is not None:
         return call
     place = [] if config.runs_dir == Config.runs_dir else [f"runs_dir={_quoted(config.runs_dir)}"]
     trust = [FLAG] if needs_trust(config, Path.cwd() / config.runs_dir) else []
-    return shlex.join(["turnwise", "train", f"run={_quoted(name)}", *place, "resume=auto", *trust])
+    return shlex.join(["turnwise", command, f"run={_quoted(name)}", *place, "resume=auto", *trust])
 
 
 def _quoted(text: str) -> str:
@@ -61,7 +64,7 @@ def _quoted(text: str) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
-def existing_run(config: Config) -> RunDir | None:
+def existing_run(config: Config, command: str) -> RunDir | None:
     """The run to resume, or None for a new one; a folder that is neither is refused before anything is tried out."""
     if not _asks_to_resume(config):
         check_free(Path(config.runs_dir), config.run)
@@ -71,7 +74,13 @@ def existing_run(config: Config) -> RunDir | None:
         return None
     if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= {LOCK}:  # of a process that was killed at once
         return RunDir(folder)
-    return RunDir.open(folder)
+    run = RunDir.open(folder)
+    status = read_status(run)
+    if status is not None and status.command != command:
+        raise ConfigError(
+            f"run {run.name!r} was made by `turnwise {status.command}`: `turnwise {command}` cannot resume it"
+        )
+    return run
 
 
 def changed_settings(directory: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
@@ -80,12 +89,17 @@ def changed_settings(directory: RunDir, config: Config) -> dict[str, tuple[Any, 
     return {key: pair for key, pair in found.items() if key not in _WHERE}
 
 
-def refuse_changes(directory: RunDir, config: Config) -> None:
+def refuse_changes(directory: RunDir, config: Config, command: str) -> None:
     """ConfigError for a config with which the run would be another one."""
     found = changed_settings(directory, config)
     sections = tuple(key for key in MAY_CHANGE if key.endswith("."))
-    changed = {key: pair for key, pair in found.items() if key not in MAY_CHANGE and not key.startswith(sections)}
-    if "training.steps" in found and config.learner.decay is not Decay.constant:
+    fixed = NEVER_CHANGES[command]
+    changed = {
+        key: pair
+        for key, pair in found.items()
+        if key.startswith(fixed) or (key not in MAY_CHANGE and not key.startswith(sections))
+    }
+    if command == "train" and "training.steps" in found and config.learner.decay is not Decay.constant:
         changed["training.steps"] = found["training.steps"]
     if changed:
         listed = "; ".join(f"{key} was {then!r} and is {now!r}" for key, (then, now) in changed.items())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,6 +16,7 @@ FORMAT: Literal[4] = 4
 
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(slots=True)
@@ -79,20 +80,25 @@ class RunState(BaseModel):
     loader: LoaderPosition
 
 
-def write_state(folder: Path, state: RunState) -> None:
+def write_json(folder: Path, state: BaseModel) -> None:
     """Into a checkpoint's folder."""
     with replacing(folder / STATE) as file:
         file.write(state.model_dump_json(indent=2).encode())
 
 
 def read_state(folder: Path) -> RunState:
+    """Of the folder of a training's checkpoint."""
+    return read_json(folder, RunState)
+
+
+def read_json(folder: Path, kind: type[M]) -> M:
     """Of a checkpoint's folder; StorageError names the first thing that is wrong with it."""
     try:
         content = (folder / STATE).read_bytes()
     except OSError as error:
         raise cannot("read", folder / STATE, error) from error
     try:
-        return RunState.model_validate_json(content)
+        return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"

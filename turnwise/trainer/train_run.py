@@ -10,30 +10,26 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from turnwise.choices import Resume
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import StorageError
 from turnwise.report import is_detail, shown
-from turnwise.run import Run, printer
-from turnwise.stopping import first_signal
-from turnwise.storage.abandoned import abandon_after
-from turnwise.storage.checkpoints import Found, find_checkpoint, write_checkpoint
-from turnwise.storage.lock import holding
-from turnwise.storage.run_dir import CONFIG, RunDir
+from turnwise.storage.checkpoints import write_checkpoint
+from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
 from turnwise.trainer.alerts import Alerts
 from turnwise.trainer.engines import Engines
 from turnwise.trainer.given import write_given
-from turnwise.trainer.resuming import changed_settings, existing_run, refuse_changes, resume_command
+from turnwise.trainer.resumable_run import ResumableRun, open_run
+from turnwise.trainer.resuming import resume_command
 from turnwise.trainer.state import Progress, RunState, read_state
 from turnwise.types import Sample, Trajectory
 
 T = TypeVar("T")
 
 
-class TrainRun(Run):
+class TrainRun(ResumableRun[RunState]):
     """Opened once per process; `progress` survives it."""
 
     def __init__(
@@ -41,14 +37,18 @@ class TrainRun(Run):
     ) -> None:
         self.progress = Progress()
         self.loader = Loader(samples, config.training.groups, config.seed, config.training.shuffle)
-        self.stopping = asyncio.Event()
         self.first_step = True
         self.mid_update = False
         """While weights change, the learner's are not those of `progress`, and no checkpoint can be taken."""
         self._saved_step = 0
-        self.resuming = resuming
-        self._found: Found[RunState] = self._find_checkpoint(directory) if resuming else Found(None, [])
-        super().__init__(config, directory, "train", console, steps=config.training.steps, trackers=config.tracking.to)
+        steps, trackers = config.training.steps, config.tracking.to
+        super().__init__(
+            config, directory, "train", console, read_state, resuming=resuming, steps=steps, trackers=trackers
+        )
+        if self.found.checkpoint is not None:
+            state = self.found.checkpoint.state
+            self.loader.restore(state.loader.state())
+            self.progress, self._saved_step = state.progress, state.progress.step
         self._step_started = self._started
         self.alerts = Alerts(config, self.dir.path)
 
@@ -158,17 +158,6 @@ class TrainRun(Run):
                 entry.cancel()
             await asyncio.gather(task, stop, return_exceptions=True)
 
-    @contextmanager
-    def stop_on_signal(self) -> Iterator[None]:
-        """SIGTERM and SIGINT end the run after what it is doing; a second one ends it at once."""
-
-        def stop() -> None:
-            self.note("stopping: the present step ends first (again: at once)")
-            self.stopping.set()
-
-        with first_signal(stop):
-            yield
-
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     async def save(self, engines: Engines) -> Path:
@@ -200,40 +189,11 @@ class TrainRun(Run):
                     self.note(f"resume with: {resume_command(self.dir.name, self.config)}")
             raise
 
-    def _find_checkpoint(self, directory: RunDir) -> Found[RunState]:
-        """Find where to resume. Whatever is wrong comes out here, before anything of the run is touched."""
-        found = find_checkpoint(directory, read_state)
-        if found.checkpoint is not None:
-            state = found.checkpoint.state
-            self.loader.restore(state.loader.state())
-            self.progress, self._saved_step = state.progress, state.progress.step
-        elif found.passed_over:
-            problems = "; ".join(found.passed_over)
-            raise StorageError(f"run {directory.name!r} cannot be resumed: all its checkpoints are damaged: {problems}")
-        return found
-
     def resume(self, engines: Engines) -> None:
         """Load the newest whole checkpoint; a run without one starts anew in its directory."""
         if self.resuming:
-            self._restore(engines)
+            self.restore(engines.load, self.progress.step, keep_from=0)
         self.start_trackers(resumed_at=self.progress.step)
-
-    def _restore(self, engines: Engines) -> None:
-        for problem in self._found.passed_over:
-            self.note(f"damaged checkpoint passed over: {problem}")
-        checkpoint = self._found.checkpoint
-        if checkpoint is not None:
-            engines.load(checkpoint)
-        for key, (then, now) in changed_settings(self.dir, self.config).items():
-            self.note(f"changed: {key} was {then} and is {now}")
-        for text in abandon_after(self.dir, -1 if checkpoint is None else self.progress.step):
-            self.note(text)
-        self.write_config()
-        self.status.at(self.progress.step)
-        if checkpoint is None:
-            self.note("no checkpoint to resume from: starting at step 0; what was recorded is under abandoned/")
-        else:
-            self.note(f"resumed from {checkpoint.folder.name}: {self.progress.step} steps done")
 
     def _loader_at(self, position: int) -> LoaderState:
         """The loader's state after the consumed samples; it may itself be ahead of them."""
@@ -246,21 +206,12 @@ class TrainRun(Run):
 def open_train_run(
     config: Config, console: Console, samples: list[Sample], given: Mapping[str, str]
 ) -> Iterator[TrainRun]:
-    """The run to resume, or a new one, held against other writers until the block ends.
+    """The run to resume, or a new one, held against other writers until the block ends."""
 
-    Nothing of a run that is refused is touched.
-    """
-    directory = existing_run(config)
-    if directory is None:
-        directory = RunDir.create(Path(config.runs_dir), config.run, "train")
-        if config.resume is Resume.auto and config.run is not None:
-            printer(console)(f"there is no run {config.run!r} in {config.runs_dir} to resume: a new one begins")
-    with holding(directory.path, "train", printer(console)):
-        resuming = (directory.path / CONFIG).is_file()
-        if resuming:
-            refuse_changes(directory, config)
-        run = TrainRun(config, directory, console, samples, resuming=resuming)
-        if not resuming:
-            run.write_config()
-            write_given(directory, given)
+    def make(directory: RunDir, resuming: bool) -> TrainRun:
+        return TrainRun(config, directory, console, samples, resuming=resuming)
+
+    with open_run(config, "train", console, make) as run:
+        if not run.resuming:
+            write_given(run.dir, given)
         yield run

@@ -36,8 +36,8 @@ class TrainSequence:
     logprobs: Floats
     """The sampler's."""
     turns: NDArray[np.int32]
-    policy_version: int
-    """The oldest version that wrote any of its policy tokens; -1 when no turn tells."""
+    versions: NDArray[np.int32]
+    """Which weights wrote each of the policy's tokens; one number is that of all."""
     trajectory: int
     """Index into the step's trajectories; the segments of one trajectory share it and keep their order."""
     group: int
@@ -77,8 +77,11 @@ class TrainSequence:
         self.loss_mask = np.asarray(self.loss_mask, np.bool_)
         self.logprobs = np.asarray(self.logprobs, np.float64)
         self.turns = np.asarray(self.turns, np.int32)
-        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs) == len(self.turns):
-            raise ValueError("token ids, loss mask, logprobs and turns differ in length")
+        versions = np.asarray(self.versions, np.int32)
+        self.versions = versions if versions.ndim else np.full(len(self.token_ids), versions)
+        arrays = self.token_ids, self.loss_mask, self.logprobs, self.turns, self.versions
+        if len({len(array) for array in arrays}) > 1:
+            raise ValueError("token ids, loss mask, logprobs, turns and versions differ in length")
         self.policy = np.flatnonzero(self.loss_mask)
         self.check()
 
@@ -95,6 +98,11 @@ class TrainSequence:
     def policy_tokens(self) -> int:
         """How many tokens the policy wrote."""
         return len(self.policy)
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version that wrote any of its policy tokens."""
+        return int(self.gather("versions").min())
 
     def gather(self, name: str) -> NDArray[Any]:
         """The entries of one array at the policy's tokens; an array nobody has written raises."""
@@ -126,11 +134,11 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
     """
     return [
         TrainSequence(
-            token_ids=np.asarray(ledger.token_ids, np.int64),
+            token_ids=ledger.token_ids,
             loss_mask=mask,
-            logprobs=np.asarray(ledger.logprobs, np.float64),
-            turns=np.asarray(ledger.turns, np.int32),
-            policy_version=min((t.policy_version for t in trajectory.turns if t.segment == segment), default=-1),
+            logprobs=ledger.logprobs.astype(np.float64),
+            turns=ledger.turns,
+            versions=ledger.versions,
             trajectory=number,
             group=group,
             reward=math.nan if trajectory.reward is None else trajectory.reward,
@@ -140,7 +148,7 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, ledger in enumerate(trajectory.segments)
-        if (mask := np.asarray(ledger.loss_mask, np.bool_)).any()
+        if (mask := ledger.loss_mask).any()
     ]
 
 

@@ -1,29 +1,31 @@
-"""Supervised fine-tuning: next-token loss on the policy's tokens of recorded trajectories, and on no others."""
+"""Supervised fine-tuning: trajectories in shuffled batches of tokens, each an update of the learner on the policy's."""
 
+import hashlib
 import itertools
-import math
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from turnwise.config import SftConfig
-from turnwise.engines.model import attention
-from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.choices import Decay
+from turnwise.config import LearnerConfig, SftConfig
+from turnwise.engines.learners.learner import Learner, NotFinite
+from turnwise.engines.learners.objective import SUPERVISED
 from turnwise.errors import DataError, TurnwiseError
+from turnwise.training.packing import fill, pack, tokens_by_trajectory
 from turnwise.training.sequences import TrainSequence, batches
+
+PASSES = 3
+"""How often the trajectories are gone through when nobody says how many updates there shall be."""
+BETA2, WEIGHT_DECAY = 0.98, 0.01
+LAST_LR = 0.1
+"""The share of the learning rate at which its cosine decay ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SftStep:
-    """One weight update, counted from 1."""
+    """One weight update."""
 
-    number: int
     loss: float
     lr: float
     grad_norm: float
@@ -42,65 +44,62 @@ class SftStep:
             "sft/grad_norm": self.grad_norm,
             "sft/policy_tokens": self.policy_tokens,
             "perf/total_num_tokens": self.tokens,
+            "perf/throughput": self.tokens / self.seconds,
             "timing_s/step": self.seconds,
         }
 
 
-def loss_on(decoder: PolicyModel, batch: list[TrainSequence]) -> Tensor:
-    """Mean negative log-likelihood of the policy's tokens, each given everything before it."""
-    lengths = [len(sequence.token_ids) for sequence in batch]
-    tokens = torch.from_numpy(np.concatenate([sequence.token_ids for sequence in batch]))
-    targets = torch.from_numpy(np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in batch])))
-    hidden = decoder(ModelInputs(tokens, attention.positions(lengths)), attention.packed(lengths))
-    # A sequence starts with its prompt, so the token before a policy token is always in the same sequence.
-    logits = decoder.logits(hidden[targets - 1])
-    return functional.cross_entropy(logits, tokens[targets])
+def learner_config(learner: LearnerConfig, sft: SftConfig) -> LearnerConfig:
+    """The learner of a fine-tuning: its own learning rate and decay, all else as configured."""
+    return replace(
+        learner, lr=sft.lr, warmup=sft.warmup, decay=Decay.cosine, min_lr_ratio=LAST_LR, beta2=BETA2,
+        weight_decay=WEIGHT_DECAY,
+    )  # fmt: skip
 
 
-def train_sft(
-    decoder: PolicyModel,
-    sequences: list[TrainSequence],
-    config: SftConfig,
-    seed: int,
-    report: Callable[[SftStep], None],
-) -> float:
-    """Train in place for `config.steps` steps and report each; returns how often the data was gone through.
-
-    A loss that is not finite stops the run.
-    """
+def check_sequences(sequences: Sequence[TrainSequence]) -> None:
+    """Refuse what nothing can be learned from."""
     if not sequences:
         raise DataError("no sequence with policy tokens to train on")
     if any(sequence.loss_mask[0] for sequence in sequences):
         raise DataError("a sequence starts with a policy token: there is nothing to predict it from")
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, config))
-    seen = 0
-    for step, batch in enumerate(itertools.islice(_endless(sequences, config.batch_tokens, seed), config.steps)):
-        started, lr = time.perf_counter(), optimizer.param_groups[0]["lr"]
-        loss = loss_on(decoder, batch)
-        if not math.isfinite(loss.item()):
-            raise TurnwiseError(f"the loss became {loss.item()} at step {step + 1}; lower sft.lr")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        seen += len(batch)
-        tokens, learned = sum(len(s.token_ids) for s in batch), sum(s.policy_tokens for s in batch)
-        report(SftStep(step + 1, loss.item(), lr, norm.item(), tokens, learned, time.perf_counter() - started))
-    return seen / len(sequences)
 
 
-def _scale(step: int, config: SftConfig) -> float:
-    """Linear warm-up, then cosine decay to a tenth."""
-    if step < config.warmup:
-        return (step + 1) / config.warmup
-    done = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
+def fingerprint(sequences: Sequence[TrainSequence]) -> str:
+    """A short digest of the tokens to learn from and their context, in order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for sequence in sequences:
+        digest.update(f"{len(sequence.token_ids)} ".encode())
+        digest.update(sequence.token_ids.tobytes() + sequence.loss_mask.tobytes())
+    return digest.hexdigest()
 
 
-def _endless(sequences: list[TrainSequence], token_budget: int, seed: int) -> Iterator[list[TrainSequence]]:
+def count_updates(sequences: list[TrainSequence], config: SftConfig, seed: int) -> int:
+    """How many updates there will be: `sft.steps`, or as many as PASSES over the sequences take."""
+    if config.steps is not None:
+        return config.steps
+    return sum(len(list(_one_pass(sequences, config.batch_tokens, seed, epoch))) for epoch in range(PASSES))
+
+
+def shuffled(sequences: list[TrainSequence], batch_tokens: int, seed: int) -> Iterator[list[TrainSequence]]:
+    """Batches without end, shuffled anew for each pass; a function of the sequences and the seed alone."""
     for epoch in itertools.count():
-        order = list(range(len(sequences)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        yield from batches(sequences, order, token_budget)
+        yield from _one_pass(sequences, batch_tokens, seed, epoch)
+
+
+def _one_pass(sequences: list[TrainSequence], budget: int, seed: int, epoch: int) -> Iterator[list[TrainSequence]]:
+    order = list(range(len(sequences)))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    yield from batches(sequences, order, budget)
+
+
+def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int) -> SftStep:
+    """One update by the mean over the batch's policy tokens, worked off in parts of at most `token_budget` tokens."""
+    started, whole = time.perf_counter(), tokens_by_trajectory(batch)
+    try:
+        done = learner.update([pack(part, whole) for part in fill(batch, token_budget)], SUPERVISED)
+    except NotFinite as error:
+        raise TurnwiseError(f"{error}; lower sft.lr") from error
+    found, tokens = done.metrics, sum(len(sequence.token_ids) for sequence in batch)
+    seconds = time.perf_counter() - started
+    return SftStep(found["loss"], found["lr"], found["grad_norm"], tokens, sum(whole.values()), seconds)

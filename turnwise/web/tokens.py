@@ -39,15 +39,17 @@ def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
     """The JSON of a trajectory's token view; NotThere for a shard or row that is not there."""
     trajectory = read_trajectory(table, shard, row)
     decoder = decoder_of(run)
+    written = [ledger.versions[ledger.loss_mask] for ledger in trajectory.segments]
+    several = len(np.unique(np.concatenate(written))) > 1 if written else False
     return {
-        "segments": [_segment(ledger, decoder.pieces) for ledger in trajectory.segments],
+        "segments": [_segment(ledger, decoder.pieces, several) for ledger in trajectory.segments],
         "origin_names": [origin.name.lower() for origin in Origin],
         "ids_are_real": decoder.ids_are_real,
         "problem": decoder.problem,
     }
 
 
-def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
+def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str, Any]:
     policy, ids = ledger.loss_mask, ledger.token_ids.tolist()
     training = ledger.training or TokenTrainingData()
     ours, new = training.logprobs, training.new_logprobs
@@ -71,6 +73,7 @@ def _segment(ledger: Ledger, pieces: Pieces) -> dict[str, Any]:
         "values": _numbers(training.values, policy),
         "ref_logprobs": _numbers(training.ref_logprobs, policy),
         "rewards": _numbers(training.rewards, policy),
+        "versions": _numbers(ledger.versions, policy & (ledger.versions >= 0)) if several_versions else None,
     }
 
 

@@ -25,21 +25,21 @@ def is_hub_id(path: str) -> bool:
 @functools.cache
 def download(name: str, *, code: bool) -> Path:
     """The folder of a hub model; `code` fetches its Python files too. Once a process: the answer must not change."""
-    from huggingface_hub import snapshot_download
-
     repository, _, revision = name.partition("@")
     try:
         info = _look(repository, revision or None)
     except ConnectionError as error:  # what was fetched before serves without a network
-        try:
-            return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
-        except (OSError, ValueError):
-            raise ConfigError(
-                f"model.path: {name} is no folder here (from {Path.cwd()}), it is not in the cache, and the hub cannot "
-                f"be reached: {_first_line(error)}"
-            ) from error
+        if (folder := _cached(repository, revision or None)) is not None:
+            return folder
+        raise ConfigError(
+            f"model.path: {name} is no folder here (from {Path.cwd()}), it is not in the cache, and the hub cannot "
+            f"be reached: {_first_line(error)}"
+        ) from error
     wanted = _wanted(name, [each.rfilename for each in info.siblings or ()], code)
-    return _cached(repository, revision, info.sha, wanted) or _fetch(name, repository, revision, wanted)
+    folder = _cached(repository, info.sha)
+    if folder is not None and all((folder / file).is_file() for file in wanted):
+        return folder
+    return _fetch(name, repository, revision or None, wanted)
 
 
 def _look(repository: str, revision: str | None) -> "ModelInfo":
@@ -102,24 +102,20 @@ def _wanted(name: str, files: list[str], code: bool) -> list[str]:
     return [*companions, *templates, *weights]
 
 
-def _cached(repository: str, revision: str, commit: str | None, wanted: list[str]) -> Path | None:
-    """The cached folder where it is this commit and holds every file."""
-    from huggingface_hub import snapshot_download
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """The folder in the cache that has at least a config.json of this revision."""
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        folder = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
-    except (OSError, ValueError):  # LocalEntryNotFoundError is both
-        return None
-    whole = folder.name == commit and all((folder / file).is_file() for file in wanted)
-    return folder if whole else None
+    found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _fetch(name: str, repository: str, revision: str, wanted: list[str]) -> Path:
+def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> Path:
     """Fetch what is lacking; the client draws its progress on standard error."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
     except (*_http_errors(), ValueError) as error:
         raise ConfigError(
             f"model.path: the download of {name} failed: {_first_line(error)}; what was fetched is kept, try again"

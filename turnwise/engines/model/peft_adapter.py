@@ -1,9 +1,10 @@
 """LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -28,7 +29,8 @@ class PeftModel(TransformersModel):
     """A transformers model whose own weights are frozen; each linear layer but the head adds `scale * B A x`.
 
     The weights are those of `base`, not a copy: peft puts its layers into the model itself. The experts of a layer,
-    which lie in one parameter, have factors each; routers have none.
+    which lie in one parameter, have factors each; routers have none, nor have the dense layers beside experts where
+    peft takes their names for those of experts.
     """
 
     has_adapter = True
@@ -49,7 +51,6 @@ class PeftModel(TransformersModel):
             target_modules=linear,
             target_parameters=experts or None,
         )
-        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": linear + experts}
         with torch.random.fork_rng(), warnings.catch_warnings():
             # peft draws first values of its own, which are replaced, and says aloud that a Conv1D lies transposed.
             warnings.simplefilter("ignore")
@@ -63,6 +64,9 @@ class PeftModel(TransformersModel):
         self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
         self.eval()
 
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"lora": {"rank": self.rank, "alpha": self.alpha, "targets": sorted(self._adapters)}}
+
     def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
         return ((name, module) for name, module in self.model.named_modules() if isinstance(module, LoraLayer))
 
@@ -75,18 +79,12 @@ class PeftModel(TransformersModel):
         layer = self._adapters.get(name)
         if layer is None:
             return tensor
-        return (tensor.float() + layer.get_delta_weight(ADAPTER)).to(tensor.dtype)
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return (tensor.float() + added).to(tensor.dtype)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._names.outward(self._tensors(), self._merge)
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._names.outward(self._tensors())}
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The weights below the adapter."""
-        self._names.inward(self._tensors(), weights)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:

@@ -47,7 +47,7 @@ class ActiveRows:
     token lie in one tensor, so that a model of one kind of layer moves a sequence in one copy.
     """
 
-    layers: Sequence[tuple[Tensor, Tensor]]
+    layers: list[tuple[Tensor, Tensor]]
     """Keys and values of each layer: what cached attention reads and writes."""
 
     def __init__(

@@ -63,6 +63,7 @@ OVERRIDES = (
     "sft.batch_tokens=6144",
     "sft.lr=3e-3",
     "sft.warmup=100",
+    "training.save_every=0",
 )
 
 

@@ -81,6 +81,19 @@ function ratio() {
   };
 }
 
+/** One bin for each version of the weights, the oldest first; neighbours share one when there are many. */
+function versions(values) {
+  const known = [...new Set(values.filter((value) => value !== null))].sort((one, other) => one - other);
+  const count = Math.min(known.length, 8);
+  const binOf = (value) => Math.floor((known.indexOf(value) * count) / known.length);
+  const classes = Array.from({ length: count }, (_, bin) => `heat-${1 + Math.round((bin * 7) / Math.max(1, count - 1))}`);
+  const labels = classes.map((_, bin) => {
+    const here = known.filter((version) => binOf(version) === bin);
+    return here.length > 1 ? `${here[0]} to ${here.at(-1)}` : String(here[0]);
+  });
+  return { classes, labels, binOf, unit: "version of the weights" };
+}
+
 const NUMBERS = [
   { name: "logprob", key: "logprobs", title: "sampler log-probability", scale: probability },
   { name: "entropy", key: "entropies", title: "entropy", scale: entropy },
@@ -90,6 +103,7 @@ const NUMBERS = [
   { name: "value", key: "values", title: "critic's value", scale: (values) => fitted(values, "value") },
   { name: "ref_logprob", key: "ref_logprobs", title: "reference log-probability", scale: probability },
   { name: "reward", key: "rewards", title: "token reward", scale: (values) => fitted(values, "reward") },
+  { name: "version", key: "versions", title: "policy version", scale: versions },
 ];
 
 /** The channels this trajectory has numbers for; each {name, title, unit, classes, labels, bins(segment) -> Int8Array}. */
@@ -132,6 +146,10 @@ export function numbersOf(segment, index) {
   for (const { name, key, title } of NUMBERS) {
     const value = segment[key]?.[index];
     if (value === null || value === undefined) continue;
+    if (name === "version") {
+      rows.push([title, String(value)]);
+      continue;
+    }
     const likely = name === "logprob" || name === "ref_logprob" ? ` (p ${number(Math.exp(value))})` : "";
     rows.push([title, `${Math.abs(value) < 1e-4 && value !== 0 ? value.toExponential(2) : value.toFixed(5)}${likely}`]);
   }
