@@ -1,6 +1,7 @@
 """One suite over both implementations of a policy model and many architectures, held against plain transformers."""
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -405,3 +406,42 @@ def test_dropout_is_off_even_in_training() -> None:
     assert torch.equal(logits_of(model), logits_of(model)) and model.training
     first, second = (model(inputs(), packed(LENGTHS), recompute=True) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_computes_the_same(case: Case) -> None:
+    device = torch.device("cuda")
+    expected, reference = plain_logits(case.plain), gradients(case.plain)
+    model = case.read().to(device)
+    given = ModelInputs(TOKENS.to(device), positions(LENGTHS).to(device))
+    with torch.no_grad():
+        found = model.logits(model(given, packed(LENGTHS, device)))
+    assert close(found.cpu(), expected, 1e-3)
+    rows, regime = ActiveRows(model.shape.caches, torch.float32, 2, device), Regime(4, 2, 32)
+    rows.reserve(2, 40)
+    with torch.inference_mode():
+        first, last = PARTS[0].numpy(), PARTS[2].numpy()
+        fed = prefill(model, rows, [Chunk(0, 0, 30), Chunk(1, 0, 20)], [first[:30], last[:20]], regime)
+        assert close(fed.cpu(), expected[[29, 46 + 19]], 1e-3)
+        places = np.array([30, 20])
+        decoded = decode(model, rows, np.array([first[30], last[20]]), places, regime)
+        assert close(decoded.cpu(), expected[[30, 46 + 20]], 1e-3)
+    before = copied(model)
+    hidden = model(given, packed(LENGTHS, device), rows=(SCORED - 1).to(device))
+    scores = model.scores(hidden, TOKENS[SCORED].to(device), temperature=TEMPERATURE, chunk=13)
+    policy_loss(*(score.cpu() for score in scores)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad)
+    for name, tensor in model.weights():
+        assert close((before[name] - tensor).cpu(), reference.get(name, torch.zeros(tensor.shape)), 1e-3), name
+
+
+def test_facts_are_of_the_model_and_not_of_its_folder(case: Case, tmp_path: Path) -> None:
+    model = case.read()
+    model.save(tmp_path)
+    again = type(model).read(tmp_path)  # type: ignore[attr-defined]
+    assert json.loads(json.dumps(again.facts)) == json.loads(json.dumps(model.facts)) and not model.has_adapter
+    adapted = case.adapted(rank=2)
+    assert adapted.has_adapter and adapted.facts["lora"]["rank"] == 2 and model.facts["lora"] is None

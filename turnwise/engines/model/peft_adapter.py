@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -62,10 +61,8 @@ class PeftModel(TransformersModel):
             a.data = torch.empty(a.shape).uniform_(-bound, bound, generator=noise).to(a.device)
             b.data = torch.zeros(b.shape, device=b.device)
         self._adapters = {_plain(f"{name}.{_parameter(layer)}"): layer for name, layer in self._adapted()}
+        self.facts["lora"] = {"rank": rank, "alpha": alpha, "targets": sorted(self._adapters)}
         self.eval()
-
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | {"lora": {"rank": self.rank, "alpha": self.alpha, "targets": sorted(self._adapters)}}
 
     def _adapted(self) -> Iterator[tuple[str, LoraLayer]]:
         return ((name, module) for name, module in self.model.named_modules() if isinstance(module, LoraLayer))

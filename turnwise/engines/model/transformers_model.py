@@ -29,6 +29,9 @@ from turnwise.errors import EngineError
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
 
+NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
+"""Fields of a config that say how it was written or is run."""
+
 
 class TransformersModel(PolicyModel):
     """The `transformers` policy model; `model` is theirs and its parameters are ours to train."""
@@ -43,6 +46,8 @@ class TransformersModel(PolicyModel):
         found = probe(model, self._base)
         self._recomputes = found.handed_down and bool(self._checkpointed)
         self._logits = found.logits
+        written = json.loads(model.config.to_json_string())
+        self.facts = {"config": {k: v for k, v in written.items() if k not in NOT_OF_THE_MODEL}, "lora": None}
         config = model.config.get_text_config()
         self.shape = ModelShape(
             self._head.weight.shape[0],
@@ -55,7 +60,7 @@ class TransformersModel(PolicyModel):
 
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
-        self.model, self.shape = other.model, other.shape
+        self.model, self.shape, self.facts = other.model, other.shape, dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
         self._checkpointed, self._recomputes = other._checkpointed, other._recomputes
 
