@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, choose_model, make_renderer, open_context, prepare
+from turnwise.assemble import Prepared, make_renderer, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
 from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
-from turnwise.engines.opening import model_source
+from turnwise.engines.opening import LearnerParts, model_source, open_learner
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load
@@ -33,9 +33,6 @@ from turnwise.trainer.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
 from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
 from turnwise.types import Group, Sample, Trajectory
-
-if TYPE_CHECKING:
-    from turnwise.engines.learners.learner import Learner
 
 POLICY, ADAPTER = "policy", "policy_adapter"
 P = ParamSpec("P")
@@ -123,9 +120,10 @@ def fine_tune(
 def _demonstrations(
     config: Config, renderer: Renderer, trajectories: Sequence[Trajectory] | None, console: Console
 ) -> Demonstrations:
-    chosen = choose_model(config)
-    assert chosen is not None  # check_fine_tuning
-    note, vocabulary = printer(console), chosen[1].vocab_size
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    source, note = model_source(config), printer(console)
+    vocabulary = model_facts(source, choose_implementation(source, config.model.implementation)).vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)
     return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note)
@@ -161,7 +159,10 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
     config, sequences = run.config, to_sequences(found.used)
     check_sequences(sequences)
     steps = count_updates(sequences, config.sft, config.seed)
-    learner = _open_learner(config, renderer, steps)
+    # Tokens are learned as they are, whatever temperature they were sampled at.
+    sampling = replace(config.sampling, temperature=1.0)
+    taught = replace(config, learner=learner_config(config.learner, config.sft), sampling=sampling)
+    learner = open_learner(taught, renderer, LearnerParts(updates=steps))
     run.begin(learner, steps, fingerprint(sequences))
     progress = run.progress
     run.note(_plan(config, steps, sequences))
@@ -183,24 +184,6 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
         run.note(f"resume with: {resume_command(run.dir.name, config, 'sft')}")
     else:
         run.note(f"train the policy further with: turnwise train model.path={policy}")
-
-
-def _open_learner(config: Config, renderer: Renderer, steps: int) -> "Learner":
-    """The configured model as one that is trained: all weights, or LoRA."""
-    import torch
-
-    from turnwise.engines.learners.local import LocalLearner
-    from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
-    from turnwise.engines.model.policy_folder import PolicyFolder
-
-    source, learner = model_source(config), learner_config(config.learner, config.sft)
-    model = read_model(source, choose_implementation(source, config.model.implementation), torch.float32)
-    if learner.lora_rank:
-        model = add_lora(model, learner.lora_rank, learner.lora_alpha, config.seed)
-    companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
-    return LocalLearner(
-        model, learner, temperature=1.0, updates=steps, companions=companions, base_model=source.base
-    )  # fmt: skip
 
 
 def _in_threads(config: Config) -> "Callable[[Callable[P, T]], Callable[P, T]]":

@@ -42,7 +42,7 @@ def check_training(config: Config) -> None:
 def check_fine_tuning(config: Config) -> None:
     """Refuse a config that cannot be fine-tuned with."""
     check_config(config)
-    if config.engine.name != EngineName.torch:
+    if config.engine.name != EngineName.torch and not is_plugin(config.engine.name):
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
     if config.model.precision is not Precision.float32:
         raise ConfigError(

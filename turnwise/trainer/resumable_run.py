@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
@@ -21,7 +21,7 @@ from turnwise.trainer.resuming import changed_settings, existing_run, refuse_cha
 
 S = TypeVar("S")
 """What a checkpoint says of how far the run had come."""
-R = TypeVar("R", bound="ResumableRun[object]")
+R = TypeVar("R", bound="ResumableRun[Any]")
 
 
 class ResumableRun(Run, Generic[S]):

@@ -51,9 +51,10 @@ class ThreadChoice:
 
 
 def check_cacheable(model: PolicyModel) -> None:
-    """Refuse a model that cannot be continued from keys and values, by what is in its way."""
-    if model.shape.no_caching is not None:
-        raise EngineError(f"the torch sampler cannot write with this model: {model.shape.no_caching}")
+    """Refuse a model that cannot be continued from keys and values in one pass with others, by what is in its way."""
+    reason = model.shape.no_caching or model.shape.no_packing
+    if reason is not None:
+        raise EngineError(f"the torch sampler cannot write with this model: {reason}")
 
 
 def choose_threads(model: PolicyModel, wanted: int, *, batch_invariant: bool = True) -> ThreadChoice:
