@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import CONTEXT, HYBRID, SUPPORTED, VOCABULARY, WINDOW, build
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -241,6 +242,7 @@ def test_what_is_saved_is_what_transformers_loads(case: Case, model: PolicyModel
     loaded, problems = AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation="eager", output_loading_info=True
     )
+    assert "turnwise" not in (tmp_path / "config.json").read_text(), "our attention is no property of the weights"
     assert not problems["missing_keys"] and not problems["unexpected_keys"] and not problems["mismatched_keys"]
     assert close(plain_logits(loaded), expected) and type(loaded) is type(case.plain)
 
@@ -398,6 +400,30 @@ def test_recomputing_is_refused_where_a_layer_would_not_find_our_attention_again
     model = TransformersModel(build("stablelm"))
     with pytest.raises(EngineError, match="StableLmForCausalLM cannot compute its layers again"):
         model(inputs(), packed(LENGTHS), recompute=True)
+
+
+def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_up(tmp_path: Path) -> None:
+    build("qwen3").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.up_proj" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(EngineError, match="lacks the weights model.layers.1.mlp.up_proj.weight"):
+        TransformersModel.read(tmp_path)
+    kept["model.norm.weight"] = torch.ones(7)
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(EngineError, match="transformers cannot load"):
+        TransformersModel.read(tmp_path)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(EngineError, match="transformers cannot load"):
+        TransformersModel.read(tmp_path)
+
+
+def test_lora_without_peft_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TransformersModel(build("qwen3"))
+    monkeypatch.delitem(sys.modules, "turnwise.engines.model.peft_adapter")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(EngineError, match=r"turnwise\[lora\]"):
+        model.with_lora(rank=2, alpha=4.0, seed=0)
 
 
 def test_dropout_is_off_even_in_training() -> None:

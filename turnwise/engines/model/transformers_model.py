@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -24,7 +25,7 @@ from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
 from turnwise.engines.model.transformers_probe import probe
 from turnwise.engines.model.transformers_weights import CheckpointNames
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, one_line
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
@@ -78,16 +79,22 @@ class TransformersModel(PolicyModel):
             with _quiet():
                 if gguf_file is not None:
                     return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
-                model = AutoModelForCausalLM.from_pretrained(
+                model, report = AutoModelForCausalLM.from_pretrained(
                     path,
                     dtype=dtype,
                     attn_implementation=OURS,
                     local_files_only=True,
                     use_safetensors=True,
                     trust_remote_code=trust_remote_code,
+                    output_loading_info=True,
                 )
-        except (ValueError, OSError, KeyError, ImportError) as error:
-            raise EngineError(f"transformers cannot load {path}: {error}") from error
+        except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
+        if lacking := sorted(report["missing_keys"]):  # transformers would go on with random ones
+            raise EngineError(f"{path} lacks the weights {', '.join(lacking[:5])}")
+        if getattr(model, "hf_quantizer", None) is not None:
+            kind = model.config.quantization_config.quant_method
+            raise EngineError(f"{path} holds weights quantised by {kind}, which cannot be trained; take plain ones")
         return cls(model)
 
     def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
