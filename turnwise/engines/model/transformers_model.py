@@ -78,8 +78,9 @@ class TransformersModel(PolicyModel):
             with _quiet():
                 if gguf_file is not None:
                     return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
-                model = AutoModelForCausalLM.from_pretrained(
+                model, info = AutoModelForCausalLM.from_pretrained(
                     path,
+                    output_loading_info=True,
                     dtype=dtype,
                     attn_implementation=OURS,
                     local_files_only=True,
@@ -88,6 +89,8 @@ class TransformersModel(PolicyModel):
                 )
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise EngineError(f"transformers cannot load {path}: {error}") from error
+        if lacking := sorted(info["missing_keys"]):  # the library would go on with random numbers in their place
+            raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")
         return cls(model)
 
     def with_lora(self, *, rank: int, alpha: float, seed: int) -> "TransformersModel":
