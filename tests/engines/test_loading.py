@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import CONFIG, llama, rounded, write_gguf
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM
 
 from turnwise.chat.renderer import Renderer
@@ -240,6 +241,15 @@ def test_a_policy_of_a_transformers_model_is_a_plain_folder(windowed: Path, tmp_
     with torch.no_grad():
         torch.testing.assert_close(again(torch.arange(3, 43)[None]).logits[0], logits(model), atol=1e-4, rtol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == read_tokenizer(source).templates["default"]
+
+
+def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_with_noise(windowed: Path, tmp_path: Path) -> None:
+    source = copy_of(windowed, tmp_path)
+    tensors = load_file(source.folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, source.folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match=r"lacks the tensors model.layers.1.mlp.down_proj.weight"):
+        read_model(source, choose_implementation(source, Wanted.auto), torch.float32)
 
 
 # --- what a GGUF file may say ---------------------------------------------------------------------------------------
