@@ -40,3 +40,9 @@ def test_choices_that_do_not_go_together_are_told(overrides, warning):
     text = plan_text(prepare(configure("rollout.tools=[calculate]", *overrides), "train", limit=2))
     assert ("warning" in text) is (warning is not None)
     assert warning is None or warning in text
+
+
+def test_an_endpoint_leaves_no_tokens():
+    config = configure("engine=openai", "engine.base_url=http://127.0.0.1:9/v1", "rollout.tools=[calculate]")
+    text = plan_text(prepare(config, "test", limit=2))
+    assert "model (asked from the endpoint); messages only: no tokens and no log-probs are recorded" in text
