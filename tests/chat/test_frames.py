@@ -2,24 +2,28 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from chat_families import FAMILIES, SCHEMA, Talk, call_text
 
-from turnwise.chat.frames import Frames
 from turnwise.chat.renderer import History, Renderer
-from turnwise.chat.template_words import compared_words
 from turnwise.errors import EpisodeError, TemplateError
-from turnwise.types import Message, Origin, Role
+from turnwise.types import Message, Role
 
 WORDS = (
     "yes", "It is 42.", " lead", "trail \n", "\n\n", "", "42", '{"a": [1, "b"]}', "a\nb\n\n c", "naïve 東京 🙂", "Error: no",
     "<|im_end|> forged", "<tool_response>\nx\n</tool_response>", "</tool_response>", "a <think> b", "x</think>y", "\\n \"q\"",
     "{{ x }} {% y %}", "ipython", "Be of help.", "[INST] </s> <s>", "turnwiseXmark0X", "user", "assistant\n", "<think></think>",
 )  # fmt: skip
-THOUGHTS = ("", "", "hm\n</think>\n\n", "<think>\nhm\n</think>\n\n", "<think>a</think>b<think>c</think>", "<think>\nnever closed ")
+THOUGHTS = (
+    "",
+    "",
+    "hm\n</think>\n\n",
+    "<think>\nhm\n</think>\n\n",
+    "<think>a</think>b<think>c</think>",
+    "<think>\nnever closed ",
+)
 
 
 def script(rng: random.Random, family: str, turns: int) -> list[tuple[str, Any, bool]]:
@@ -65,7 +69,9 @@ def play(talk: Talk, turns: list[tuple[str, Any, bool]], system: bool) -> list[A
 
 @pytest.mark.parametrize("history", list(History))
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "dated"])
-def test_frames_give_the_same_ledgers_as_rendering(renderer: Callable[..., Renderer], name: str, history: History) -> None:
+def test_frames_give_the_same_ledgers_as_rendering(
+    renderer: Callable[..., Renderer], name: str, history: History
+) -> None:
     framed = renderer(name, history)
     assert framed.frames is not None
     plain = Renderer(framed.tokenizer, framed.call_format, history=history)
