@@ -1,19 +1,24 @@
-"""Wall time of 1,000 concurrent scripted episodes over the longest chain of their tools' and user's latencies.
+"""CPU time of an assistant turn, wall time of 1,000 concurrent episodes, and memory of 10,000.
 
 Each episode calls a tool three times (10 to 100 ms each, drawn by seed), answers, is asked once more by a user (10 to
-100 ms), and answers again. The longest chain is what a rollout that costs nothing would take. The same episodes run
-once with rendering and tokens (`tokens`) and once with messages only (`messages`), which is what the rollout itself
-costs. Memory is read after each round; it should not grow once caches are warm.
+100 ms), and answers again: five turns. The peer is the longest chain of those latencies, which is what a rollout that
+costs nothing would take. The same episodes run once with rendering and tokens (`tokens`: completions lie ready; reading
+them, the ledger and the self-check of one episode in sixteen are in it) and once with messages only (`messages`), which
+is what the rollout itself costs. Memory is read after each round; it should not grow once caches are warm.
 
-    python benchmarks/rollout.py [--episodes 1000] [--group 8] [--rounds 10] [--scale 1]
+    python benchmarks/rollout.py [--episodes 1000] [--group 8] [--rounds 5] [--many 10000] [--scale 1] [--profile]
 """
 
 import argparse
 import asyncio
+import cProfile
+import functools
 import gc
 import os
+import pstats
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +29,7 @@ from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.config import Config
-from turnwise.engines.samplers.request import NoiseKey
+from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.scripted import ScriptedSampler
 from turnwise.models.tiny.recipe import make_tokenizer
 from turnwise.rollout.chat_backends import AssistantReply, TokenBackend
@@ -37,6 +42,7 @@ from turnwise.rollout.plan import Plan
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import tool
 from turnwise.types import (
+    Completion,
     FinishReason,
     Group,
     JsonSchema,
@@ -52,8 +58,11 @@ from turnwise.types import (
 CALLS = 3
 LOW, HIGH = 10, 100
 """Milliseconds of one latency."""
+TURN_MS, CHAINS = 0.25, 4
+"""What a turn may cost, and the whole of the episodes in longest chains."""
 
 
+@functools.cache
 def latencies(sample: str, sibling: int) -> list[int]:
     """Milliseconds of the three tool calls and of the user's word, drawn by seed."""
     rng = random.Random(f"{sample}/{sibling}")
@@ -96,12 +105,41 @@ def line(sample: Sample, sibling: int, turn: int) -> str:
     )
 
 
+class ReadySampler(ScriptedSampler):
+    """A sampler whose completions lie ready, as those of an engine elsewhere would."""
+
+    def __init__(self, renderer: Renderer, samples: Sequence[Sample], group: int) -> None:
+        end_id = min(renderer.stop_ids)
+        super().__init__(renderer.tokenizer, lambda request: "", end_id=end_id)
+        self._said: dict[str, list[int]] = {}
+        self._ready: dict[tuple[str, int], list[Completion]] = {}
+        for sample in samples:
+            for sibling in range(group):
+                ids = [[*self._ids(line(sample, sibling, turn)), end_id] for turn in range(CALLS + 2)]
+                made = [Completion.of(one, [-0.5] * len(one), FinishReason.STOP, version=0) for one in ids]
+                self._ready[sample.id, sibling] = made
+
+    async def generate(self, request: Request) -> Completion:
+        turn = self._turns[request.conversation]
+        self._turns[request.conversation] += 1
+        return self._ready[request.noise.sample, request.noise.sibling][turn]
+
+    async def release(self, conversation: str) -> None:
+        del self._turns[conversation]
+
+    def _ids(self, text: str) -> list[int]:
+        if text not in self._said:
+            self._said[text] = self._tokenizer.encode(text).ids
+        return self._said[text]
+
+
 @dataclass(slots=True)
 class MessageBackend:
     """The same words without a renderer or a tokenizer: what is left is the rollout itself."""
 
     messages: Sequence[Message]
     segments: list[Ledger] = field(default_factory=list)
+    lost: int = 0
 
     def open(self, prompt: Sequence[Message]) -> None:
         return None
@@ -145,16 +183,11 @@ class Bench:
         self.samples = [
             Sample(f"bench:{n}", (system, Message(Role.USER, text)), "bench", "0") for n, text in enumerate(questions)
         ]
-        self.by_id = {sample.id: sample for sample in self.samples}
         chains = [sum(latencies(text, sibling)) for text in questions for sibling in range(group)]
         self.chain = scale * max(chains) / 1000
         make_tokenizer(folder)
         self.renderer = Renderer(Tokenizer(folder), hermes)
-        self.sampler = ScriptedSampler(
-            self.renderer.tokenizer,
-            lambda request: line(self.by_id[request.noise.sample], request.noise.sibling, request.turn),
-            end_id=min(self.renderer.stop_ids),
-        )
+        self.sampler = ReadySampler(self.renderer, self.samples, group)
 
     def context(self, make_backend: MakeBackend, config: Config) -> RolloutContext:
         config.rollout.interaction = f"{__name__}:Asker"
@@ -204,46 +237,106 @@ class Bench:
         return measured
 
 
-def memory() -> tuple[float, int]:
-    """(resident megabytes of this process, objects the garbage collector knows)."""
-    gc.collect()
+class Peak:
+    """The most memory that this process held while a block ran, in megabytes."""
+
+    def __init__(self) -> None:
+        self.most = resident()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.1):
+            self.most = max(self.most, resident())
+
+
+def resident() -> float:
+    """Megabytes of this process in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, len(gc.get_objects())
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def report(name: str, bench: Bench, rounds: Sequence[Measured], episodes: int) -> None:
-    best = min(rounds, key=lambda measured: measured.wall)
-    print(
-        f"{name:9s} wall {best.wall:.2f} s over the longest chain of {bench.chain:.2f} s: ratio "
-        f"{best.wall / bench.chain:.2f}; CPU {1e3 * best.cpu / episodes:.2f} ms an episode (best of {len(rounds)})"
-    )
+def with_load(text: str) -> None:
+    print(f"{text}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
+
+
+def speed(bench: Bench, episodes: int, rounds: int) -> None:
+    """CPU and wall time. The first round is left out: all of its episodes are checked, and caches are cold."""
+    turns = episodes * (CALLS + 2)
+    for name, context, target in (("tokens", bench.with_tokens(), True), ("messages", bench.with_messages(), False)):
+        asyncio.run(bench.round(context, 0))
+        measured = [asyncio.run(bench.round(context, step)) for step in range(1, rounds + 1)]
+        cpu, wall = min(one.cpu for one in measured), min(one.wall for one in measured)
+        wanted = (f" (target: at most {TURN_MS})", f" (target: below {CHAINS})") if target else ("", "")
+        with_load(
+            f"{name:9s} {1e3 * cpu / turns:.3f} ms of CPU a turn{wanted[0]}; {episodes} episodes in {wall:.2f} s, "
+            f"{wall / bench.chain:.2f} times the longest chain of {bench.chain:.2f} s{wanted[1]}; best of {rounds}"
+        )
+    frames = bench.renderer.frames
+    assert frames is not None
+    by_template = ", ".join(f"{count} because {reason}" for reason, count in frames.rendered.items())
+    print(f"frames    {frames.filled} turns were filled into frames; by the template: {by_template or 'none'}")
+
+
+def flatness(bench: Bench, episodes: int, rounds: int) -> None:
+    """Memory of many episodes at once, and what is left of it after each round."""
+    context, kept = bench.with_tokens(), []
+    for step in range(1, rounds + 1):
+        gc.collect()
+        before = resident()
+        with Peak() as peak:
+            measured = asyncio.run(bench.round(context, step))
+        gc.collect()
+        kept.append(resident())
+        with_load(
+            f"memory    {episodes} episodes at once: {1e3 * (peak.most - before) / episodes:.1f} kB each at most, "
+            f"{kept[-1]:.0f} MB after round {step}, {1e3 * measured.cpu / episodes / (CALLS + 2):.3f} ms of CPU a turn"
+        )
+    if rounds > 2:
+        print(f"memory    {kept[-1] - kept[1]:+.1f} MB from round 2 to round {rounds} (target: flat)")
+
+
+def profile(bench: Bench) -> None:
+    """Where the time of one round goes, by function."""
+    context = bench.with_tokens()
+    asyncio.run(bench.round(context, 0))
+    with cProfile.Profile() as found:
+        asyncio.run(bench.round(context, 1))
+    pstats.Stats(found).sort_stats("tottime").print_stats(40)
+
+
+def make(episodes: int, group: int, scale: float) -> Bench:
+    with tempfile.TemporaryDirectory() as folder:
+        return Bench(episodes, group, scale, Path(folder))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--many", type=int, default=10_000, help="episodes whose memory is measured; 0 for none")
     parser.add_argument("--group", type=int, default=8, help="siblings of one sample")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="latencies are multiplied by it")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes instead")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args.episodes, args.group, args.scale, Path(folder))
+    bench = make(args.episodes, args.group, args.scale)
     episodes = len(bench.samples) * args.group
     print(f"{episodes} episodes in groups of {args.group}, {CALLS + 2} assistant turns each, {LOW}-{HIGH} ms latencies "
-          f"times {args.scale:g}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")  # fmt: skip
-    context, kept, rounds = bench.with_tokens(), [], []
-    for step in range(args.rounds):
-        rounds.append(asyncio.run(bench.round(context, step)))
-        kept.append(memory())
-        last, (resident, objects) = rounds[-1], kept[-1]
-        times = f"wall {last.wall:.2f} s, CPU {last.cpu:.2f} s"
-        print(f"round {step + 1:2d}: {times}, RSS {resident:.1f} MB, {objects} objects")
-    report("tokens", bench, rounds, episodes)
-    context = bench.with_messages()
-    report("messages", bench, [asyncio.run(bench.round(context, step)) for step in range(3)], episodes)
-    if args.rounds > 3:
-        grown, more = kept[-1][0] - kept[2][0], kept[-1][1] - kept[2][1]
-        print(f"memory    {grown:+.1f} MB and {more:+d} objects from round 3 to round {args.rounds}")
+          f"times {args.scale:g}")  # fmt: skip
+    if args.profile:
+        return profile(bench)
+    speed(bench, episodes, args.rounds)
+    if args.many:
+        many = make(args.many, args.group, args.scale)
+        flatness(many, len(many.samples) * args.group, min(args.rounds, 4))
 
 
 if __name__ == "__main__":

@@ -60,16 +60,19 @@ def reported_wait(seconds: Callable[[], float]) -> Iterator[None]:
         yield
 
 
-@contextlib.asynccontextmanager
-async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+class slot:
     """`async with slots`, whose waiting is not the episode's time."""
-    waits = _waits.get()
-    with contextlib.nullcontext() if waits is None else waits.waiting():
-        await slots.acquire()
-    try:
-        yield
-    finally:
-        slots.release()
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
+
+    async def __aenter__(self) -> None:
+        waits = _waits.get() if self._slots.locked() else None  # a free one is there at once
+        with contextlib.nullcontext() if waits is None else waits.waiting():
+            await self._slots.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._slots.release()
 
 
 @contextlib.asynccontextmanager

@@ -300,7 +300,7 @@ def test_faulty_records_are_told_with_their_number_and_the_first_of_them():
     told = render_problem(
         [trajectory(0, None), trajectory(1, "at token 7 (turn 0): recorded is 'a'"), trajectory(2, "at token 9")]
     )
-    assert told is not None and told.startswith("2 of 3 episodes") and "'s1'" in told and "at token 7" in told
+    assert told is not None and told.startswith("2 of 3 checked episodes") and "'s1'" in told and "at token 7" in told
 
 
 def test_a_duplicated_context_is_a_fault_of_the_record(make):

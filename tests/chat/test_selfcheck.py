@@ -47,9 +47,9 @@ def test_evaluation_warns_once_with_a_count_and_the_first_place(rewriting: tuple
     console = Console(record=True, quiet=False, file=(tmp_path / "out.txt").open("w"), width=2000)
     report = evaluate(config, console=console)
     warnings = [line for line in (tmp_path / "runs" / "late" / "log.txt").read_text().splitlines() if "warning" in line]
-    assert len(warnings) == 1 and "3 of 3 episodes hold other tokens than one full render" in warnings[0]
+    assert len(warnings) == 1 and "3 of 3 checked episodes hold other tokens than one full render" in warnings[0]
     assert "at token 0 (turn 0)" in warnings[0] and "(old)" in warnings[0] and "chatml_hermes" in warnings[0]
-    assert "3 of 3 episodes" in console.export_text()
+    assert "3 of 3 checked episodes" in console.export_text()
     problems = [
         one.artifacts["render_problem"] for one in read_trajectories(report.run / "eval" / "step_000000.parquet")
     ]

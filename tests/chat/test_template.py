@@ -59,9 +59,8 @@ def test_only_templates_that_look_back_are_shown_the_whole_history(renderer, nam
     template = renderer(name).template
     history = [Message(Role.SYSTEM, "s"), HELLO, CALLING, RESULT, Message(Role.ASSISTANT, "yes", answer="yes"), HELLO]
     for role in (Role.TOOL, Role.USER):
-        needed = template.needed(history, [Message(role, "x")])
-        assert list(needed) == (history[:2] if role in roles else history)
-    assert template.needed([Message(Role.ASSISTANT, "Welcome.")], [HELLO]) == [Message(Role.ASSISTANT, "Welcome.")]
+        assert template.first_prompt(history, [Message(role, "x")]) == (history[:2] if role in roles else None)
+    assert template.first_prompt([Message(Role.ASSISTANT, "Welcome.")], [HELLO]) is None
 
 
 def test_a_template_that_counts_is_followed_through_many_rounds(talk):

@@ -144,6 +144,7 @@ class Theatre:
     ) -> Show:
         """`rollout` are values of config.rollout."""
         config = Config()
+        config.chat.check_share = 1.0
         config.sampling.max_tokens, config.sampling.stop = max_tokens, list(stop)
         for key, value in rollout.items():
             assert hasattr(config.rollout, key), key

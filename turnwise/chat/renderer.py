@@ -4,6 +4,7 @@ import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.template import ChatTemplate
+from turnwise.chat.template_words import clock_formats
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import EpisodeError, TemplateError
@@ -81,7 +83,9 @@ class Renderer:
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
         self._opened: dict[tuple[Any, ...], _Opened] = {}
-        self.frames: Frames | None = Frames(self.template, list(tokenizer.templates.values()))
+        sources = list(tokenizer.templates.values())
+        self._clock = clock_formats("".join(sources))
+        self.frames: Frames | None = Frames(self.template, sources)
         """None renders every turn by the template."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
@@ -90,7 +94,10 @@ class Renderer:
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> list[int]:
         """The ids of the first prompt, assistant header included; siblings have the same."""
-        name = (*map(id, messages), None, *map(id, tools), *self.template.clock.now())
+        if self._clock is None:
+            return self._encode_all(messages, tools)
+        time = [datetime.now().strftime(form) for form in self._clock]
+        name = (*map(id, messages), None, *map(id, tools), *time)
         found = self._opened.get(name)
         if found is None:
             if len(self._opened) >= OPENED:
@@ -192,7 +199,8 @@ class Renderer:
     ) -> Message:
         """The assistant message a completion spells out.
 
-        `before` are the last `header_length` ids, or more, that it continues: some templates open a <think> block after a user but not after a tool.
+        `before` are the last `header_length` ids, or more, that it continues: some templates open a <think> block after
+        a user but not after a tool.
         """
         ids = completion.token_ids.tolist()
         if ids and ids[-1] in self.stop_ids:

@@ -95,13 +95,15 @@ class Walk:
 def render_problem(trajectories: Iterable[Trajectory]) -> str | None:
     """What is wrong with the episodes that hold other tokens than a full render of their messages; None for none."""
     played = [trajectory for trajectory in trajectories if trajectory.stop_reason is not StopReason.FAILED]
-    found = [t for t in played if t.render_check is not None and t.render_check.problem is not None]
+    checked = [trajectory for trajectory in played if trajectory.render_check is not None]
+    found = [t for t in checked if t.render_check is not None and t.render_check.problem is not None]
     if not found:
         return None
     first, check = found[0], found[0].render_check
     return (
-        f"{len(found)} of {len(played)} episodes hold other tokens than one full render of their messages, and neither "
-        f"the policy's words nor chat.history explains it; first: sample {first.sample.id!r}, sibling {first.sibling}, "
-        f"{check.problem if check else ''}. The chat template rewrites what came before; use one that only appends "
-        "(chat.template=chatml_hermes), or choose chat.history=verbatim or chat.history=segment"
+        f"{len(found)} of {len(checked)} checked episodes hold other tokens than one full render of their messages, "
+        f"and neither the policy's words nor chat.history explains it; first: "
+        f"sample {first.sample.id!r}, sibling {first.sibling}, {check.problem if check else ''}. The chat template "
+        "rewrites what came before; use one that only appends (chat.template=chatml_hermes), or choose "
+        "chat.history=verbatim or chat.history=segment"
     )

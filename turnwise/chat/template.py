@@ -4,7 +4,6 @@ import contextlib
 import enum
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from turnwise.chat.replies import fresh_mark
@@ -41,30 +40,13 @@ class ThoughtForm(enum.StrEnum):
     """As `reasoning_content`, for templates that look for no tags."""
 
 
-class Clock:
-    """The time as a template asks for it, in the formats that it was asked for."""
-
-    def __init__(self) -> None:
-        self._formats: dict[str, None] = {}
-
-    def __call__(self, format: str) -> str:
-        self._formats[format] = None
-        return datetime.now().strftime(format)
-
-    def now(self) -> list[str]:
-        """What it would say if it were asked again."""
-        return [datetime.now().strftime(format) for format in list(self._formats)]
-
-
 class ChatTemplate:
     """The tokenizer's template, fed with our messages."""
 
     def __init__(self, tokenizer: Tokenizer, call_format: ToolFormat, kwargs: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.call_format = call_format
-        self.clock = Clock()
-        tells_time = any("strftime_now" in source for source in tokenizer.templates.values())
-        self._kwargs = {"strftime_now": self.clock, **kwargs} if tells_time else kwargs
+        self._kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""

@@ -1,4 +1,4 @@
-"""The words that a chat template may look for in the messages it shows, read from its program."""
+"""What a chat template's program tells: the words it may look for in messages, and how it asks for the time."""
 
 import ast
 import re
@@ -9,6 +9,15 @@ from jinja2 import nodes
 
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """A tag of training libraries around what an assistant says; it shows nothing."""
+
+
+_CLOCK = re.compile(r"""strftime_now\s*\((?:\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\))?""")
+
+
+def clock_formats(source: str) -> list[str] | None:
+    """The formats in which a template asks for the time; None when its program does not say them outright."""
+    found = [match.group(1) or match.group(2) for match in _CLOCK.finditer(source)]
+    return None if None in found else found
 
 
 def compared_words(source: str) -> tuple[str, ...]:

@@ -28,7 +28,10 @@ class Tokenizer:
         self, folder: Path, template: str | None = None, *, trust_remote_code: bool = False, name: str | None = None
     ) -> None:
         """The tokenizer of a folder; errors call it `name`."""
-        from transformers import AutoTokenizer  # imports torch: only when a tokenizer is really needed
+        from transformers import (
+            AutoTokenizer,
+            PreTrainedTokenizerFast,
+        )  # imports torch: only when a tokenizer is really needed
 
         name = name or str(folder)
         try:
@@ -56,18 +59,20 @@ class Tokenizer:
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
         hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
         self._border = hard[0] if hard else ""
-        self.hard_texts = tuple(
-            token.content for token in added.values()
-            if token.special and len(token.content) > 1
-            and not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-        )  # fmt: skip
-        """Control tokens on either side of which text is encoded as if there were no other."""
+        plain = [t for t in added.values() if not (t.lstrip or t.rstrip or t.single_word or t.normalized)]
+        self.hard_texts = tuple(token.content for token in plain if len(token.content) > 1)
+        """Added tokens on either side of which text is encoded as if there were no other."""
+        wrapped = type(self._hf)._decode is not PreTrainedTokenizerFast._decode
+        self._decodes_itself = wrapped or type(self._hf).decode is not PreTrainedTokenizerFast.decode
 
     def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
         """Ids of a text in which control tokens mean what they say, except where a cut goes through them.
 
         `after` is the control token the text follows; "" when it follows anything else, None when it opens a sequence.
         """
+        if not cuts and not after and (after is None or not self._border):
+            encoded = self._backend.encode(text, add_special_tokens=False)
+            return Encoding(encoded.ids, encoded.offsets)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         for start, end in pairwise((0, *cuts, len(text))):
@@ -92,7 +97,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if self._decodes_itself:
+            text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        else:  # the same without looking at every id first
+            text = self._backend.decode(plain, skip_special_tokens=False)
         return text
 
     def apply_template(

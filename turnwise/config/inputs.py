@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
-from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, url
+from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 RENDERING = ("torch", "scripted", PLUGIN)
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
@@ -43,6 +43,9 @@ class ChatConfig:
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
+    check_share: float = knob(0.0625, share(), only("engine.name", *RENDERING))
+    """The share of finished episodes whose tokens are compared with one full render of their messages; those of the
+    first round always are. Set it to 1 with a template that is new to you, when CPU time is no matter."""
 
 
 @dataclass

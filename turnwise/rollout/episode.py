@@ -85,11 +85,18 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
     if parts.backend.lost:
         trajectory.artifacts[ENGINE_LOST] = parts.backend.lost
-    if parts.chat.turns:
-        check = trajectory.render_check = parts.backend.check(parts.chat.messages)
+    noise = NoiseKey(context.config.seed, step, sample.id, sibling)
+    if parts.chat.turns and parts.backend.segments and _is_checked(noise, context.config.chat.check_share):
+        # In a thread: it renders and encodes all of the conversation, while others wait for their turn.
+        check = trajectory.render_check = await asyncio.to_thread(parts.backend.check, parts.chat.messages)
         if check is not None and check.problem is not None:
             trajectory.artifacts["render_problem"] = check.problem
     return trajectory
+
+
+def _is_checked(noise: NoiseKey, share: float) -> bool:
+    """All of the first round, of training and of evaluation; then a share, which a resumed run draws the same."""
+    return noise.step in (0, -1) or noise.bits() < share * 2.0**64
 
 
 def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: RolloutContext) -> EpisodeParts:

@@ -12,6 +12,7 @@ from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import plugin_calls
+from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_json, as_number
 from turnwise.strict_yaml import read_yaml
@@ -229,7 +230,8 @@ class InteractionSession:
             if seconds is None:  # closing is never refused
                 plugin_calls.check_leaked()
             work = plugin_calls.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
-            return await plugin_calls.in_task(work, seconds)
+            own = getattr(type(self._interaction), method) is not getattr(BaseInteraction, method)
+            return await (plugin_calls.in_task(work, seconds) if own else work)  # ours neither hangs nor blocks
         except (EpisodeError, PluginError):
             raise
         except plugin_calls.TookTooLong as error:

@@ -43,13 +43,24 @@ async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 async def in_task(work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
     """Await in a task of its own. Cancellation is passed on; code that ignores it is left behind after a while."""
-    task = asyncio.ensure_future(guarded(work))
+    loop = asyncio.get_running_loop()
+    task, waiter = loop.create_task(guarded(work)), loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    task.add_done_callback(wake)
+    timer = None if seconds is None else loop.call_later(seconds, wake)
     try:
-        done, _ = await asyncio.wait((task,), timeout=seconds)
+        await waiter
     except asyncio.CancelledError:
         await _stop(task)
         raise
-    if not done:
+    finally:
+        if timer is not None:
+            timer.cancel()
+    if not task.done():
         await _stop(task)
         raise TookTooLong
     if task.cancelled():
