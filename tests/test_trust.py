@@ -283,7 +283,7 @@ NEEDED = {
     "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
 }  # fmt: skip
 VALUES = {
-    "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
+    "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "model.trust_remote_code": "=true", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
@@ -295,7 +295,13 @@ def takes_text(hint: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "key", ["sandbox.level", "sandbox.min_level", *(k for k, v in knobs_of(Config).items() if takes_text(v.hint))]
+    "key",
+    [
+        "sandbox.level",
+        "sandbox.min_level",
+        "model.trust_remote_code",
+        *(k for k, v in knobs_of(Config).items() if takes_text(v.hint)),
+    ],
 )
 def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
     """A new one that takes text has to be thought about here."""

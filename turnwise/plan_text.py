@@ -29,6 +29,11 @@ def config_warnings(config: Config) -> list[str]:
     return found
 
 
+def trusted_code(config: Config) -> str:
+    """What model.trust_remote_code lets happen."""
+    return f"model.trust_remote_code=true: Python files that come with {config.model.path} are run, if it has any"
+
+
 def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
@@ -36,6 +41,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
+    if prepared.renderer is not None and config.model.trust_remote_code:
+        lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
         renderer = prepared.renderer
         lines.append(

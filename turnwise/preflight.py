@@ -17,7 +17,7 @@ from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.opening import model_source
 from turnwise.errors import TurnwiseError
-from turnwise.plan_text import plan_text
+from turnwise.plan_text import plan_text, trusted_code
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task import load_task
 
@@ -44,6 +44,8 @@ def preflight(composed: Composed) -> Report:
         return report
     report.plan = plan_text(every[0])
     report.add("names and plug-ins", Outcome.OK, "tools, interactions, loops and scorers were found and fit")
+    if config.model.trust_remote_code:
+        report.add("model", Outcome.WARNING, trusted_code(config))
     if (choice := every[0].implementation) is not None:
         report.add("model", Outcome.OK, str(choice))
         for notice in choice.notices:

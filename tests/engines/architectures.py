@@ -78,6 +78,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     },
     "cohere": {"logit_scale": 0.25, "use_qk_norm": True},
     "phi": {},
+    "stablelm": {"use_qkv_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma4_text": EIGHT
     | {

@@ -8,7 +8,7 @@ from turnwise.engines.model import attention
 from turnwise.engines.model.attention import Chunk, Regime, pad_rows
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, Decoder
-from turnwise.engines.model.policy_model import ModelInputs
+from turnwise.engines.model.policy_model import LayerCache, Mixing, ModelInputs
 from turnwise.engines.samplers.exactness import find_regime
 from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.steps import decode, prefill
@@ -72,3 +72,61 @@ def test_pieces_and_batches_equal_the_whole(shared: int, regime: Regime) -> None
         for shift in range(5):
             places = np.array([40, 257, 320]) + shift
             assert torch.equal(decode(made, rows, tokens[places], places, regime), whole[places.tolist()])
+
+
+MIXINGS = {
+    "scale": Mixing(scale=0.4),
+    "window": Mixing(window=7),
+    "sinks": Mixing(sinks=torch.tensor([1.5, -0.5, 0.0, 3.0])),
+    "window and sinks": Mixing(window=40, sinks=torch.tensor([1.5, -0.5, 0.0, 3.0])),
+    "soft cap": Mixing(softcap=1.2, window=50),
+}
+
+
+def _plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mixing: Mixing) -> torch.Tensor:
+    """One query at a time, one head at a time."""
+    rows = []
+    for place in range(len(q)):
+        first = 0 if mixing.window is None else max(0, place + 1 - mixing.window)
+        heads = []
+        for head in range(q.shape[1]):
+            shared = head * k.shape[1] // q.shape[1]
+            scores = k[first : place + 1, shared] @ q[place, head] * (mixing.scale or q.shape[2] ** -0.5)
+            if mixing.softcap is not None:
+                scores = mixing.softcap * torch.tanh(scores / mixing.softcap)
+            if mixing.sinks is not None:
+                scores = torch.cat((scores, mixing.sinks[head : head + 1]))
+            weights = torch.softmax(scores, dim=-1)[: place + 1 - first]
+            heads.append(weights @ v[first : place + 1, shared])
+        rows.append(torch.cat(heads))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", MIXINGS)
+def test_every_way_of_mixing_is_the_same_packed_whole_and_in_pieces(kind: str, regime: Regime) -> None:
+    mixing, length = MIXINGS[kind], 90
+    noise = torch.Generator().manual_seed(2)
+    shapes = ((4, 16), (2, 16), (2, 12))  # values may be narrower than keys
+    q, k, v = (torch.randn(length, *shape, generator=noise) for shape in shapes)
+    whole = attention.exact([length], regime)(0, q, k, v, mixing)
+    torch.testing.assert_close(whole, _plainly(q, k, v, mixing), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(attention.packed([length])(0, q, k, v, mixing), whole, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(whole, attention.exact([length], regime)(0, q, k, v, Mixing()), atol=1e-2)
+    two = attention.packed([30, 60])(0, q, k, v, mixing)[:30]
+    torch.testing.assert_close(two, whole[:30], atol=1e-5, rtol=1e-4)
+    rows = ActiveRows([LayerCache(2, 16, 12)], torch.float32, 2)
+    rows.reserve(2, 100)
+    parts = []
+    for start, end in ((0, 33), (33, 80)):
+        chunks = [Chunk(0, start, end), Chunk(1, start, end)]
+        twice = [torch.cat((x[start:end], x[start:end])) for x in (q, k, v)]
+        parts.append(attention.cached_prefill(rows, chunks, regime)(0, *twice, mixing).view(2, end - start, -1))
+    for place in range(80, length):
+        twice = [x[[place, place]] for x in (q, k, v)]
+        attend = attention.cached_decode(rows, torch.tensor([place, place]), regime)
+        parts.append(attend(0, *twice, mixing).view(2, 1, -1))
+    pieces = torch.cat(parts, dim=1)
+    torch.testing.assert_close(pieces[0], whole, atol=1e-6, rtol=1e-5)
+    assert torch.equal(pieces[0], pieces[1])
+    if mixing.softcap is None:  # a tanh may round otherwise at the end of a vector
+        assert torch.equal(pieces[0], whole)

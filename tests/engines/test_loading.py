@@ -150,7 +150,8 @@ def test_code_of_a_model_is_not_run_unless_it_is_trusted(tmp_path: Path) -> None
     for source in (known, other):
         trusted = choose_implementation(find_model(str(source.folder), trust_remote_code=True), Wanted.auto)
         assert trusted.implementation is Wanted.transformers
-        assert any("Python files" in notice and "are run" in notice for notice in trusted.notices)
+    code, text = check(f"model.path={TINY.folder}", "model.trust_remote_code=true")
+    assert code == 0 and text.count("model.trust_remote_code=true: Python files that come with") == 2  # plan and checks
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.exactness import REGIMES, holds
 from turnwise.engines.samplers.request import NoiseKey, SamplingParams
-from turnwise.engines.samplers.threads import ThreadChoice, choose_threads, usable_cores
+from turnwise.engines.samplers.threads import UNPADDED, ThreadChoice, choose_threads, usable_cores
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import EngineError
 
@@ -66,10 +66,16 @@ def test_a_machine_without_an_exact_regime_says_what_that_means() -> None:
     assert "same seed can write other tokens" in other.promise()
 
 
+def test_a_proof_nobody_asks_for_is_not_made(decoder: Decoder) -> None:
+    choice = choose_threads(decoder, 1, batch_invariant=False)
+    assert (choice.invariant, choice.proven, choice.regime) == (False, None, UNPADDED)
+    assert "engine.batch_invariant=false" in choice.promise()
+
+
 def test_other_implementations_are_measured_and_promise_nothing(decoder: Decoder) -> None:
     model = Foreign(decoder)
     choice = choose_threads(model, 1)
-    assert (choice.invariant, choice.proven, choice.regime) == (False, None, REGIMES[0])
+    assert (choice.invariant, choice.proven, choice.regime) == (False, None, UNPADDED)
     assert choice.seconds_per_step[1] > 0
     assert "proven for the native implementation only" in choice.promise()
 

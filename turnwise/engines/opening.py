@@ -95,7 +95,7 @@ def open_sampler(
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
     model = model or _read(config, config.model.precision)
-    choice = choose_threads(model, config.engine.threads)
+    choice = choose_threads(model, config.engine.threads, batch_invariant=config.engine.batch_invariant)
     sampler = TorchSampler(
         model,
         decode=renderer.tokenizer.decode,

@@ -101,7 +101,7 @@ class ForwardPass:
 
 def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor]]:
     """The tokens of each sequence that has any of the policy's, and the places of those in it."""
-    tokens, index = batch.tokens.split([*batch.lengths]), batch.index.split([*batch.written])
+    tokens, index = torch.split(batch.tokens, [*batch.lengths]), torch.split(batch.index, [*batch.written])
     found: list[tuple[Tensor, Tensor]] = []
     start = 0
     for own, inside in zip(tokens, index, strict=True):

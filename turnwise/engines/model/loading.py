@@ -60,8 +60,6 @@ def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> I
     auto_map = _auto_map(source)
     own_code = bool(auto_map) and source.trust_remote_code
     notices = [] if source.gguf_file is None else list(gguf_file.notices(source.path))
-    if own_code:
-        notices.append(f"model.trust_remote_code=true: Python files of {source.name} are run")
     try:
         config = _native_config(source)
     except NotNative as refusal:

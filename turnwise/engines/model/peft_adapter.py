@@ -1,7 +1,7 @@
 """LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,18 +76,12 @@ class PeftModel(TransformersModel):
         layer = self._adapters.get(name)
         if layer is None:
             return tensor
-        return (tensor.float() + layer.get_delta_weight(ADAPTER)).to(tensor.dtype)
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return (tensor.float() + added).to(tensor.dtype)
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._names.outward(self._tensors(), self._merge)
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._names.outward(self._tensors())}
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """The weights below the adapter."""
-        self._names.inward(self._tensors(), weights)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Our attention under a transformers model: what its layers ask for, and who sees whom decided by the caller."""
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from turnwise.errors import EngineError
 OURS, WATCHED = "turnwise", "turnwise_watched"
 """Names of attention implementations. The first gets no mask at all; the second also tells what a mask would hide."""
 FACTS = "turnwise_layer"
+CURRENT: ContextVar["Attend | Watch | None"] = ContextVar("turnwise_attend", default=None)
+"""For layers that are not handed the keyword arguments of their model; gone again when a layer is recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Watch:
 
     attend: Attend
     layers: list[tuple[nn.Module, AttentionLayer]]
+    handed_down: bool = True
+    """Whether every layer was given our attention by its model."""
 
     def called(self, module: nn.Module, k: Tensor, v: Tensor, mask: Tensor | None, asked: int | None) -> AttentionLayer:
         """Note a call; a module that attends twice in a pass could not be told apart from itself."""
@@ -39,7 +44,7 @@ class Watch:
         if mask is not None and not hasattr(mask, "hides_beyond"):
             raise _unsupported(module, "attends with a mask of its own making")
         # The mask decides what a layer sees; the window that is asked for beside it only counts where no mask is made.
-        window = asked if mask is None else mask.hides_beyond  # type: ignore[attr-defined]
+        window = asked if mask is None else mask.hides_beyond
         layer = AttentionLayer(len(self.layers), window, LayerCache(k.shape[1], k.shape[3], v.shape[3]))
         self.layers.append((module, layer))
         return layer
@@ -60,6 +65,8 @@ def attention(
     **further: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention layer, with [1, H, T, D]; returns [1, T, Hq, Dv]."""
+    handed_down = attend is not None
+    attend = attend or CURRENT.get()
     if attend is None:
         raise _unsupported(module, "does not get the attention that its model was called with")
     if dropout:
@@ -70,6 +77,7 @@ def attention(
     if query.shape[:1] != (1,) or key.shape[2] != query.shape[2]:
         raise _unsupported(module, f"attends with {query.shape[2]} queries to {key.shape[2]} keys")
     if isinstance(attend, Watch):
+        attend.handed_down &= handed_down
         layer = attend.called(module, key, value, attention_mask, sliding_window)
         attend = attend.attend
     elif attention_mask is not None:

@@ -21,13 +21,16 @@ from transformers.utils import logging as transformers_logging
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
 from turnwise.engines.model.token_scores import token_scores
-from turnwise.engines.model.transformers_attention import OURS, Watch
+from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
 from turnwise.engines.model.transformers_probe import probe
 from turnwise.engines.model.transformers_weights import CheckpointNames
 from turnwise.errors import EngineError
 
 ROPE_BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles change once a sequence grows beyond the length it was first trained with."""
+
+NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
+"""Fields of a config that say how it was written or is run."""
 
 
 class TransformersModel(PolicyModel):
@@ -41,8 +44,10 @@ class TransformersModel(PolicyModel):
         self._checkpointed = _checkpointed_layers(model)
         self.eval()
         found = probe(model, self._base)
+        self._recomputes = found.handed_down and bool(self._checkpointed)
         self._logits = found.logits
-        self.facts = {"transformers": _config_facts(model), "lora": None}
+        written = json.loads(model.config.to_json_string())
+        self.facts = {"config": {k: v for k, v in written.items() if k not in NOT_OF_THE_MODEL}, "lora": None}
         config = model.config.get_text_config()
         self.shape = ModelShape(
             self._head.weight.shape[0],
@@ -55,10 +60,9 @@ class TransformersModel(PolicyModel):
 
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
-        self.model, self.shape = other.model, other.shape
-        self.facts = dict(other.facts)
+        self.model, self.shape, self.facts = other.model, other.shape, dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
-        self._checkpointed = other._checkpointed
+        self._checkpointed, self._recomputes = other._checkpointed, other._recomputes
 
     @classmethod
     def read(
@@ -101,15 +105,15 @@ class TransformersModel(PolicyModel):
     def forward(
         self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
     ) -> Tensor:
-        if recompute and not self._checkpointed:
+        if recompute and not self._recomputes:
             raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
         # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
-        for layer in self._checkpointed:
-            layer.training = recompute
+        for layer in self._checkpointed if recompute else ():
+            layer.training = True
         try:
             hidden = self._base(inputs.tokens, inputs.positions, attend)
         finally:
-            for layer in self._checkpointed:
+            for layer in self._checkpointed if recompute else ():
                 layer.training = False
         return hidden if rows is None else hidden.index_select(0, rows)
 
@@ -117,7 +121,11 @@ class TransformersModel(PolicyModel):
         # [T] -> [1, T], and [3, T] -> [3, 1, T]
         given = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
         passed = {name: value for name, value in given.items() if name in self._takes}
-        output = self.model.base_model(input_ids=tokens.unsqueeze(0), **passed)
+        before = CURRENT.set(attend)
+        try:
+            output = self.model.base_model(input_ids=tokens.unsqueeze(0), **passed)
+        finally:
+            CURRENT.reset(before)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -150,17 +158,25 @@ class TransformersModel(PolicyModel):
         """The decoder's layers in order: what is sharded, compiled or recomputed one by one."""
         return list(self._checkpointed)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """Live and by the names in memory."""
+        tensors: dict[str, Tensor] = self.model.state_dict()
+        return tensors
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._names.outward(self.model.state_dict())
+        yield from self._names.outward(self._tensors())
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._names.shapes(self._tensors())
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self._names.inward(self.model.state_dict(), weights)
+        self._names.inward(self._tensors(), weights)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         raise EngineError("this model has no adapter to leave out")
 
     def save(self, folder: Path) -> None:
-        self._save(folder, self.model.state_dict())
+        self._save(folder, self._tensors())
 
     def _save(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         with _quiet():
@@ -177,12 +193,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
-
-
-def _config_facts(model: PreTrainedModel) -> dict[str, Any]:
-    """The config without what says nothing about the model, such as where it lay and who wrote it."""
-    found: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
-    return {name: value for name, value in found.items() if name[0] != "_" and name != "transformers_version"}
 
 
 def _accepted(model: PreTrainedModel) -> frozenset[str]:

@@ -34,6 +34,8 @@ class Probed:
     logits: LogitShape
     no_packing: str | None
     no_caching: str | None
+    handed_down: bool
+    """Whether a layer that is computed again in the backward pass would still find our attention."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,8 @@ def _probe(model: PreTrainedModel, base: Base) -> Probed:
     device = model.get_input_embeddings().weight.device
     vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    before, tokens = torch.randint(vocab, (BEFORE + TOKENS,), generator=generator).to(device).split([BEFORE, TOKENS])
+    drawn = torch.randint(vocab, (BEFORE + TOKENS,), generator=generator).to(device)
+    before, tokens = drawn[:BEFORE], drawn[BEFORE:]
     places = torch.arange(TOKENS, device=device)
     watch = Watch(packed([TOKENS], device), [])
     with _under(model, WATCHED):
@@ -76,7 +79,7 @@ def _probe(model: PreTrainedModel, base: Base) -> Probed:
     no_packing = None if _alike(behind, alone) else _leak(model, base, before, tokens)
     continued = _continued(base, tokens, [layer for _, layer in watch.layers], alone.dtype)
     no_caching = None if _alike(continued, alone) else no_packing or _leak(model, base, before, tokens)
-    return Probed(tuple(layer.cache for _, layer in watch.layers), logits, no_packing, no_caching)
+    return Probed(tuple(layer.cache for _, layer in watch.layers), logits, no_packing, no_caching, watch.handed_down)
 
 
 @contextmanager

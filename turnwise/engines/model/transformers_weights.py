@@ -39,6 +39,7 @@ class CheckpointNames:
             found = get_model_conversion_mapping(model, add_legacy=False)
             model._weight_conversions = [entry for entry in found if not isinstance(entry, PrefixChange)]
         self._conversions: list[WeightTransform] = model._weight_conversions
+        self._known: dict[str, dict[str, tuple[int, ...]]] | None = None
 
     def outward(
         self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
@@ -52,33 +53,42 @@ class CheckpointNames:
     def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         unsaved = self._model._keys_to_ignore_on_save or ()
         kept = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
-        return remove_tied_weights_from_state_dict(kept, self._model)
+        untied: dict[str, Tensor] = remove_tied_weights_from_state_dict(kept, self._model)
+        return untied
+
+    def shapes(self, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+        """What the checkpoint holds, without making any of it."""
+        return {name: shape for layer in self._layout(self._untied(tensors)).values() for name, shape in layer.items()}
+
+    def _layout(self, own: dict[str, Tensor]) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Names and shapes in the checkpoint by layer; a model's never change."""
+        if self._known is None:
+            self._known = {}
+            for layer, group in _layers(own).items():
+                empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in group.items()}
+                theirs = revert_weight_conversion(self._model, empty)
+                self._known[layer] = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+        return self._known
 
     @torch.no_grad()
     def inward(self, tensors: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy in weights by their checkpoint names; a layer is held until it is complete, then converted at once."""
         own = self._untied(tensors)
+        missing = {layer: dict(shapes) for layer, shapes in self._layout(own).items()}
+        home = {name: layer for layer, shapes in missing.items() for name in shapes}
         waiting: dict[str, dict[str, Tensor]] = {}
-        home: dict[str, str] = {}
-        shapes: dict[str, torch.Size] = {}
-        for layer, group in _layers(own).items():
-            for name, tensor in revert_weight_conversion(self._model, group).items():
-                home[name], shapes[name] = layer, tensor.shape
-        missing = set(home)
-        left = {layer: sum(at == layer for at in home.values()) for layer in set(home.values())}
         for name, tensor in weights:
-            if name not in missing or shapes[name] != tensor.shape:
-                found = f"not {tuple(tensor.shape)} but {tuple(shapes[name])}" if name in shapes else "no weight"
+            layer = home.get(name, "")
+            shape = missing[layer].pop(name, None) if name in home else None
+            if shape is None or shape != tuple(tensor.shape):
+                found = "no weight" if shape is None else f"not {tuple(tensor.shape)} but {shape}"
                 raise EngineError(f"these are not the weights of this model: {name} is {found} here")
-            missing.remove(name)
-            layer = home[name]
             waiting.setdefault(layer, {})[name] = tensor
-            left[layer] -= 1
-            if left[layer] == 0:
+            if not missing[layer]:
                 for target, value in self._convert(waiting.pop(layer), own):
                     own[target].copy_(value)
-        if missing:
-            raise EngineError(f"these are not the weights of this model: {', '.join(sorted(missing)[:5])} did not come")
+        if left := sorted(name for shapes in missing.values() for name in shapes):
+            raise EngineError(f"these are not the weights of this model: {', '.join(left[:5])} did not come")
 
     def _convert(self, group: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]

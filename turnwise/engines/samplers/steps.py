@@ -19,11 +19,11 @@ def prefill(
     regime: Regime,
 ) -> Tensor:
     """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one."""
-    ids = pad_rows(torch.from_numpy(np.concatenate(token_ids)), regime)
-    places = pad_rows(torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks]), regime)
-    hidden = model(ModelInputs(ids, places), cached_prefill(store, chunks, regime))
+    ids = torch.from_numpy(np.concatenate(token_ids))
+    places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+    hidden = model(_inputs(ids, places, store, regime), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
-    return model.logits(pad_rows(hidden.index_select(0, last), regime))[: len(chunks)]
+    return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
 
 
 def decode(
@@ -31,6 +31,11 @@ def decode(
 ) -> Tensor:
     """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]."""
     at = torch.from_numpy(places)
-    ids = pad_rows(torch.from_numpy(token_ids), regime)
-    hidden = model(ModelInputs(ids, pad_rows(at, regime)), cached_decode(store, at, regime))
+    hidden = model(_inputs(torch.from_numpy(token_ids), at, store, regime), cached_decode(store, at, regime))
     return model.logits(hidden)[: len(token_ids)]
+
+
+def _inputs(ids: Tensor, places: Tensor, store: KeyValueStore, regime: Regime) -> ModelInputs:
+    """Padded, and where the cache is."""
+    device = store.layers[0][0].device
+    return ModelInputs(pad_rows(ids, regime).to(device), pad_rows(places, regime).to(device))

@@ -16,6 +16,8 @@ from turnwise.engines.samplers.kv_cache import ActiveRows
 from turnwise.engines.samplers.steps import decode
 from turnwise.errors import EngineError
 
+UNPADDED = Regime(row_pad=1, query_rows=1, key_block=1 << 20)
+"""Products in the shapes they come in: the fastest, and promises nothing."""
 MEASURE_SECONDS = 0.15
 MEASURE_ROWS, MEASURE_LENGTH = 16, 256
 
@@ -32,8 +34,8 @@ class ThreadChoice:
     regime: Regime
     seconds_per_step: dict[int, float]
     invariant: bool
-    tried: bool = True
-    """Whether a proof was looked for: only the native implementation has one."""
+    unproven: str | None = None
+    """Why no proof was looked for; None where one was."""
 
     @property
     def proven(self) -> Regime | None:
@@ -44,37 +46,34 @@ class ThreadChoice:
         """What a user may rely on, as the end of a sentence."""
         if self.invariant:
             return "a conversation's tokens do not depend on what else is computed (proven bit by bit on this machine)"
-        if not self.tried:
-            return (
-                "that a conversation's tokens do not depend on what else is computed is proven for the native "
-                "implementation only, so the same seed can write other tokens when episodes run in another order"
-            )
-        return (
-            "this machine's arithmetic rounds otherwise in other batches (no exact way was found), so the same seed "
-            "can write other tokens when episodes run in another order"
-        )
+        why = self.unproven or "this machine's arithmetic rounds otherwise in other batches (no exact way was found)"
+        return f"{why}, so the same seed can write other tokens when episodes run in another order"
 
 
 def check_cacheable(model: PolicyModel) -> None:
-    """Refuse a model that cannot be continued from keys and values, by what is in its way."""
-    if model.shape.no_caching is not None:
-        raise EngineError(f"the torch sampler cannot write with this model: {model.shape.no_caching}")
+    """Refuse a model that cannot be continued from keys and values in one pass with others, by what is in its way."""
+    reason = model.shape.no_caching or model.shape.no_packing
+    if reason is not None:
+        raise EngineError(f"the torch sampler cannot write with this model: {reason}")
 
 
-def choose_threads(model: PolicyModel, wanted: int) -> ThreadChoice:
+def choose_threads(model: PolicyModel, wanted: int, *, batch_invariant: bool = True) -> ThreadChoice:
     """The fastest thread count with a regime that rounds reproducibly, else the fastest; `wanted` above 0 leaves no
-    choice of the count. A model that is not native gets the cheapest regime without a proof."""
+    choice of the count. Where no proof is asked for or to be had, nothing is padded."""
     check_cacheable(model)
+    unproven = None if batch_invariant else "engine.batch_invariant=false"
+    if not isinstance(model, Decoder):
+        unproven = "batch invariance is proven for the native implementation only"
     before = torch.get_num_threads()
     candidates = [wanted] if wanted > 0 else sorted({1, usable_cores()})
     seconds: dict[int, float] = {}
     try:
         for count in candidates:
             torch.set_num_threads(count)
-            seconds[count] = _seconds_per_step(model)
+            seconds[count] = _seconds_per_step(model, UNPADDED if unproven else REGIMES[0])
         by_speed = sorted(candidates, key=lambda count: seconds[count])
-        if not isinstance(model, Decoder):
-            return ThreadChoice(by_speed[0], REGIMES[0], seconds, invariant=False, tried=False)
+        if unproven is not None or not isinstance(model, Decoder):
+            return ThreadChoice(by_speed[0], UNPADDED, seconds, invariant=False, unproven=unproven)
         for count in by_speed:
             torch.set_num_threads(count)
             regime = find_regime(model)
@@ -93,16 +92,16 @@ def usable_cores() -> int:
 
 
 @torch.inference_mode()
-def _seconds_per_step(model: PolicyModel) -> float:
+def _seconds_per_step(model: PolicyModel, regime: Regime) -> float:
     """The mean over a short while: on a busy machine the stalls of waiting threads belong to the price."""
     length = min(MEASURE_LENGTH, model.shape.context_length)
     rows = ActiveRows.of(model, MEASURE_ROWS)
     rows.reserve(MEASURE_ROWS, length)
     tokens = np.zeros(MEASURE_ROWS, dtype=np.int64)
     places = np.full(MEASURE_ROWS, length - 1, dtype=np.int64)
-    decode(model, rows, tokens, places, REGIMES[0])  # the first call allocates
+    decode(model, rows, tokens, places, regime)  # the first call allocates
     steps, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < MEASURE_SECONDS or steps == 0:
-        decode(model, rows, tokens, places, REGIMES[0])
+        decode(model, rows, tokens, places, regime)
         steps += 1
     return passed / steps

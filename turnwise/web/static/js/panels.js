@@ -181,7 +181,7 @@ const PLAIN = {
   "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
   "timing_s/gen": "rollouts", "timing_s/update_actor": "update", "timing_s/step": "whole step", "timing_s/loop_lag_max": "longest wait of the event loop",
   "timing_s/agent_loop/generate_sequences": "Generating, seconds per episode", "timing_s/agent_loop/tool_calls": "Waiting for tools and users, seconds per episode",
-  "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
+  "rollout/engine_lost": "Tries whose engine was lost", "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
 };
 const SPELT_OUT = [
   [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
