@@ -91,7 +91,7 @@ class TransformersModel(PolicyModel):
         except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
         if lacking := sorted(report["missing_keys"]):  # transformers would go on with random ones
-            raise EngineError(f"{path} lacks the weights {', '.join(lacking[:5])}")
+            raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")
         if getattr(model, "hf_quantizer", None) is not None:
             kind = model.config.quantization_config.quant_method
             raise EngineError(f"{path} holds weights quantised by {kind}, which cannot be trained; take plain ones")
