@@ -123,7 +123,7 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """OSError, ValueError for an answer that makes no sense, and what the client's HTTP library raises, whichever library it uses."""
+    """OSError, ValueError for an answer without sense, and what the client's HTTP library raises, whichever it is."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (ValueError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
