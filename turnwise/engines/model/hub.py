@@ -116,17 +116,17 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
-    except (*_http_errors(), ValueError) as error:
+    except _http_errors() as error:
         raise ConfigError(
             f"model.path: the download of {name} failed: {_first_line(error)}; what was fetched is kept, try again"
         ) from error
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """OSError, and what the client's HTTP library raises, whichever library it uses."""
+    """OSError, ValueError for an answer without sense, and what the client's HTTP library raises, whichever it is."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
+    return (ValueError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
 
 
 def _first_line(error: Exception) -> str:
