@@ -407,7 +407,7 @@ def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_up(tmp_path: Pat
     file = tmp_path / "model.safetensors"
     kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.up_proj" not in name}
     save_file(kept, file, metadata={"format": "pt"})
-    with pytest.raises(EngineError, match="lacks the weights model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(EngineError, match="lacks the tensors model.layers.1.mlp.up_proj.weight"):
         TransformersModel.read(tmp_path)
     kept["model.norm.weight"] = torch.ones(7)
     save_file(kept, file, metadata={"format": "pt"})
