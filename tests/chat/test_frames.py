@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chat_families import FAMILIES, SCHEMA, Talk, call_text
+from chat_families import APPENDING, FAMILIES, SCHEMA, Talk, call_text
 
+from turnwise.chat.kinds import Kinds
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.template_words import clock_formats, compared_words
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.types import Message, Role
 
@@ -42,7 +44,7 @@ def script(rng: random.Random, family: str, turns: int) -> list[tuple[str, Any, 
     return made
 
 
-def play(talk: Talk, turns: list[tuple[str, Any, bool]], system: bool) -> list[Any]:
+def play(talk: Talk, turns: list[tuple[str, Any, bool]]) -> list[Any]:
     """Every segment's tokens, origins and turns, and what stopped the talk if anything did."""
     stopped = ""
     try:
@@ -83,9 +85,10 @@ def test_frames_give_the_same_ledgers_as_rendering(
         asked = [*prompt, Message(Role.USER, "What is it?" if number % 3 else rng.choice(WORDS))]
         turns = script(rng, name, 8) if number % 2 else easy(rng, name)
         tools = (SCHEMA,) if number % 4 else ()
-        found, wanted = (play(Talk(one, asked, tools), turns, bool(prompt)) for one in (framed, plain))
+        found, wanted = (play(Talk(one, asked, tools), turns) for one in (framed, plain))
         assert found == wanted
-    print(name, history, framed.frames.filled - filled, dict(framed.frames.rendered))
+    if name in APPENDING and name != "rounds":  # which counts: its turns are all rendered
+        assert framed.frames.filled > filled
 
 
 def easy(rng: random.Random, name: str) -> list[tuple[str, Any, bool]]:
@@ -98,3 +101,41 @@ def easy(rng: random.Random, name: str) -> list[tuple[str, Any, bool]]:
         else:
             made.append((f"{lead}It is {rng.randint(0, 99)}.", f"Are you sure, {number}?", True))
     return made
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "trims"),
+    [("llama3", Role.TOOL, True), ("qwen25", Role.USER, False), ("json_tools", Role.TOOL, "encodes")],
+)
+def test_a_kind_of_message_is_known_by_what_its_template_does_to_it(
+    renderer: Callable[..., Renderer], name: str, role: Role, trims: bool | str
+) -> None:
+    """Trimmed, shown as it is, or encoded."""
+    template = renderer(name).template
+    source = "".join(renderer(name).tokenizer.templates.values())
+    found = Kinds(template, compared_words(source), [Message(Role.USER, "Well?")], [SCHEMA]).reply(role)
+    assert ("encodes" if found is None else found.trims) == trims
+
+
+def test_words_that_are_only_written_out_are_not_looked_for() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|start|>' + m.role + '\\n' }}{% if m['role'] == 'user' %}{{ 'U: ' }}{% endif %}"
+        "{% if '</think>' in m.content %}{{ m.content.split('###')[-1] }}{% else %}{{ m.content | replace('a', 'b') }}"
+        "{% endif %}{% set tag = '[x]' %}{{ 'yes' if m.content.startswith('/no') else 'no' }}{% endfor %}"
+    )
+    assert compared_words(source) == ("###", "/no", "</think>", "[x]", "a", "b")
+    assert compared_words("{% unheard of %}{{ 'x' + \"y\" }}") == ("x", "y")
+    assert clock_formats("{{ strftime_now('%d %b') }}{{ strftime_now( \"%Y\" ) }}") == ["%d %b", "%Y"]
+    assert clock_formats("{{ strftime_now(form) }}") is None and clock_formats("{{ x }}") == []
+
+
+def test_turns_that_a_frame_cannot_hold_are_counted_by_reason(talk: Callable[..., Talk]) -> None:
+    conversation = talk("json_tools")
+    frames = conversation.renderer.frames
+    assert frames is not None
+    reason = "what a tool replies is not shown as written"
+    before, filled = frames.rendered[reason], frames.filled
+    for number in range(3):
+        conversation.call_and_hear_tools("", [f"it's {number}"])
+        conversation.answer_and_hear_user("It is so.", f"Sure, {number}?")
+    assert frames.rendered[reason] == before + 3 and frames.filled >= filled + 2

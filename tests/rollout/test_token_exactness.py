@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from turnwise.rollout.episode import run_episode
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import tool
 from turnwise.types import Message, Origin, Role, StopReason
@@ -169,3 +170,17 @@ def test_the_order_in_which_siblings_finish_changes_nothing(theatre, call, seed)
         assert again.segments == trajectory.segments
         assert again.messages == trajectory.messages
         assert alone.sampler.requests[0].noise == show.requests_of(trajectory)[0].noise
+
+
+def test_a_share_of_later_episodes_is_checked_and_all_of_the_first_round(theatre, sample):
+    show = theatre.show(["It is 42."])
+    show.context.config.chat.check_share = 0.25
+
+    async def checks(step):
+        played = [await run_episode(sample(), sibling=n, step=step, context=show.context) for n in range(40)]
+        return [trajectory.render_check is not None for trajectory in played]
+
+    first, later, again = (asyncio.run(checks(step)) for step in (0, 3, 3))
+    assert all(first) and 0 < sum(later) < 40 and later == again, "drawn by the noise key: a resumed run has the same"
+    show.context.config.chat.check_share = 0.0
+    assert not any(asyncio.run(checks(3)))

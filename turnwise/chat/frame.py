@@ -122,9 +122,9 @@ def _parts(glue: Sequence[str], end: str, tokenizer: Tokenizer) -> list[Part]:
             open_pieces.append(text)
             continue
         start = min(found)[0]
-        end, last = max((text.rfind(token) + len(token), token) for _, token in found)
+        stop, last = max((text.rfind(token) + len(token), token) for _, token in found)
         open_pieces.append(text[:start])
-        close(text[start:end])
-        open_pieces, after = [text[end:]], last
+        close(text[start:stop])
+        open_pieces, after = [text[stop:]], last
     close("")
     return parts

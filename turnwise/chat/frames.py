@@ -68,7 +68,8 @@ class Frames:
         prompt = self._template.first_prompt(history, replies)
         if prompt is None or not replies:
             raise NoFrame("earlier messages matter")
-        opening, slots = self._opening(prompt, tools), []
+        opening = self._opening(prompt, tools)
+        slots: list[Slot] = []
         looks = [self._reply(opening.kinds, number, reply, slots) for number, reply in enumerate(replies)]
         words = self._words_of(opening.kinds, assistant, replies[0].role)
         return Place((opening.key, end, words, *looks), tuple(slots))

@@ -8,7 +8,7 @@ from itertools import chain
 
 from turnwise.chat.tokenizer import occurrences
 from turnwise.errors import EpisodeError
-from turnwise.types import Image, Message, Role, Text
+from turnwise.types import Image, Message, Part, Role, Text
 
 
 class ControlTokens:
@@ -51,7 +51,7 @@ class ControlTokenEscaper:
             return message
         text = self._escape(message.text)
         images = () if isinstance(message.content, str) else [p for p in message.content if isinstance(p, Image)]
-        content = (Text(text), *images) if images else text
+        content: str | tuple[Part, ...] = (Text(text), *images) if images else text
         return replace(message, content=content, name=message.name and self._escape(message.name))
 
     def unescape(self, text: str) -> tuple[str, list[int]]:
