@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from turnwise.errors import ConfigError, DataError, PluginError, unknown
 from turnwise.metrics import Reduction
 from turnwise.plugins import call, load, names_in
-from turnwise.types import Trajectory
 
 if TYPE_CHECKING:
     from turnwise.engines.samplers.scripted import Script
     from turnwise.rollout.interactions.base import BaseInteraction
     from turnwise.rollout.tools.tool import Tool
     from turnwise.scoring.scorer import Scorer
+    from turnwise.types import Trajectory
 
 PACKAGE = "turnwise.tasks"
 ATTRIBUTE = "TASK"
@@ -58,7 +58,7 @@ class Task:
     """What its trajectories are worth, unless scoring.scorers says otherwise."""
     reductions: Mapping[str, Reduction] = field(default_factory=dict)
     """The metrics it declares, and how the values of many trajectories become one."""
-    metrics: Callable[[Trajectory], Mapping[str, float]] | None = None
+    metrics: "Callable[[Trajectory], Mapping[str, float]] | None" = None
     """Their values in one trajectory; names that say nothing about it are left out."""
     script: "str | Callable[[int], Script] | None" = None
     """For sft.script: traces to learn from before RL."""

@@ -201,9 +201,8 @@ for name in sys.argv[1:]:
 def ask(endpoint: str, home: Path, *names: str) -> tuple[list[str], str]:
     """(an answer for each name, what was drawn), by the real client, which reads its environment when it is imported."""
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *names], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", ASK, *names], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
 
