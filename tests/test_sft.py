@@ -25,6 +25,7 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State, read_status
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.train import train
+from turnwise.web.health import findings
 from turnwise.web.runs import Runs
 
 QUIET = Console(quiet=True)
@@ -85,6 +86,8 @@ def test_a_fine_tuning_is_a_run_with_counts_metrics_and_a_policy(
     opened = Runs([tmp_path]).open("tuned")
     details = opened.details(time.time())
     assert "sft/loss" in details["metrics"] and details["problems"] == [] and details["has_tokenizer"]
+    said = [one.text for one in findings(opened.table, opened.series)]
+    assert any("no step of reinforcement learning" in text for text in said), said
     learned = read_trajectories(run.path / "trajectories" / "step_000000.parquet")
     assert len(learned) == 6 and {one.reward for one in learned} == {1.0}, "the board shows what was learned from"
     assert len(run.read_jsonl("index.jsonl")) == 1

@@ -107,6 +107,8 @@ def _ask(detectors: tuple[Detector, ...], table: Table, series: Series) -> list[
 
 def _steps(table: Table, series: Series) -> int:
     metrics = [len(np.unique(series.get(name).step)) for name in ("critic/score/mean", *LOSSES)]
+    if len(series.get("sft/loss").step):  # the trajectories of a fine-tuning are what it learned from, not its own
+        return max(metrics)
     return max(len(Rows.of(table, "train").steps), *metrics)
 
 
