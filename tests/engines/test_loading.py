@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures import build
 from gguf_files import CONFIG, llama, rounded, write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MistralConfig, MistralForCausalLM
@@ -304,3 +305,28 @@ def test_the_extra_is_named_where_it_is_missing(file: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(EngineError, match=r"pip install 'turnwise\[gguf\]'"):
         choose_implementation(find_model(str(file)), Wanted.auto)
+
+
+STATES = {"falcon_h1": "its hybrid layers", "lfm2": "its conv layers", "gemma3_text": None}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_layers_with_a_state_are_known_by_the_config(tmp_path: Path, kind: str) -> None:
+    build(kind).save_pretrained(tmp_path)
+    source = find_model(str(tmp_path))
+    assert model_facts(source, choose_implementation(source, Wanted.auto)).stateful == STATES[kind]
+
+
+def test_a_model_that_cannot_be_cached_is_refused_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build("falcon_h1", vocab_size=768, max_position_embeddings=2048).save_pretrained(tmp_path / "model")
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY.folder / name, tmp_path / "model" / name)
+    for command, code in (("eval", 2), ("train", 2), ("check", 1)):
+        assert main([command, "model.path=model"]) == code
+        shown = capsys.readouterr()
+        told = " ".join((shown.out + shown.err).split())
+        assert "the torch sampler cannot write with this model: its hybrid layers (falcon_h1)" in told, command
+    assert not (tmp_path / "runs").exists()

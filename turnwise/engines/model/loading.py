@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from turnwise.engines.model.policy_model import PolicyModel
 
 
+STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
+"""What transformers calls such layers in `layer_types`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImplementationChoice:
     """`ImplementationChoice(ModelImplementation.native, "qwen3 with default rope")`; never `auto`."""
@@ -53,6 +57,8 @@ class ModelFacts:
     cached_numbers: int | None
     """Keys and values of one token in all layers; None where the config does not tell."""
     eos_token_ids: tuple[int, ...]
+    stateful: str | None = None
+    """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
 
 
 def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> ImplementationChoice:
@@ -247,6 +253,7 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
         layers,
         _cached_numbers(text, layers),
         tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
+        next((f"its {kind} layers" for kind in getattr(text, "layer_types", None) or () if kind in STATEFUL), None),
     )
 
 
