@@ -139,3 +139,10 @@ def test_an_evaluation_of_a_training_run_shows_the_step_it_was_made_at() -> None
     trajectory = episode()
     trajectory.step = -1 - 20
     assert "arithmetic, evaluation at step 20, sibling 1" in shown(trajectory)
+
+
+def test_tokens_of_several_versions_are_told_apart() -> None:
+    trajectory = episode()
+    assert "version" not in shown(trajectory)
+    trajectory.segments[0].append([8, 9, 10], Origin.POLICY, 1, [-0.1, -0.1, -0.1], 1)
+    assert "; the policy's: 3 by version 0, 3 by version 1" in shown(trajectory)

@@ -166,4 +166,10 @@ def _account(trajectory: Trajectory) -> Styled:
     for origin, count in counts.items():
         line.append(f"{origin.name.lower()} {count}", style=STYLES[origin]).append(", ")
     segments = "1 segment" if len(trajectory.segments) == 1 else f"{len(trajectory.segments)} segments"
-    return line.append(f"{sum(counts.values())} in {segments}")
+    line.append(f"{sum(counts.values())} in {segments}")
+    owners = np.concatenate([ledger.versions[ledger.loss_mask] for ledger in trajectory.segments])
+    versions, each = np.unique(owners, return_counts=True)
+    if len(versions) > 1:  # the weights were replaced while the episode went on
+        wrote = ", ".join(f"{count} by version {version}" for version, count in zip(versions, each, strict=True))
+        line.append(f"; the policy's: {wrote}")
+    return line
