@@ -66,3 +66,38 @@ def test_what_is_no_sampler_is_refused_in_one_line(
     with contextlib.chdir(tmp_path):
         assert main([command, *SMALL, *(TRAINING if command == "train" else ()), f"engine={NAME}"]) == 2
     assert words in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+REPLY = "Completion.of(ids.tolist(), logprobs.tolist(), finish, version=self.version)"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ("ids.tolist()", "generate gives a Completion with a FinishReason, not list"),
+        ("Completion(ids.tolist(), logprobs.tolist(), finish, (VersionRun(0, len(ids)),))", "token_ids is no array"),
+        ("Completion(ids.float().numpy(), logprobs.numpy(), finish, (VersionRun(0, len(ids)),))", "whole numbers"),
+        ("Completion.of(ids.tolist(), [0.0], finish, version=0)", "generate failed: ValueError"),
+        ("Completion.of((ids + 5000).tolist(), logprobs.tolist(), finish, version=0)", "the vocabulary has 768"),
+        ("Completion.of((-ids - 1).tolist(), logprobs.tolist(), finish, version=0)", "token ids from -"),
+        ("Completion.of(ids.tolist(), (logprobs * torch.nan).tolist(), finish, version=0)", "log-probs that are nan"),
+        ("Completion.of(ids.tolist(), (1 - logprobs).tolist(), finish, version=0)", "or above 0"),
+        ("Completion.of(ids.tolist() * 17, logprobs.tolist() * 17, finish, version=0)", "tokens where 16 were asked"),
+        ("Completion.of(ids.tolist(), logprobs.tolist(), finish, version=-3)", "under a version from 0 on"),
+        (
+            "Completion(ids.numpy(), logprobs.numpy(), finish, (VersionRun(0, -1), VersionRun(1, len(ids) + 1)))",
+            "versions are runs of tokens",
+        ),
+    ],
+)
+def test_what_is_no_completion_stops_the_run_and_is_not_recorded(
+    code: str, tmp_path: Path, reply: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code.count(REPLY) == 1
+    code = code.replace(REPLY, reply).replace("import Completion, FinishReason", "import *")
+    (tmp_path / "generate_sampler.py").write_text(code)
+    with contextlib.chdir(tmp_path):
+        assert main(["eval", *SMALL, f"engine={NAME}", "run=a"]) == 2
+        assert not list(Path("runs/a").rglob("*.parquet"))
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(f"turnwise eval: engine {NAME!r}: ") and words in line

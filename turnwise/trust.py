@@ -139,7 +139,7 @@ def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
 
 def _is_on_the_hub(path: str) -> bool:
     """Whether a model would be downloaded: OWNER/NAME that is no folder or file here."""
-    return is_hub_id(path) and not Path(path).exists()
+    return is_hub_id(path) and not (Path(path).is_dir() or Path(path).is_file())
 
 
 def _lies_in(name: str, place: Path) -> bool:

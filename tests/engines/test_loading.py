@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import os
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import ModelImplementation as Wanted
 from turnwise.cli import main
-from turnwise.engines.model import attention
+from turnwise.engines.model import attention, gguf_file
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.gguf_file import check_reader
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts, read_model, read_tokenizer
@@ -330,3 +332,80 @@ def test_a_model_that_cannot_be_cached_is_refused_before_a_run_is_made(
         told = " ".join((shown.out + shown.err).split())
         assert "the torch sampler cannot write with this model: its hybrid layers (falcon_h1)" in told, command
     assert not (tmp_path / "runs").exists()
+
+
+def _header(tensors: int, entries: int, body: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, entries) + body
+
+
+def _list(kind: int, length: int) -> bytes:
+    return struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, kind, length)
+
+
+@pytest.mark.parametrize(
+    ("content", "size"),
+    [
+        (b"", None),
+        (_header(2**64 - 1, 2**64 - 1, b""), 10**10),
+        (_header(2**40, 0, b""), 10**10),
+        (_header(0, 1, struct.pack("<Q", 2**35)), 10**10),
+        (_header(0, 1, struct.pack("<Q", 2**64 - 1)), None),
+        (_header(0, 2, _list(10, 2**64 - 1) + b"abc"), None),
+        (_header(0, 1, _list(10, 2**64 - 1)), None),
+        (_header(0, 1, _list(8, 2**64 - 1)), None),
+        (_header(0, 1, _list(9, 1)), None),
+        (_header(1, 0, struct.pack("<Q", 1) + b"t" + struct.pack("<I", 2**32 - 1)), 10**10),
+    ],
+)
+def test_a_hostile_header_is_refused_at_once(tmp_path: Path, content: bytes, size: int | None) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    if size is not None:
+        os.truncate(path, size)  # holes: nothing is written
+    with pytest.raises(EngineError, match="is no GGUF file that can be read"):
+        gguf_file.read_header(path)
+
+
+def test_values_of_the_wrong_kind_in_a_header_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", llama())
+    content = (tmp_path / "m.gguf").read_bytes()
+    key = b"llama.embedding_length"
+    assert content.count(key) == 1
+    (tmp_path / "m.gguf").write_bytes(content.replace(key + struct.pack("<I", 4), key + struct.pack("<I", 6)))
+    with pytest.raises(EngineError, match="hidden_size"):
+        choose_implementation(find_model(str(tmp_path / "m.gguf")), Wanted.auto)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("rms_norm_eps", 10**400, "rms_norm_eps must be a positive number"),
+        ("max_position_embeddings", 2, "a context of 2 tokens"),
+        ("vocab_size", 10**12, r"embed_tokens.weight is \(768, 128\), config.json says"),
+        ("num_hidden_layers", 4, "lacks the tensors model.layers.3"),
+    ],
+)
+def test_a_config_that_its_weights_belie_is_refused_before_they_are_read(
+    tmp_path: Path, field: str, value: int, words: str
+) -> None:
+    source = _changed_tiny(tmp_path, {field: value})
+    with pytest.raises(EngineError, match=words):
+        model_facts(source, choose_implementation(source, Wanted.native))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"), [({"num_hidden_layers": 2}, "more than config.json counts"), ({"vocab_size": 700}, "shapes")]
+)
+def test_transformers_does_not_compute_another_model_than_the_files_hold(
+    tmp_path: Path, config: dict[str, int], words: str
+) -> None:
+    source = _changed_tiny(tmp_path, config)
+    with pytest.raises(EngineError, match=words):
+        read_model(source, choose_implementation(source, Wanted.transformers), torch.float32)
+
+
+def _changed_tiny(place: Path, config: dict[str, int]) -> ModelSource:
+    folder = place / "changed"
+    shutil.copytree(find_model("tiny").folder, folder)
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    return find_model(str(folder))

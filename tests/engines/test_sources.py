@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -227,3 +228,10 @@ def test_the_hub_gives_safetensors_with_a_bar_once_and_serves_from_the_cache(hub
     (offline, lacking), quiet = ask(gone, tmp_path / "home", "org/good", "org/other")
     assert offline == answers[0] and "%|" not in quiet
     assert "it is not in the cache, and the hub cannot be reached" in lacking
+
+
+def test_a_model_with_an_adapter_beside_it_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "both")
+    (tmp_path / "both" / "adapter_config.json").write_text('{"base_model_name_or_path": "other/model"}')
+    with pytest.raises(ConfigError, match="holds a model and an adapter"):
+        find_model(str(tmp_path / "both"))

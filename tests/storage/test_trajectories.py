@@ -289,3 +289,64 @@ def test_remarks_that_somebody_else_wrote_are_damage(tmp_path: Path, remarks: An
     write_trajectories(path, [one(artifacts={"turnwise:remarks": remarks})])
     with pytest.raises(StorageError, match="damaged"):
         read_trajectories(path)
+
+
+HOSTILE: dict[str, Any] = {
+    "versions one short": lambda row: row["segments"][0]["versions"].pop(),
+    "turns below zero": lambda row: row["segments"][0]["turns"].__setitem__(0, -1),
+    "token ids below zero": lambda row: row["segments"][0]["token_ids"].__setitem__(0, -5),
+    "an origin that is none": lambda row: row["segments"][0]["origins"].__setitem__(0, 99),
+    "a null among log-probs": lambda row: row["segments"][0]["logprobs"].__setitem__(-1, None),
+    "no log-probs": lambda row: row["segments"][0].update(logprobs=None),
+    "no turns in a ledger": lambda row: row["segments"][0].update(turns=None),
+    "no ledgers": lambda row: row.update(segments=None),
+    "a ledger that is null": lambda row: row.update(segments=[None]),
+    "training of another length": lambda row: row["segments"][0].update(
+        training=dict.fromkeys(TOKEN_TRAINING) | {"logprobs": [0.0]}
+    ),
+    "no id": lambda row: row.update(sample_id=None),
+    "no source": lambda row: row.update(data_source=None),
+    "info that is a number": lambda row: row.update(info="5"),
+    "a turn nowhere": lambda row: row["turns"][0].update(index=-50),
+    "a turn without a version": lambda row: row["turns"][0].update(policy_version=None),
+    "a version beyond all": lambda row: row["turns"][0].update(policy_version=2**40),
+}
+
+
+@pytest.mark.parametrize("version", sorted(SCHEMAS))
+def test_what_no_trajectory_can_be_is_refused_with_the_name_of_its_file(tmp_path: Path, version: str) -> None:
+    trajectory = one()
+    ledger = Ledger()
+    ledger.append([1, 2], Origin.PROMPT, 0)
+    ledger.append([3], Origin.POLICY, 0, [-0.5], 4)
+    trajectory.segments = [ledger]
+    assert trajectory.turns
+    path = tmp_path / "t.parquet"
+    names = {field.name for field in SCHEMAS[version].field("segments").type.value_type}
+
+    def write(change: Any) -> None:
+        row = to_row(trajectory)
+        change(row)
+        for segment in row["segments"] or ():
+            if segment and "learned" in names:
+                segment["learned"] = segment.pop("training")
+        parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS[version]), path)
+
+    write(lambda row: None)
+    assert len(read_trajectories(path)) == 1
+    for what, change in HOSTILE.items():
+        if what == "versions one short" and "versions" not in names:
+            continue
+        write(change)
+        with pytest.raises(StorageError, match=r"cannot read .*t\.parquet"):
+            read_trajectories(path)
+
+
+def test_a_turn_with_a_huge_number_costs_no_memory(tmp_path: Path) -> None:
+    trajectory = one()
+    trajectory.turns[0].index = 2**31 - 1
+    row = to_row(trajectory)
+    for segment in row["segments"]:
+        segment.pop("versions")
+    parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["4"]), tmp_path / "t.parquet")
+    assert read_trajectories(tmp_path / "t.parquet")[0].turns[0].index == 2**31 - 1

@@ -13,6 +13,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.choices import EngineName, Precision
 from turnwise.config import Config, EngineConfig
 from turnwise.engines.model.sources import ModelSource, find_model
+from turnwise.engines.samplers.checked import CheckedSampler
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
 from turnwise.engines.updates import FullWeights
@@ -124,7 +125,8 @@ def find_own(spec: str) -> Callable[..., Any]:
 def _open_own(config: Config, renderer: Renderer, say: Say) -> OpenSampler:
     """A sampler of the user's: of it nothing is known but what it says of itself."""
     spec = config.engine.name
-    made = call(find_own(spec), spec, "engine", config, model_source(config), renderer.tokenizer)
+    source = model_source(config)
+    made = call(find_own(spec), spec, "engine", config, source, renderer.tokenizer)
     methods = [name for name in vars(Sampler) if inspect.iscoroutinefunction(getattr(Sampler, name))]
     lacking = [name for name in methods if not inspect.iscoroutinefunction(getattr(made, name, None))]
     if lacking:
@@ -133,7 +135,18 @@ def _open_own(config: Config, renderer: Renderer, say: Say) -> OpenSampler:
     if not isinstance(length, int) or length < 1 or not isinstance(capabilities, Capabilities):
         raise PluginError(f"engine {spec!r} is no Sampler: it must set context_length and capabilities")
     say(f"engine {spec}: {capabilities}; that its tokens do not depend on batching is not proven")
-    return OpenSampler(made, config.engine.threads or os.cpu_count() or 1)
+    checked = CheckedSampler(made, spec, _vocabulary(source, renderer.tokenizer.vocab_size))
+    return OpenSampler(checked, config.engine.threads or os.cpu_count() or 1)
+
+
+def _vocabulary(source: ModelSource, words: int) -> int:
+    """How many token ids a model has: as its config says, which may be more than its tokenizer has words for."""
+    from turnwise.engines.model.checkpoint_format import read_raw_config
+
+    raw = {} if source.gguf_file is not None else read_raw_config(source.folder)
+    text = raw.get("text_config")
+    size = raw.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return max(size, words) if isinstance(size, int) else words
 
 
 def open_learner(

@@ -113,7 +113,7 @@ def _problem(folder: Path) -> str | None:
                 return f"{name} is missing"
             if _digest(path) != digest:
                 return f"{name} is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None
 

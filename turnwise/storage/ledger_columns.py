@@ -83,6 +83,8 @@ def read_ledgers(column: Any, turns: Sequence[Sequence[Turn]]) -> list[list[Ledg
     lists = {field.name: _lists(part) for field, part in zip(struct.type, parts, strict=False)}
     found = dict(zip(TOKEN_TRAINING, (_lists(part) for part in training.flatten()), strict=True))
     trained = training.is_valid().to_numpy(zero_copy_only=False)
+    if column.null_count or struct.null_count:
+        raise ValueError("a trajectory whose ledgers are missing")
     ends = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
     return [
         [
@@ -106,11 +108,10 @@ def _versioned(columns: dict[str, NDArray[Any] | None], turns: Sequence[Turn]) -
 
 def _versions_of_turns(origins: Any, places: Any, turns: Sequence[Turn]) -> NDArray[np.int32]:
     """Each policy token under the version of its turn; NO_VERSION where no turn tells."""
-    most = max([int(places.max(initial=-1)), *(turn.index for turn in turns)])
-    known = np.full(most + 1, NO_VERSION, dtype=np.int32)
+    versions = np.full(len(places), NO_VERSION, dtype=np.int64)
     for turn in turns:
-        known[turn.index] = turn.policy_version
-    return np.where(origins == Origin.POLICY.value, known[places], np.int32(NO_VERSION))
+        versions[(places == turn.index) & (origins == Origin.POLICY.value)] = turn.policy_version
+    return versions.astype(np.int32)
 
 
 def _lists(array: Any) -> Lists:

@@ -21,6 +21,7 @@ from turnwise.storage.trajectory_rows import (
     SEGMENTS,
     VERSION_KEY,
     Row,
+    check_read,
     clean,
     from_words_row,
     words_row,
@@ -142,6 +143,7 @@ def _trajectories(batch: Any) -> Iterator[Trajectory]:
     segments = read_ledgers(batch.column(SEGMENTS), [trajectory.turns for trajectory in read])
     for trajectory, ledgers in zip(read, segments, strict=True):
         trajectory.segments = ledgers
+        check_read(trajectory)
         yield trajectory
 
 

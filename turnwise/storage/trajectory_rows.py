@@ -164,6 +164,7 @@ def from_row(row: Row) -> Trajectory:
     """The trajectory of a row of plain JSON values; ValueError for a row this code did not write."""
     trajectory = from_words_row(row)
     trajectory.segments = [ledger_of(ledger) for ledger in row["segments"]]
+    check_read(trajectory)
     return trajectory
 
 
@@ -201,6 +202,25 @@ def from_words_row(row: Row) -> Trajectory:
         first_right=row["first_right"],
         remarks=remarks,
     )
+
+
+def check_read(trajectory: Trajectory) -> None:
+    """ValueError for what a file can hold and no trajectory is: nulls, numbers that lead nowhere, other lengths."""
+    sample = trajectory.sample
+    if None in (sample.id, sample.data_source, trajectory.step, trajectory.sibling, trajectory.seconds):
+        raise ValueError("a trajectory without an id, a data source, a step, a sibling or a time")
+    if not all(isinstance(one, dict) for one in (sample.info, sample.tools_kwargs, trajectory.artifacts)):
+        raise ValueError("a sample whose info, tools_kwargs or artifacts are no JSON object")
+    try:
+        for ledger in trajectory.segments:
+            check_training(ledger)
+    except StorageError as error:  # whoever reads a file names it
+        raise ValueError(str(error)) from error
+    for turn in trajectory.turns:
+        numbers = (turn.index, turn.segment, turn.start, turn.prompt_tokens, turn.completion_tokens)
+        version = turn.policy_version
+        if version is None or version >= 1 << 31 or any(number is None or number < 0 for number in numbers):
+            raise ValueError("a turn without a place, a version or a count of tokens")
 
 
 def clean(value: Any) -> Any:

@@ -36,8 +36,10 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on "
                     "with the version that wrote it, or start a new run from its folder `policy`"
                 )
+            if type(info.get("step")) is not int or info["step"] < 0:
+                raise StorageError(f"{path} is after step {str(info.get('step'))[:100]}, which is no count of steps")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
     del info["format"]
     return tensors, info
@@ -51,7 +53,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "")
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += differences(old, new, f"{place}{key}.")
         elif old != new:
-            found.append(f"{place}{key} was {old!r} and is {new!r}")
+            found.append(f"{place}{key} was {repr(old)[:200]} and is {repr(new)[:200]}")
     return found
 
 

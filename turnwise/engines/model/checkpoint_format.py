@@ -285,14 +285,9 @@ def fuse(tensors: dict[str, Tensor], config: DecoderConfig, dtype: torch.dtype, 
     """Our tensors by our names from those with Hugging Face names, which are used up; `where` they came from."""
     fused: dict[str, Tensor] = {}
     for part in layout(config):
-        missing = [name for name, _ in part.sources if name not in tensors]
-        if missing:
-            raise EngineError(f"{where} lacks the tensors {', '.join(missing)}")
+        _check_part(part, {name: tuple(tensors[name].shape) for name, _ in part.sources if name in tensors}, where)
         pieces = [tensors.pop(name) for name, _ in part.sources]
-        for (name, rows), piece in zip(part.sources, pieces, strict=True):
-            expected = (rows, *part.shape[1:])
-            if tuple(piece.shape) != expected:
-                raise EngineError(f"{where}: {name} is {tuple(piece.shape)}, config.json says {expected}")
+        for (name, _), piece in zip(part.sources, pieces, strict=True):
             if piece.dtype not in STORED:
                 raise EngineError(f"{where}: {name} holds {piece.dtype}; unquantised weights are supported")
         fused[part.name] = torch.cat(pieces).to(dtype)
@@ -319,17 +314,29 @@ def check_folder(folder: Path) -> DecoderConfig:
     return config
 
 
-def check_weights(folder: Path, layers: int) -> None:
-    """Open the files of a folder's weights and read none; a model has a tensor for each of its layers at least."""
-    tensors = 0
+def check_weights(folder: Path, layers: int, config: DecoderConfig | None = None) -> None:
+    """Open the files of a folder's weights and read none; a model has a tensor for each of its layers at least, and
+    the decoder of this config those it names, in their shapes."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in _tensor_files(folder):
         try:
             with safe_open(path, framework="pt") as shard:
-                tensors += len(shard.keys())
+                shapes |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise EngineError(f"{path} cannot be read: {error}") from error
-    if layers > tensors:
-        raise EngineError(f"{folder}: config.json says {layers} layers, the weights are {tensors} tensors")
+    if layers > len(shapes):
+        raise EngineError(f"{folder}: config.json says {layers} layers, the weights are {len(shapes)} tensors")
+    for part in () if config is None else layout(config):
+        _check_part(part, shapes, str(folder))
+
+
+def _check_part(part: Fused, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    if missing := [name for name, _ in part.sources if name not in shapes]:
+        raise EngineError(f"{where} lacks the tensors {', '.join(missing)}")
+    for name, rows in part.sources:
+        expected = (rows, *part.shape[1:])
+        if shapes[name] != expected:
+            raise EngineError(f"{where}: {name} is {shapes[name]}, config.json says {expected}")
 
 
 def _tensor_files(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Every field of a model's config.json: what is read, what may have one value only, and what cannot change a number."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +65,7 @@ def whole(raw: Mapping[str, Any], key: str) -> int:
 def number(raw: Mapping[str, Any], key: str, default: float) -> float:
     """A positive finite number; a missing one is the default, null is not."""
     value = raw.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise EngineError(f"{key} must be a positive number, found {value!r}")
     return float(value)
 

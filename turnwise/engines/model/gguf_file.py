@@ -26,6 +26,8 @@ FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 LONG = 256
 """Longer lists, such as the vocabulary, are counted and not kept."""
+MOST_ENTRIES, MOST_BYTES = 1 << 16, 1 << 28
+"""More is no header of a model: weights, or nothing at all, would be read as one for hours."""
 LOST_TENSORS = ("rope_freqs", "rope_factors")
 """Tensors that change the numbers and have no place in a transformers model, which leaves them out without a word."""
 READ_ELSEWHERE = {"gpt-oss": ("rope.scaling.",)}
@@ -84,6 +86,8 @@ class _Cursor:
         if version not in (2, 3):
             raise ValueError(f"version {version} is not 2 or 3 in this machine's byte order")
         count, entries = self._unpack("QQ")
+        if max(count, entries) > MOST_ENTRIES:
+            raise ValueError(f"it says it holds {entries} keys and {count} tensors")
         values: dict[str, Any] = {}
         lengths: dict[str, int] = {}
         for _ in range(entries):
@@ -114,13 +118,13 @@ class _Cursor:
             for _ in range(length):
                 self._skip_string()
         else:
-            self.at += length * struct.calcsize("<" + _format(kind))
+            self._skip(length * struct.calcsize("<" + _format(kind)))
         return None, length
 
     def _unpack(self, kinds: str) -> tuple[Any, ...]:
-        found = struct.unpack_from("<" + kinds, self.data, self.at)
-        self.at += struct.calcsize("<" + kinds)
-        return found
+        start = self.at
+        self._skip(struct.calcsize("<" + kinds))
+        return struct.unpack_from("<" + kinds, self.data, start)
 
     def _string(self) -> str:
         start = self.at + 8
@@ -129,9 +133,12 @@ class _Cursor:
 
     def _skip_string(self) -> None:
         (length,) = self._unpack("Q")
-        self.at += length
-        if self.at > len(self.data):
-            raise ValueError("it ends within its header")
+        self._skip(length)
+
+    def _skip(self, size: int) -> None:
+        self.at += size
+        if self.at > min(len(self.data), MOST_BYTES):
+            raise ValueError("it ends within its header, or that is no header")
 
 
 def _format(kind: int) -> str:
@@ -182,8 +189,8 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unread(path: Path, own: dict[str, Any], table: dict[str, Any], elsewhere: tuple[str, ...]) -> None:
-    heads = own.get("attention.head_count")
-    width = own.get("embedding_length", 0) // heads if isinstance(heads, int) and heads else None
+    heads, hidden = own.get("attention.head_count"), own.get("embedding_length")
+    width = hidden // heads if isinstance(heads, int) and heads and isinstance(hidden, int) else None
     head_dim = own.get("rope.dimension_count", width)
     said_already = {
         "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "attention.causal": True,
@@ -226,7 +233,9 @@ def _tokenizer_files(path: Path, changed: int, size: int) -> dict[str, bytes]:
 
     with tempfile.TemporaryDirectory() as place:
         try:
-            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(place)
+            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).save_pretrained(
+                place
+            )
         except Exception as error:  # the library raises whatever the first broken entry makes it stumble over
             raise EngineError(f"{path}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         files = [file for file in sorted(Path(place).rglob("*")) if file.is_file()]

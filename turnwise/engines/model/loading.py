@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.model.policy_model import PolicyModel
 
+LEAST_CONTEXT = 16
+"""Less has no room for a question and an answer."""
+
 
 STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
 """What transformers calls such layers in `layer_types`."""
@@ -87,6 +90,7 @@ def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> I
 
 def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts:
     """The facts of a model whose files can be opened; no weight is read."""
+    config = None
     if choice.implementation is ModelImplementation.native:
         config = _native_config(source)
         per_layer = 2 * config.num_kv_heads * config.head_dim
@@ -96,8 +100,10 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
         )  # fmt: skip
     else:
         facts = _facts_of(source, _auto_config(source, source.path.stat().st_mtime_ns))
+    if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
+        raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
     if source.gguf_file is None:
-        check_weights(source.folder, facts.layers)
+        check_weights(source.folder, facts.layers, config)
     return facts
 
 

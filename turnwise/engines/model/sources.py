@@ -11,6 +11,7 @@ from turnwise.plugins import names_in
 BUNDLED = "turnwise.models"
 """The package whose folders are the bundled models."""
 GGUF = ".gguf"
+ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def find_model(path: str, trust_remote_code: bool = False) -> ModelSource:
             )
         return ModelSource(path, place.parent, place.name, trust_remote_code)
     if is_hub_id(path):
-        return ModelSource(path, download(path, code=trust_remote_code), None, trust_remote_code, on_hub=True)
+        folder = download(path, code=trust_remote_code)
+        _check_folder(folder)
+        return ModelSource(path, folder, None, trust_remote_code, on_hub=True)
     raise ConfigError(f"model.path: {_missing(path, bundled)}")
 
 
@@ -80,6 +83,11 @@ def _missing(path: str, bundled: list[str]) -> str:
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that is not one of a model, and say what it is instead."""
     if (folder / "config.json").is_file():
+        if (folder / ADAPTER).exists():  # transformers would put it on the model without a word, native would not
+            raise ConfigError(
+                f"model.path: {folder} holds a model and an adapter, and it is not said which is meant: merge them, or "
+                f"take {ADAPTER} away"
+            )
         return
     try:
         names = sorted(entry.name for entry in folder.iterdir())
@@ -88,7 +96,7 @@ def _check_folder(folder: Path) -> None:
     message = f"model.path: {folder} has no config.json; it must be a Hugging Face model folder"
     if files := [name for name in names if name.lower().endswith(GGUF)]:
         raise ConfigError(f"{message}, or name its GGUF file: model.path={folder / files[0]}")
-    if "adapter_config.json" in names:
+    if ADAPTER in names:
         raise ConfigError(f"{message}, and an adapter is not: name the policy folder beside it, where it is merged")
     if inside := [name for name in names if (folder / name / "config.json").is_file()]:
         raise ConfigError(f"{message}; {folder / inside[0]} is one")

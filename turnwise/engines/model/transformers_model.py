@@ -7,13 +7,13 @@ what does not come out right. Auxiliary losses of routers are left out; dropout 
 import copy
 import inspect
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -90,10 +90,15 @@ class TransformersModel(PolicyModel):
                     trust_remote_code=trust_remote_code,
                     output_loading_info=True,
                 )
-        except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        except EngineError:
+            raise
+        except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+            if "ignore_mismatched_sizes" in str(error):  # it points to a table that nobody sees
+                raise EngineError(f"{path}: its weights have other shapes than config.json says") from error
             raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
         if lacking := sorted(report["missing_keys"]):  # transformers would go on with random ones
             raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")
+        _refuse_more_layers(path, model, report["unexpected_keys"])
         if getattr(model, "hf_quantizer", None) is not None:
             kind = model.config.quantization_config.quant_method
             raise EngineError(f"{path} holds weights quantised by {kind}, which cannot be trained; take plain ones")
@@ -233,3 +238,10 @@ def _context_length(model: PreTrainedModel) -> int:
         if one.get("rope_type") in ROPE_BY_LENGTH:
             longest = min(longest, one.get("original_max_position_embeddings") or longest)
     return longest
+
+
+def _refuse_more_layers(path: Path, model: PreTrainedModel, unread: Iterable[str]) -> None:
+    """transformers computes a model without the layers that its config does not count, and says nothing."""
+    own = {re.sub(r"\.\d+\.", ".*.", name) for name in model.state_dict()}
+    if more := sorted(name for name in unread if re.sub(r"\.\d+\.", ".*.", name) in own):
+        raise EngineError(f"{path} holds {', '.join(more[:3])}: more than config.json counts")
