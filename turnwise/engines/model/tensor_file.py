@@ -36,4 +36,4 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with replacing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in order:
-            file.write(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            file.write(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
