@@ -283,7 +283,8 @@ def speed(bench: Bench, episodes: int, rounds: int) -> None:
     frames = bench.renderer.frames
     assert frames is not None
     by_template = ", ".join(f"{count} because {reason}" for reason, count in frames.rendered.items())
-    print(f"frames    {frames.filled} turns were filled into frames; by the template: {by_template or 'none'}")
+    print(f"frames    {frames.filled} turns were filled into frames, {frames.repeated} of them with words said before; "
+          f"by the template: {by_template or 'none'}")  # fmt: skip
 
 
 def flatness(bench: Bench, episodes: int, rounds: int) -> None:

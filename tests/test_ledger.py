@@ -3,7 +3,7 @@
 import copy
 import itertools
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -120,6 +120,30 @@ def test_copies_prefixes_and_views_go_their_own_way(first: list[Piece], later: l
     assert [view.tolist() for view in views] == [getattr(before, name).tolist() for name in COLUMNS]
     copies[2].append([77], Origin.USER, 5)
     assert len(ledger) == len(before) + sum(len(part.ids) for part in later)
+
+
+@given(st.lists(pieces(), max_size=3), st.lists(pieces(), max_size=4), st.lists(pieces(), max_size=2))
+def test_spans_at_once_are_as_one_by_one(first: list[Piece], spans: list[Piece], last: list[Piece]) -> None:
+    others = [replace(span, origin=Origin.TOOL if span.origin is Origin.POLICY else span.origin) for span in spans]
+    ledger, _ = write(first)
+    ledger.append_given([(span.ids, span.origin) for span in others], 7)
+    end, _ = write(last)
+    for ids, origin, logprob in zip(end.token_ids, end.origins, end.logprobs, strict=True):
+        policy = origin == Origin.POLICY
+        ledger.append([ids], Origin(origin), 8, [logprob] if policy else None, 3 if policy else None)
+    ends = [replace(piece, turn=8, runs=[0, 0, 0, len(piece.ids)]) for piece in last]
+    assert ledger == write([*first, *(replace(span, turn=7) for span in others), *ends])[0]
+
+
+def test_spans_at_once_are_refused_as_a_whole() -> None:
+    ledger, _ = write([Piece(Origin.PROMPT, 0, [1, 2], [2])])
+    for wrong in ([([3], Origin.POLICY)], [([3], Origin.TOOL), ([1.5], Origin.USER)]):
+        with pytest.raises(ValueError, match=r"POLICY tokens need|whole numbers"):
+            ledger.append_given(wrong, 0)
+    with pytest.raises(OverflowError):
+        ledger.append([3], Origin.POLICY, 0, [-0.5], 1 << 40)
+    ledger.append([4], Origin.TOOL, 0)
+    assert ledger == write([Piece(Origin.PROMPT, 0, [1, 2], [2]), Piece(Origin.TOOL, 0, [4], [1])])[0]
 
 
 def test_what_is_handed_out_cannot_change_the_ledger() -> None:

@@ -155,7 +155,7 @@ async def _run(
 
 
 async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None:
-    """Every step that is left; the policy and a checkpoint are written whatever ends them."""
+    """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
     config, sequences = run.config, to_sequences(found.used)
     check_sequences(sequences)
     steps = count_updates(sequences, config.sft, config.seed)

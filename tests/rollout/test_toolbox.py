@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
-from turnwise.config import RolloutConfig
+from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.toolbox import Toolbox, as_tool, builtin_tools, load_tool
 from turnwise.rollout.tools.calculate import calculate
@@ -229,3 +229,8 @@ def test_samples_select_tools_and_builtin_ones_join():
     assert box.names_for(Sample("s", (), "t")) == ("calculate",), "what one row selects is not offered to the others"
     with pytest.raises(PluginError, match="sample s: .*'pyton'.*did you mean 'python'"):
         box.names_for(Sample("s", (), "t", tools=("pyton",)))
+
+
+def test_a_schema_is_asked_for_once_however_often_a_tool_makes_it():
+    box = Toolbox([load_tool("python", SandboxConfig())], RolloutConfig())
+    assert box.schemas(["python"])[0] is box.schemas(["python"])[0]

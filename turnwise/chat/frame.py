@@ -20,11 +20,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens that are always the same (`ids`), or pieces of text and slots that are encoded together after a token."""
+    """Tokens that are always the same (`ids`), or pieces of text and slots that are encoded together.
+
+    Of those the first `skip` tokens are there already: the control token that the text follows.
+    """
 
     ids: tuple[int, ...]
     pieces: tuple[str | int, ...] = ()
-    after: str = ""
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Frame:
         for part in self.parts:
             if part.pieces:
                 text, places = _join(part.pieces, words, self.slots)
-                add_spans(spans, tokenizer.encode(text, after=part.after), places, control_ids)
+                add_spans(spans, tokenizer.encode(text), places, control_ids, skip=part.skip)
             else:
                 add_span(spans, part.ids, Origin.TEMPLATE)
         return spans
@@ -106,7 +109,8 @@ def _parts(glue: Sequence[str], end: str, tokenizer: Tokenizer) -> list[Part]:
         """`fixed` begins with a control token, or is empty."""
         pieces = tuple(piece for piece in open_pieces if piece != "")
         if any(isinstance(piece, int) for piece in pieces):
-            parts.append(Part((), pieces, after))
+            before = tokenizer.left_of(after)
+            parts.append(Part((), (before, *pieces), skip=1) if before else Part((), pieces))
             pieces, left = (), ""
         else:
             left = after

@@ -7,16 +7,22 @@ comes to the template, who replies, and what the texts have of the words that th
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnwise.chat.frame import Frame, Slot
 from turnwise.chat.kinds import Kind, Kinds, Manner
+from turnwise.chat.spans import Span
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.template_words import compared_words
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.types import JsonSchema, Message, Role
 
 MOST = 4096
-"""Frames, and first prompts, that are kept; beyond it they are found anew."""
+"""Frames, first prompts, and replies in tokens that are kept; beyond it they are found anew."""
+LONGEST_SAID = 500
+"""Characters of replies whose tokens are kept."""
+MOST_KINDS = 256
+"""Shapes of first prompts, each with its tools."""
 
 Key = tuple[Any, ...]
 
@@ -31,15 +37,25 @@ class _Opening:
 
     messages: tuple[Message, ...]
     kinds: Kinds
-    key: Key
+    number: int
+    """The same for those that are alike: less to compare than what makes them so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the frame of a turn is kept, and the replies it has slots for."""
+class Place(NamedTuple):
+    """Where the frame of a turn is kept: what it depends on."""
 
-    key: Key
-    slots: tuple[Slot, ...]
+    opening: int
+    end: str
+    words: Key
+    replies: tuple[Key, ...]
+
+    def slots(self) -> tuple[Slot, ...]:
+        """The replies that have words."""
+        return tuple(
+            Slot(number, role, trims=bool(trims))
+            for number, (role, _, _, trims, looks) in enumerate(self.replies)
+            if looks
+        )
 
 
 class Frames:
@@ -48,13 +64,19 @@ class Frames:
     def __init__(self, template: ChatTemplate, sources: Sequence[str]) -> None:
         self.filled = 0
         """Turns that were filled into a frame."""
+        self.repeated = 0
+        """Those of them whose words had been filled into it before."""
         self.rendered: Counter[str] = Counter()
         """Turns that the template rendered, by reason."""
         self._template = template
         self._words = tuple(sorted({word for source in sources for word in compared_words(source)}))
-        self._frames: dict[Key, Frame | None] = {}
+        self._frames: dict[Place, Frame | None] = {}
         self._openings: dict[Key, _Opening] = {}
         self._kinds: dict[Key, Kinds] = {}
+        self._said: dict[Key, tuple[Frame, list[Span]]] = {}
+        """With the frame, which is known by its identity and must outlive its name."""
+        self._numbers: dict[Key, int] = {}
+        self._counted = 0
 
     def place(
         self,
@@ -69,25 +91,40 @@ class Frames:
         if prompt is None or not replies:
             raise NoFrame("earlier messages matter")
         opening = self._opening(prompt, tools)
-        slots: list[Slot] = []
-        looks = [self._reply(opening.kinds, number, reply, slots) for number, reply in enumerate(replies)]
-        words = self._words_of(opening.kinds, assistant, replies[0].role)
-        return Place((opening.key, end, words, *looks), tuple(slots))
+        looks = tuple([self._reply(opening.kinds, reply) for reply in replies])
+        return Place(opening.number, end, self._words_of(opening.kinds, assistant, replies[0].role), looks)
 
     def find(self, place: Place) -> Frame | None:
         """The frame of a turn; None when the template must say."""
-        frame = self._frames.get(place.key)
+        frame = self._frames.get(place)
         if frame is not None:
             self.filled += 1
         else:
-            self.rendered["its frame is not known yet" if place.key not in self._frames else "it has no frame"] += 1
+            self.rendered["its frame is not known yet" if place not in self._frames else "it has no frame"] += 1
         return frame
+
+    def spans(
+        self, frame: Frame, words: Sequence[str], tokenizer: Tokenizer, control_ids: frozenset[int]
+    ) -> list[Span]:
+        """The frame's tokens with these words, kept for the next time: siblings are told the same, and so are all who
+        make a common mistake or meet a user of few words."""
+        name = (id(frame), *words)
+        found = self._said.get(name)
+        if found is not None:
+            self.repeated += 1
+            return found[1]
+        spans = frame.spans(words, tokenizer, control_ids)
+        if sum(map(len, words)) <= LONGEST_SAID:
+            if len(self._said) >= MOST:
+                self._said.clear()
+            self._said[name] = (frame, spans)
+        return spans
 
     def keep(self, place: Place, frame: Frame | None) -> None:
         """Keep the frame of a turn, or that it has none."""
         if len(self._frames) >= MOST:
             self._frames.clear()
-        self._frames[place.key] = frame
+        self._frames[place] = frame
 
     # --- what a frame depends on ------------------------------------------------------------------------------
 
@@ -100,6 +137,9 @@ class Frames:
             raise NoFrame("the prompt is not text only")
         shape = (*(message.role for message in prompt), *map(id, tools))
         if shape not in self._kinds:
+            if len(self._kinds) >= MOST_KINDS:  # they keep the tools that others know by identity
+                for known in (self._kinds, self._numbers, self._openings, self._frames):
+                    known.clear()
             self._kinds[shape] = Kinds(self._template, self._words, prompt, tools)
         kinds = self._kinds[shape]
         last = max(number for number, message in enumerate(prompt) if message.role is Role.USER)
@@ -111,10 +151,16 @@ class Frames:
         ]
         if len(self._openings) >= MOST:
             self._openings.clear()
-        self._openings[name] = _Opening(tuple(prompt), kinds, (shape, *looks))
+        if len(self._numbers) >= MOST:
+            self._numbers.clear()  # what is counted anew has its frames found anew
+        key = (shape, *looks)
+        if key not in self._numbers:
+            self._counted += 1
+            self._numbers[key] = self._counted
+        self._openings[name] = _Opening(tuple(prompt), kinds, self._numbers[key])
         return self._openings[name]
 
-    def _reply(self, kinds: Kinds, number: int, reply: Message, slots: list[Slot]) -> Key:
+    def _reply(self, kinds: Kinds, reply: Message) -> Key:
         text, role = reply.content, reply.role
         if role not in (Role.TOOL, Role.USER) or not isinstance(text, str):
             raise NoFrame(f"a {role} replies, or not with text only")
@@ -126,10 +172,9 @@ class Frames:
             bare = text.strip()
             if not bare or (kind.trims is None and len(bare) < len(text)):
                 raise NoFrame(f"what a {role} replies has white space at its edges")
-            slots.append(Slot(number, role, trims=bool(kind.trims)))
             looks = self._look(bare, kind) if kind.trims else self._look(text, kind)[1:]
         named = reply.tool_call_id if kinds.shows_ids else reply.tool_call_id is None
-        return (role, reply.name, named, looks)
+        return (role, reply.name, named, kind.trims, looks)
 
     def _words_of(self, kinds: Kinds, assistant: Message, before: Role) -> Key:
         template, text = self._template, assistant.content
@@ -163,4 +208,5 @@ class Frames:
         words = self._words
         first = tuple(word for word in words if text.startswith(word)) if text.startswith(words) else ()
         last = tuple(word for word in words if text.endswith(word)) if text.endswith(words) else ()
-        return (edges, not bare, first, last, *(word for word in kind.telling if word in text))
+        telling = [word for word in kind.telling if word in text] if kind.telling else ()
+        return (edges, not bare, first, last, *telling)

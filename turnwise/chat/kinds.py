@@ -6,6 +6,7 @@ tag. It is tried with texts that such programs change, and with every word that 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from turnwise.chat.template import CALL, HELLO, RESULT, ChatTemplate
 from turnwise.errors import TemplateError
@@ -42,8 +43,7 @@ class Kind:
     """Whether white space at its edges is taken away; None: sometimes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
+class Manner(NamedTuple):
     """How an assistant's message comes to the template: with calls that it writes, with thoughts, before whom."""
 
     structured: bool

@@ -119,7 +119,7 @@ class Renderer:
         frame; the self-check at the end compares the whole.
         """
         escaper, end = self._escaper(replies), self._end_text(completion)
-        shown = [escaper.escape(reply) for reply in replies]
+        shown = [escaper.escape(reply) for reply in replies] if escaper.hides else replies
         place = None
         if self.frames is not None:
             try:
@@ -130,8 +130,8 @@ class Renderer:
         if frame is None:
             return self._extend(history, assistant, end, shown, tools, escaper, place)
         words = frame.words(shown)
-        if frame.parts and not escaper.hides:
-            return frame.spans(words, self.tokenizer, self._control_ids)
+        if frame.parts and self.frames is not None and not escaper.hides:
+            return self.frames.spans(frame, words, self.tokenizer, self._control_ids)
         return self._spans(*frame.fill(words), escaper, end)
 
     def _extend(
@@ -183,7 +183,7 @@ class Renderer:
             glue.append(before)
             if not found:  # in another order than they were given
                 return None
-        frame = Frame((*glue, skeleton), place.slots)
+        frame = Frame((*glue, skeleton), place.slots())
         words = frame.words(shown)
         if frame.fill(words)[0] != tail:
             return None

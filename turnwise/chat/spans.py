@@ -2,8 +2,8 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 from turnwise.chat.replies import place, shared
 from turnwise.chat.tokenizer import Encoding
@@ -12,13 +12,14 @@ from turnwise.types import Message, Origin, Role
 REPLY_ORIGIN = {Role.TOOL: Origin.TOOL, Role.USER: Origin.USER, Role.SYSTEM: Origin.USER}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Tokens of one origin."""
 
     ids: list[int]
     origin: Origin
 
+
+_START, _END = itemgetter(0), itemgetter(1)
 
 Characters = tuple[int, int, Origin]
 """(start, end, who wrote it) of characters."""
@@ -37,12 +38,22 @@ def replies_in(tail: str, skeleton: str, replies: dict[str, Message]) -> Iterato
             yield start, end, REPLY_ORIGIN[message.role]
 
 
-def add_spans(spans: list[Span], encoding: Encoding, places: Sequence[Characters], control_ids: frozenset[int]) -> None:
-    """Tokens that touch a place are its writer's; control tokens and the rest are the template's."""
-    ids, offsets, done = encoding.ids, encoding.offsets, 0
+def add_spans(
+    spans: list[Span],
+    encoding: Encoding,
+    places: Sequence[Characters],
+    control_ids: frozenset[int],
+    *,
+    skip: int = 0,
+) -> None:
+    """Tokens that touch a place are its writer's; control tokens and the rest are the template's.
+
+    The first `skip` tokens are there already.
+    """
+    ids, offsets, done = encoding.ids, encoding.offsets, skip
     for start, end, origin in places:
-        first = bisect_right(offsets, start, lo=done, key=itemgetter(1))
-        last = bisect_left(offsets, end, lo=first, key=itemgetter(0))
+        first = bisect_right(offsets, start, lo=done, key=_END)
+        last = bisect_left(offsets, end, lo=first, key=_START)
         add_span(spans, ids[done:first], Origin.TEMPLATE)
         written, done = ids[first:last], last
         if control_ids.isdisjoint(written):

@@ -74,11 +74,15 @@ class ChatTemplate:
 
     def first_prompt(self, history: Sequence[Message], replies: Sequence[Message]) -> Sequence[Message] | None:
         """The messages before the first turn, when the suffix depends on no others; else None."""
-        if not all(reply.role in self._local for reply in replies):
-            return None
-        first = next((i for i, message in enumerate(history) if message.role is Role.ASSISTANT), len(history))
-        prompt = history[:first]
-        return prompt if any(message.role is Role.USER for message in prompt) else None
+        for reply in replies:
+            if reply.role not in self._local:
+                return None
+        asked = False
+        for number, message in enumerate(history):
+            if message.role is Role.ASSISTANT:
+                return history[:number] if asked else None
+            asked = asked or message.role is Role.USER
+        return history if asked else None
 
     def locate(
         self,

@@ -76,12 +76,16 @@ class Tokenizer:
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         for start, end in pairwise((0, *cuts, len(text))):
-            left = self._border if start or after == "" else after or ""
+            left = self.left_of("" if start else after)
             encoded = self._backend.encode(left + text[start:end], add_special_tokens=False)
             skip, shift = (1 if left else 0), start - len(left)
             ids += encoded.ids[skip:]
             offsets += [(first + shift, last + shift) for first, last in encoded.offsets[skip:]]
         return Encoding(ids, offsets)
+
+    def left_of(self, after: str | None) -> str:
+        """The one token before a text that has it encoded as if it followed `after`; nothing where none is needed."""
+        return self._border if after == "" else after or ""
 
     @property
     def templates(self) -> dict[str, str]:

@@ -72,8 +72,7 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         message = renderer.read(completion, turn, ledger.token_ids)
         ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         if replies:
-            for span in renderer.extend(messages, message, completion, replies, schemas):
-                ledger.append(span.ids, span.origin, turn)
+            ledger.append_given(renderer.extend(messages, message, completion, replies, schemas), turn)
         messages += [message, *replies]
     problem = renderer.check(ledger, messages, schemas).problem
     if problem is not None:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from turnwise.assemble import Prepared
+from turnwise.assemble import Prepared, choose_model
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
@@ -13,7 +13,7 @@ from turnwise.choices import EngineName
 from turnwise.data.lint import faults
 from turnwise.engines.opening import find_own, open_endpoint
 from turnwise.engines.samplers.scripted import lines
-from turnwise.errors import DataError
+from turnwise.errors import DataError, EngineError
 from turnwise.knobs import is_plugin
 from turnwise.rollout.openai_messages import check_image
 
@@ -42,6 +42,8 @@ async def check_before_run(*prepared: Prepared, say: Callable[[str], None]) -> N
 async def run_checks(every: Sequence[Prepared], report: Report) -> None:
     """Try everything out; a check that needs the result of a failed one is left out."""
     known = len(report.errors)
+    with report.recording("engine"):
+        _check_cacheable(every[0])  # one model writes for all
     for prepared in every:
         with report.recording("dataset"):
             _check_samples(prepared)
@@ -68,6 +70,17 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
                 await services.enter_async_context(running)
             for prepared in every:
                 await check_rollouts(prepared, report)
+
+
+def _check_cacheable(prepared: Prepared) -> None:
+    """Refuse what is known before its weights are read; `threads.check_cacheable` refuses what only they show."""
+    chosen = choose_model(prepared.config)
+    if chosen is not None and (layers := chosen[1].stateful) is not None:
+        kind = chosen[1].model_type
+        raise EngineError(
+            f"the torch sampler cannot write with this model: {layers} ({kind}) carry a state from token to token that "
+            "is not attention"
+        )
 
 
 def _check_samples(prepared: Prepared) -> None:

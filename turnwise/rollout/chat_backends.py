@@ -110,6 +110,7 @@ class TokenBackend:
     _last: tuple[Message, Completion] | None = None
     _replied: tuple[int, int] = (0, 0)
     """Segment and length of its ledger after the last turn."""
+    _drawn: SamplingParams | None = None
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
@@ -122,19 +123,11 @@ class TokenBackend:
 
     async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
         ledger = self.segments[-1]
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-            stop_strings=tuple(self.sampling.stop),
-            stop_ids=self.renderer.stop_ids,
-        )
         start = len(ledger)
-        request = Request(self._name(), ledger.token_ids, params, self._noise())
+        request = Request(self._name(), ledger.token_ids, self._params(max_tokens), self._noise())
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
-        message = self.renderer.read(completion, turn, request.token_ids[-self.renderer.header_length :])
+        message = self.renderer.read(completion, turn, request.token_ids)
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
@@ -160,8 +153,7 @@ class TokenBackend:
         added = sum(len(span.ids) for span in spans)
         full = self._full(added, len(self.segments[-1]) + added, budget)
         if full is None:
-            for span in spans:
-                self.segments[-1].append(span.ids, span.origin, turn)
+            self.segments[-1].append_given(spans, turn)
             self._used += added
         return full
 
@@ -212,6 +204,19 @@ class TokenBackend:
             return await retrying(attempt, self.retry)
         except AttemptFailed as error:
             raise EpisodeError(f"the engine was lost in turn {turn}, {error.attempts} tries: {error}") from error
+
+    def _params(self, max_tokens: int) -> SamplingParams:
+        """How to draw a turn, the same as for the last one unless its limit is another."""
+        if self._drawn is None or self._drawn.max_tokens != max_tokens:
+            self._drawn = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                top_k=self.sampling.top_k,
+                stop_strings=tuple(self.sampling.stop),
+                stop_ids=self.renderer.stop_ids,
+            )
+        return self._drawn
 
     def _open_segment(self, ids: list[int], turn: int) -> None:
         ledger = Ledger()

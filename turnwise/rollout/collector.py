@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 from turnwise.rollout.plugin_calls import to_the_end
 from turnwise.types import Group
 
-YOUNG = 20_000
+YOUNG = 100_000
 """Objects after which Python looks for unreachable cycles while groups are under way. Episodes make few of those, and
 many objects that live as long as a reply takes: by its own 700, half of a rollout's time would go into looking."""
 

@@ -156,13 +156,12 @@ class Conversation:
 
     def _token_limit(self) -> tuple[int, StopReason]:
         """(most tokens of this turn, the reason to give when it is hit)."""
-        limits = [(self._sampling.max_tokens, StopReason.TURN_TRUNCATED)]
-        if self._rollout.max_tokens is not None:
-            limits.append((self._rollout.max_tokens - self._backend.used(), StopReason.TOKEN_BUDGET))
+        limit, reason = self._sampling.max_tokens, StopReason.TURN_TRUNCATED
+        if self._rollout.max_tokens is not None and (left := self._rollout.max_tokens - self._backend.used()) < limit:
+            limit, reason = left, StopReason.TOKEN_BUDGET
         room = self._backend.room()
-        if room is not None:
-            limits.append((room, StopReason.CONTEXT_FULL))
-        limit, reason = min(limits, key=lambda entry: entry[0])
+        if room is not None and room < limit:
+            limit, reason = room, StopReason.CONTEXT_FULL
         if limit <= 0:
             self._end(reason)
         return limit, reason

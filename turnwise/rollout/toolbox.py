@@ -104,6 +104,8 @@ class Toolbox:
         self.tools: dict[str, Tool] = {}
         self._config = config
         self._sandbox = sandbox or SandboxConfig()
+        self._schemas: dict[str, JsonSchema] = {}
+        """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,18 +128,19 @@ class Toolbox:
     def _add(self, entry: Tool) -> None:
         if entry.name in self.tools:
             raise PluginError(f"two tools are called {entry.name!r}")
-        self._validators[entry.name] = validator_of(entry.schema, entry.name)
-        if entry.schema["function"]["name"] != entry.name:
-            raise PluginError(f"tool {entry.name!r}: its schema calls it {entry.schema['function']['name']!r}")
-        self.tools[entry.name] = entry
+        schema = entry.schema
+        self._validators[entry.name] = validator_of(schema, entry.name)
+        if schema["function"]["name"] != entry.name:
+            raise PluginError(f"tool {entry.name!r}: its schema calls it {schema['function']['name']!r}")
+        self.tools[entry.name], self._schemas[entry.name] = entry, schema
 
     def shared(self) -> list[Tool]:
         """The configured tools, for another toolbox of the same run: one sandbox serves both."""
         return [self.tools[name] for name in self.common]
 
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
-        """What the model is told of these tools."""
-        return [self.tools[name].schema for name in names]
+        """What the model is told of these tools: the same objects each time."""
+        return [self._schemas[name] for name in names]
 
     @contextlib.asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:

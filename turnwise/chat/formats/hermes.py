@@ -1,6 +1,5 @@
 """The hermes tool-call format: JSON inside <tool_call> tags, reasoning inside <think> tags."""
 
-import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -91,8 +90,10 @@ def _read_block(text: str, start: int) -> tuple[_Block, int]:
         found = match.group()
         if found == CLOSE:
             body = text[start : match.start()]
-            with contextlib.suppress(ValueError, RecursionError):
+            try:
                 return _Block(body, closed=True, value=_load(body)), match.end()
+            except (ValueError, RecursionError):
+                pass  # the tag may stand inside a string that is not closed
         if not (found.startswith('"') and len(found) > 1):
             break
     end = _BLOCK_END.search(text, start)
@@ -124,8 +125,10 @@ def _read_call(block: _Block, call_id: str) -> ToolCall:
 
 def _load(text: str) -> Any:
     """Strict JSON: no NaN, and nothing that could be neither stored nor sent to a tool."""
-    value = json.loads(text, parse_constant=_refuse)
+    value = _JSON.decode(text)
     level, depth = [value], 0
+    if text.count("{") + text.count("[") < DEEPEST:  # the usual case needs no walk
+        level = []
     while level := [item for one in level if isinstance(one, (dict, list)) for item in _items(one)]:
         depth += 1
         if depth >= DEEPEST:
@@ -141,3 +144,6 @@ def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse)

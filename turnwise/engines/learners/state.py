@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import StorageError
-from turnwise.files import replacing
 
 FILE = "learner.safetensors"
 FORMAT = 2
@@ -23,8 +22,7 @@ _HEAD = "learner"
 def write_state(folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
     """The file appears whole or not at all."""
     head = {_HEAD: json.dumps({"format": FORMAT, **info})}
-    with replacing(folder / FILE) as file:
-        file.write(save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, head))
+    write_tensors(folder / FILE, tensors, head)
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from turnwise.engines.model.config_fields import (
@@ -23,6 +22,7 @@ from turnwise.engines.model.config_fields import (
     token_ids,
     whole,
 )
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 
@@ -360,11 +360,8 @@ def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tens
     """A plain Hugging Face folder: config.json and model.safetensors, each complete or absent."""
     theirs: dict[str, Tensor] = {}
     for part in layout(config):
-        value = tensors[part.name].detach().cpu()
-        pieces = torch.split(value, [count for _, count in part.sources])
-        for (name, _), piece in zip(part.sources, pieces, strict=True):
-            theirs[name] = piece.clone()  # safetensors refuses pieces that share one storage
-    with replacing(folder / "model.safetensors") as file:
-        file.write(save(theirs, metadata={"format": "pt"}))
+        pieces = torch.split(tensors[part.name], [count for _, count in part.sources])
+        theirs |= {name: piece for (name, _), piece in zip(part.sources, pieces, strict=True)}
+    write_tensors(folder / "model.safetensors", theirs, {"format": "pt"})
     with replacing(folder / "config.json") as file:
         file.write((json.dumps(config_to_hf(config, tensors["embed"].dtype), indent=2) + "\n").encode())

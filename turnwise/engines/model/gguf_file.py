@@ -1,6 +1,7 @@
 """GGUF files: what their header says, what transformers would leave unread in it, and their tokenizer as files."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import mmap
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+READER = (5, 22)
+"""The first transformers whose reading of tokenizers in GGUF files was compared with the originals here."""
 MAGIC = b"GGUF"
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """How the numbers of a header are stored, by the number of their kind."""
@@ -145,9 +148,14 @@ def _format(kind: int) -> str:
 
 
 def check_reader() -> None:
-    """Refuse where the package that dequantises is not installed."""
-    if importlib.util.find_spec("gguf") is None:
-        raise EngineError("GGUF files need the extra `gguf`: pip install 'turnwise[gguf]'")
+    """Refuse where what reads such files is not installed, or is too old to split text as the file's model does."""
+    installed = importlib.metadata.version("transformers")
+    if importlib.util.find_spec("gguf") is None or tuple(map(int, installed.split(".")[:2])) < READER:
+        least = ".".join(map(str, READER))
+        raise EngineError(
+            f"GGUF files need the extra `gguf` (with transformers {least} or newer, here is {installed}): "
+            "pip install 'turnwise[gguf]'"
+        )
 
 
 def config_of(path: Path) -> dict[str, Any]:

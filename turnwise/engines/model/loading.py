@@ -31,6 +31,10 @@ LEAST_CONTEXT = 16
 """Less has no room for a question and an answer."""
 
 
+STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
+"""What transformers calls such layers in `layer_types`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImplementationChoice:
     """`ImplementationChoice(ModelImplementation.native, "qwen3 with default rope")`; never `auto`."""
@@ -56,6 +60,8 @@ class ModelFacts:
     cached_numbers: int | None
     """Keys and values of one token in all layers; None where the config does not tell."""
     eos_token_ids: tuple[int, ...]
+    stateful: str | None = None
+    """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
 
 
 def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> ImplementationChoice:
@@ -253,6 +259,7 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
         layers,
         _cached_numbers(text, layers),
         tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
+        next((f"its {kind} layers" for kind in getattr(text, "layer_types", None) or () if kind in STATEFUL), None),
     )
 
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import Fused
 from turnwise.engines.model.decoder import Decoder, Layer
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, unknown
 from turnwise.files import replacing
 
@@ -139,7 +139,7 @@ class LoraDecoder(Decoder):
                 if _projection(source) in self.targets:
                     for kind, factor in zip("AB", _factors(layer, _projection(source)), strict=True):
                         name = f"base_model.model.{source.removesuffix('.weight')}.lora_{kind}.weight"
-                        theirs[name] = factor.detach().cpu().contiguous()
+                        theirs[name] = factor
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -153,8 +153,7 @@ class LoraDecoder(Decoder):
             "use_rslora": False,
             "inference_mode": True,
         }
-        with replacing(folder / "adapter_model.safetensors") as file:
-            file.write(save(theirs, metadata={"format": "pt"}))
+        write_tensors(folder / "adapter_model.safetensors", theirs, {"format": "pt"})
         with replacing(folder / "adapter_config.json") as file:
             file.write((json.dumps(config, indent=2) + "\n").encode())
 

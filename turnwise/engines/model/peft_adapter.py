@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.errors import EngineError
-from turnwise.files import replacing
 
 try:
     from peft import LoraConfig, inject_adapter_in_model
@@ -94,20 +93,14 @@ class PeftModel(TransformersModel):
             for layer in layers:
                 layer.enable_adapters(True)
 
-    @torch.no_grad()
-    def save(self, folder: Path) -> None:
-        self._save(folder, {name: self._merge(name, tensor) for name, tensor in self._tensors().items()})
-
     def save_adapter(self, folder: Path, base_model: str) -> None:
         """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
         theirs: dict[str, Tensor] = {}
         for name, layer in self._adapted():
             for kind, factor in zip("AB", _factors(layer), strict=True):
-                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = factor.detach().cpu().contiguous()
+                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = factor
         self._config.base_model_name_or_path, self._config.inference_mode = base_model, True
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "adapter_model.safetensors") as file:
-            file.write(save(theirs, metadata={"format": "pt"}))
+        write_tensors(folder / "adapter_model.safetensors", theirs, {"format": "pt"})
         self._config.save_pretrained(str(folder))
 
 

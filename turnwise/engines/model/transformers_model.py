@@ -4,6 +4,7 @@ Nothing about a family is assumed: `transformers_probe.py` runs every model once
 what does not come out right. Auxiliary losses of routers are left out; dropout is off, in training too.
 """
 
+import copy
 import inspect
 import json
 import re
@@ -21,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
 from turnwise.engines.model.transformers_probe import probe
@@ -188,11 +190,10 @@ class TransformersModel(PolicyModel):
         raise EngineError("this model has no adapter to leave out")
 
     def save(self, folder: Path) -> None:
-        self._save(folder, self._tensors())
-
-    def _save(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        with _quiet():
-            self.model.save_pretrained(folder, state_dict=tensors)
+        write_tensors(folder / "model.safetensors", dict(self.weights()), {"format": "pt"})
+        config = copy.deepcopy(self.model.config)
+        config.architectures, config.dtype = [type(self.model).__name__], self.dtype
+        config.save_pretrained(folder)
 
 
 @contextmanager
