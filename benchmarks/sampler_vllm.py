@@ -76,6 +76,7 @@ async def ours(model: str, dtype: str, prompts: list[list[int]], threads: int) -
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
     decoder = Decoder.read(Path(model), getattr(torch, dtype))
+    decoder.pack_products()
     sampler = TorchSampler(decoder, decode=str, max_batch=max(CONCURRENT), threads=threads, regime=UNPADDED)
     params = SamplingParams(max_tokens=NEW)
     requests = [Request(f"{i}", np.array(ids), params, NoiseKey(0, 0, "s", i)) for i, ids in enumerate(prompts)]

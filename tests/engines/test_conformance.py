@@ -106,6 +106,11 @@ def plain_logits(plain: PreTrainedModel) -> Tensor:
     return torch.cat([plain(input_ids=part[None], use_cache=False).logits[0].float() for part in PARTS])
 
 
+def _eager(folder: Path) -> PreTrainedModel:
+    """With the attention that knows soft caps and sinks in every release."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+
+
 def naive_scores(logits: Tensor) -> tuple[Tensor, Tensor]:
     logp = torch.log_softmax(logits[SCORED - 1] / TEMPERATURE, dim=-1)
     return logp.gather(1, TOKENS[SCORED, None])[:, 0], -(logp.exp() * logp).sum(-1)
@@ -216,7 +221,7 @@ def test_factors_alone_learn(case: Case, tmp_path: Path) -> None:
     assert close(logits_of(model), learned, 0.0) and all(p.requires_grad for n, p in own.items() if n in factors)
     model.save(tmp_path / "merged")
     # Two large steps make sharp models: what rounding changes in one sum is larger behind the next.
-    assert close(plain_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), learned, 1e-2)
+    assert close(plain_logits(_eager(tmp_path / "merged")), learned, 1e-2)
     assert torch.equal(logits_of(model), learned), "saving changes nothing"
     again = {n: p for n, p in case.adapted().named_parameters() if p.requires_grad}
     assert all(torch.equal(again[name], value) for name, value in factors.items()), "the seed decides"
@@ -412,7 +417,7 @@ def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_up(tmp_path: Pat
         TransformersModel.read(tmp_path)
     kept["model.norm.weight"] = torch.ones(7)
     save_file(kept, file, metadata={"format": "pt"})
-    with pytest.raises(EngineError, match="transformers cannot load"):
+    with pytest.raises(EngineError, match="its weights have other shapes than config.json says"):
         TransformersModel.read(tmp_path)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(EngineError, match="transformers cannot load"):

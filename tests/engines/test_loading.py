@@ -263,6 +263,7 @@ def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_with_noise(windo
 # --- what a GGUF file may say ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("file")
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -278,6 +279,7 @@ def test_what_transformers_would_not_read_is_refused(more: dict[str, Any], reaso
         choose_implementation(find_model(str(path)), Wanted.auto)
 
 
+@pytest.mark.usefixtures("file")
 def test_what_a_header_says_twice_is_no_reason_to_refuse(tmp_path: Path) -> None:
     path = tmp_path / "other.gguf"
     write_gguf(path, llama(), pre="smollm", llama__attention__key_length=16, llama__attention__value_length=16,
@@ -366,6 +368,7 @@ def test_a_hostile_header_is_refused_at_once(tmp_path: Path, content: bytes, siz
         gguf_file.read_header(path)
 
 
+@pytest.mark.usefixtures("file")
 def test_values_of_the_wrong_kind_in_a_header_are_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", llama())
     content = (tmp_path / "m.gguf").read_bytes()

@@ -82,8 +82,9 @@ class EngineConfig:
     to get the same tokens on machines that would measure differently."""
     batch_invariant: bool = knob(True, only("engine.name", "torch"))
     """Whether a conversation's tokens must not depend on what else is computed, which pads products to shapes that are
-    proven to round alike. Take false for speed with large models (up to twice as fast with few sequences); log-probs
-    of sampler and learner then agree to rounding, not to the last bit."""
+    proven to round alike. Take false for speed with large models (about twice as fast with few sequences; the native
+    decoder then keeps its weights twice, once laid out for products): log-probs of sampler and learner agree to
+    rounding, not to the last bit."""
     base_url: str | None = knob(None, url(), only("engine.name", "openai"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
     environment variable OPENAI_API_KEY. Must be set with engine=openai."""

@@ -92,10 +92,12 @@ def open_sampler(
         return OpenSampler(made, threads=1)
     if is_plugin(config.engine.name):
         return _open_own(config, renderer, say)
+    from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.samplers.threads import choose_threads
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
     model = model or _read(config, config.model.precision)
+    packed = not config.engine.batch_invariant and isinstance(model, Decoder) and model.pack_products()
     choice = choose_threads(model, config.engine.threads, batch_invariant=config.engine.batch_invariant)
     sampler = TorchSampler(
         model,
@@ -106,6 +108,8 @@ def open_sampler(
     )
     measured = ", ".join(f"{count}: {1e3 * seconds:.1f} ms" for count, seconds in choice.seconds_per_step.items())
     say(f"torch engine: {choice.threads} thread(s) (a step took {measured}); {choice.promise()}")
+    if packed:
+        say("torch engine: weights are laid out for the CPU's products, beside the plain ones (twice their memory)")
     say(f"torch engine: {sampler.capabilities}")
     return OpenSampler(sampler, choice.threads, choice.proven)
 

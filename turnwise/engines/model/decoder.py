@@ -14,12 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
+from turnwise.engines.model.packed_products import pack, packed_linear
 from turnwise.engines.model.policy_model import Attend, LayerCache, Mixing, ModelInputs, ModelShape, PolicyModel
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.errors import EngineError
 
 ROPE_CHUNK = 1024
 PLAIN = Mixing()
+PROJECTIONS = ("qkv", "output", "gate_up", "down")
 
 
 class Layer(nn.Module):
@@ -42,6 +44,8 @@ class Layer(nn.Module):
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.config, self.index = config, index
+        self.packed: dict[str, Tensor] | None = None
+        """The matrices laid out for a sampler, by name; see `Decoder.pack_products`."""
         for name in ("qkv_bias", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias"):
             self.register_parameter(name, None)
 
@@ -67,6 +71,8 @@ class Layer(nn.Module):
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """One of the four projections; an adapter may add to it."""
+        if self.packed is not None:
+            return packed_linear(x, self.packed[name], getattr(self, name + "_bias"))
         return functional.linear(x, getattr(self, name), getattr(self, name + "_bias"))
 
 
@@ -97,6 +103,7 @@ class Decoder(PolicyModel):
             eps = torch.tensor(config.norm_eps, dtype=wide, device=self.embed.device)
             owner.register_buffer("eps", eps, persistent=False)
         self._rope: tuple[Tensor, Tensor] | None = None
+        self._packed_head: Tensor | None = None
 
     @classmethod
     def read(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "Decoder":
@@ -130,6 +137,8 @@ class Decoder(PolicyModel):
         return rms_norm(x, self.norm, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self._packed_head is not None:
+            return packed_linear(hidden, self._packed_head, None).float()
         return functional.linear(hidden, self.unembed).float()
 
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
@@ -150,6 +159,23 @@ class Decoder(PolicyModel):
             raise EngineError(
                 f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} did not come"
             )
+        if self._packed_head is not None and not self.pack_products():
+            raise EngineError("the new weights cannot be laid out as the old ones were")
+
+    def pack_products(self) -> bool:
+        """Lay the matrices out for fast products without gradient, beside the plain ones; False where torch cannot.
+
+        For a sampler that need not round as a learner does. `load` lays new weights out again.
+        """
+        layers = [cast(Layer, layer) for layer in self.layers]
+        found = [{name: pack(getattr(layer, name)) for name in PROJECTIONS} for layer in layers]
+        head = pack(self.unembed)
+        if head is None or any(matrix is None for matrices in found for matrix in matrices.values()):
+            return False
+        for layer, matrices in zip(layers, found, strict=True):
+            layer.packed = {name: matrix for name, matrix in matrices.items() if matrix is not None}
+        self._packed_head = head
+        return True
 
     def without_adapter(self) -> AbstractContextManager[None]:
         raise EngineError("this model has no adapter to leave out")
