@@ -4,7 +4,8 @@ Ours plays episodes through the product: rendering, ledgers, self-check and scor
 prompts as token ids through `LLM.generate`, which costs it nothing beside its engine. Each side runs in a process of
 its own, ours first, in one run of this script.
 
-`single`: random weights of a shape, prompts of about 128 tokens, turns of 256 tokens, 256 and 1,024 at once.
+`single`: random weights of a shape, prompts of about 128 tokens, turns of 256 tokens, 256 and 1,024 at once, four
+episodes for each place; vLLM is given them in four batches.
 `chat`: a real model (--model), 64 prompts x 8 siblings, 4 turns, a user who says about 100 tokens after each of the
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
@@ -32,6 +33,8 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 """family, vocabulary, hidden size, mlp size, layers, heads, kv heads, head dimension, context."""
 CONCURRENT = (256, 1024)
 NEW = 256
+WAVES = 4
+"""Episodes for each place: what begins and ends a run is then a small part of it."""
 CHATS, SIBLINGS, TURNS, TURN_TOKENS = 64, 8, 4, 512
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "his")
 
@@ -137,8 +140,8 @@ def ours(arguments: argparse.Namespace) -> None:
         for count in CONCURRENT:
             prepared = prepared_of(
                 arguments.tokenizer,
-                samples_of(count, 110),
-                ["sampling.max_tokens=256", f"engine.max_batch={count}"],
+                samples_of(WAVES * count, 110),
+                ["sampling.max_tokens=256", f"engine.max_batch={count}", f"rollout.concurrency={count}"],
                 None,
             )
             sampler = sampler_of(model, prepared, count)
@@ -235,9 +238,11 @@ def vllm(arguments: argparse.Namespace) -> None:
             rounds = []
             for _ in range(2):
                 start = time.perf_counter()
-                done = llm.generate(prompts, params, use_tqdm=False)
+                tokens = 0
+                for first in range(0, len(prompts), count):
+                    done = llm.generate(prompts[first : first + count], params, use_tqdm=False)
+                    tokens += sum(len(one.outputs[0].token_ids) for one in done)
                 torch.cuda.synchronize()
-                tokens = sum(len(one.outputs[0].token_ids) for one in done)
                 rounds.append((tokens, time.perf_counter() - start, None))
             results[f"{name}-{count}"] = rounds
             print(f"  vLLM, {name}, {count}: {shown(rounds)}", file=sys.stderr, flush=True)
