@@ -52,7 +52,7 @@ def choose(
         chosen = _drawn(_filtered(weights, top_k, top_p), noise)
         # A row that filters nothing keeps what it would have drawn had nobody filtered.
         ids = torch.where(_unfiltered(temperature, top_k, top_p), ids, chosen)
-        return ids, triton_sampling.logprobs_of(logits, ids, temperature, sums)
+        return ids, sums.logprobs(ids)
     assert noise is not None
     scaled = _scaled(logits, temperature)
     logp = torch.log_softmax(scaled, dim=-1)

@@ -96,14 +96,15 @@ def _take(
     lines,
     BEGIN: tl.constexpr,
     STOPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program for all rows, whose threads have all read what is there before one of them writes."""
     line = tl.load(step)
     tl.debug_barrier()
     room = line < lines
-    for start in range(0, count, BLOCK):
-        row = start + tl.arange(0, BLOCK)
+    for block in range(BLOCKS):
+        row = block * BLOCK + tl.arange(0, BLOCK)
         inside = (row < count) & room
         slot = tl.load(rows + row, mask=inside, other=-1).to(tl.int64)
         moving = inside & (slot >= 0)
@@ -115,10 +116,7 @@ def _take(
         tl.store(out_tokens + out, token, mask=inside)
         tl.store(out_logprobs + out, logprob, mask=inside)
         left = tl.load(remaining + slot, mask=moving, other=0) - 1
-        if BEGIN:
-            place = tl.load(at + row, mask=moving, other=0)
-        else:
-            place = tl.load(places + slot, mask=moving, other=0) + 1
+        place = tl.load(at + row, mask=moving, other=0) if BEGIN else tl.load(places + slot, mask=moving, other=0) + 1
         ended = (left <= 0) | (logprob != logprob)
         for k in tl.static_range(STOPS):
             ended = ended | (tl.load(stop_ids + slot * STOPS + k, mask=moving, other=-1) == token)
@@ -160,4 +158,5 @@ def take(
     assert all(part.is_contiguous() for part in (tokens, logprobs, rows, *slots, *out))
     block = min(1024, max(128, triton.next_power_of_2(count)))
     given = (tokens, logprobs, rows, rows if at is None else at.contiguous(), *slots, *out, step)
-    _take[(1,)](*given, count, lines, BEGIN=at is not None, STOPS=stop_ids.shape[1], BLOCK=block, num_warps=4)
+    known = {"BEGIN": at is not None, "STOPS": stop_ids.shape[1], "BLOCKS": triton.cdiv(count, block), "BLOCK": block}
+    _take[(1,)](*given, count, lines, **known, num_warps=4)
