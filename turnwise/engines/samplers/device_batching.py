@@ -11,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from turnwise import time_budget
@@ -29,11 +28,12 @@ from turnwise.types import Completion, FinishReason
 
 PASSES = 4
 """Passes over prompts before the next decode run: a batch that fills up first is decoded in fewer steps."""
+KNOB = "engine.memory_fraction"
 MOST_CHUNKS = 512
 """Prompts in one pass; each that ends there needs a row of logits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Run:
     """What is under way: whose rows these are, by slot and by how often the slot had changed hands."""
 
@@ -164,7 +164,7 @@ class DeviceBatcher:
         """
         self._stop_all()
         self._cache.forget()
-        self._model.load(update.tensors)
+        self._steps.load(update.tensors)
         self.policy_version = version
         for turn in self._turns.values():
             turn.written_by(version)
@@ -193,10 +193,10 @@ class DeviceBatcher:
 
     def step(self) -> list[Outcome]:
         """Launch passes over what waits and one decode run, then read what was launched in the step before."""
-        before = len(self._in_flight)
+        before = self._in_flight[-1] if self._in_flight else None
         self._feed()
         self._decode()
-        for _ in range(before if len(self._in_flight) >= before else len(self._in_flight)):
+        while before is not None and before in self._in_flight:
             self._read(self._in_flight.popleft())
         return self._take_ended()
 
@@ -218,7 +218,7 @@ class DeviceBatcher:
         work: list[tuple[Turn, PromptChunk]] = []
         coming: set[bytes] = set()
         for turn in self._feeding:
-            coming.update(turn.digests)
+            coming.update(turn.known_digests or ())
             budget -= self._cut_chunk(turn, budget, work)
         passed_over: list[Turn] = []
         while self._waiting and self._free and budget > 0 and len(work) < MOST_CHUNKS:
@@ -229,6 +229,8 @@ class DeviceBatcher:
                     passed_over.append(turn)
                     continue
             if not self._enter(turn):
+                if self._refuse_too_long(turn):
+                    continue
                 self._waiting.appendleft(turn)
                 break
             coming.update(turn.known_digests or ())
@@ -255,7 +257,7 @@ class DeviceBatcher:
             known = self._cache.known(turn.digests)
             pages, fed = self._cache.hold(turn.digests[:known]), known * PAGE
         wanted = -(-len(tokens) // PAGE) - len(pages)
-        running = len(self._turns) - len(self._waiting) - 1
+        running = len(self._tenants) - len(self._free)
         # One page more for each that runs, so that those who enter are not the ones who must leave at once.
         spare = self._cache.unused + self._cache.kept_pages - wanted
         more = None if running and spare < running else self._cache.take(max(wanted, 0))
@@ -264,18 +266,19 @@ class DeviceBatcher:
                 self._cache.keep(turn.name, kept)
             else:
                 self._cache.give(pages)
-            return self._wait_for_pages(turn, wanted, running)
+            return False
         self._settle_in(turn, tokens, fed, np.concatenate((pages, more)))
         return True
 
-    def _wait_for_pages(self, turn: Turn, wanted: int, running: int) -> bool:
-        """Somebody must end first; where nobody runs, it never fits."""
-        if running or self._in_flight or self._cache.kept_pages:
+    def _refuse_too_long(self, turn: Turn) -> bool:
+        """A sequence that does not fit even alone would wait forever."""
+        length, room = len(turn.request.token_ids) + len(turn.ids), self._pages * PAGE
+        if length <= room:
             return False
-        raise EngineError(
-            f"{turn.name!r} needs {wanted * PAGE} tokens of cache and there is room for {self._pages * PAGE}: raise"
-            " engine.memory_fraction"
-        )
+        del self._turns[turn.name]
+        error = EngineError(f"{turn.name!r} has {length} tokens, the cache has room for {room}: raise {KNOB}")
+        self._ended.append((turn.request, error))
+        return True
 
     def _settle_in(self, turn: Turn, tokens: NDArray[np.int64], fed: int, pages: Pages) -> None:
         request, slot = turn.request, self._free.pop()
@@ -374,7 +377,7 @@ class DeviceBatcher:
         last = max(running, key=lambda turn: turn.order)
         if len(running) == 1:
             room = self._pages * PAGE
-            error = EngineError(f"{last.name!r} has filled the cache of {room} tokens: raise engine.memory_fraction")
+            error = EngineError(f"{last.name!r} has filled the cache of {room} tokens: raise {KNOB}")
             self._end(last, error)
             return
         self._stop(last)

@@ -5,7 +5,7 @@ numbers go up in one copy, tokens and log-probs come down behind an event. Nothi
 `Launched.read`. On the CPU the same functions run as they stand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -170,6 +170,8 @@ class DeviceSteps:
     def allocate(self, pages: int) -> None:
         """Make the pool; raises torch.OutOfMemoryError when there is not room for it."""
         self._pool = PagePool.on(self._device, self.dtype, self._model.shape.caches, pages)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # another stream may use it first
 
     def free(self) -> None:
         """Give back the pool, the graphs and all buffers; nothing may be under way."""
@@ -179,6 +181,14 @@ class DeviceSteps:
         self._pool = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take new weights, which another stream may just have written and may change when this returns."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._model.load(weights)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def update(self, entries: Numbers, cells: Numbers) -> None:
         """Slot entries [n, ENTRY] and (flat index, page) pairs of the table, each naming a place once."""
