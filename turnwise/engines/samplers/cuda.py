@@ -1,4 +1,4 @@
-"""The sampler of a GPU in this process: paged keys and values, several tokens per round trip, everything in CUDA graphs."""
+"""The sampler of a GPU in this process: paged keys and values, several tokens per round trip, all in CUDA graphs."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.kernels.paged_attention import PAGE
-from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.device_steps import DeviceSteps, Launched, PromptChunk
-from turnwise.engines.samplers.device_turns import Turn, WrittenTokens
+from turnwise.engines.samplers.device_turns import Turn
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
-from turnwise.engines.samplers.slots import empty_entry, slot_entry
+from turnwise.engines.samplers.slot_book import SlotBook
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
@@ -68,28 +67,7 @@ class DeviceBatcher:
         """With a slot, their prompts not handed over yet."""
         self._in_flight: deque[_Run] = deque()
         self._ended: list[Outcome] = []
-        self._entered = 0
-        # By slot:
-        self._free = list(range(slots - 1, -1, -1))
-        self._tenants: list[Turn | None] = [None] * slots
-        self._tenancy = np.zeros(slots, dtype=np.int64)
-        self._decoding = np.zeros(slots, dtype=bool)
-        self._place = np.zeros(slots, dtype=np.int64)
-        """Tokens that the device will have fed when all that is launched has run, if the turn goes on so long."""
-        self._final = np.zeros(slots, dtype=np.int64)
-        """Where the last token it may write stands; that one is never fed."""
-        self._limit = np.zeros(slots, dtype=np.int64)
-        """Tokens it may write in this slot."""
-        self._stops = np.full((slots, STOP_IDS), -2, dtype=np.int64)
-        self._looked_at = np.zeros(slots, dtype=bool)
-        self._filtered = np.zeros(slots, dtype=bool)
-        self._written = WrittenTokens(slots)
-        self._table = np.zeros((slots, steps.max_pages), dtype=np.int32)
-        self._held = np.zeros(slots, dtype=np.int64)
-        """Pages of each slot."""
-        self._entries: dict[int, NDArray[np.int32]] = {}
-        self._cells: list[NDArray[np.int64]] = []
-        """What the device has not been told yet: entries of slots, and flat indices of the table."""
+        self._slots = SlotBook(slots, steps.max_pages)
 
     @property
     def idle(self) -> bool:
@@ -174,7 +152,7 @@ class DeviceBatcher:
         if self.asleep:
             return
         self._stop_all()
-        self._cache = PagedCache(self._pages)
+        self._cache.forget()
         self._steps.free()
         self.asleep = True
 
@@ -201,6 +179,7 @@ class DeviceBatcher:
         return self._take_ended()
 
     def _take_ended(self) -> list[Outcome]:
+        self.stats.evicted = self._cache.evicted
         ended, self._ended = self._ended, []
         return ended
 
@@ -221,7 +200,7 @@ class DeviceBatcher:
             coming.update(turn.known_digests or ())
             budget -= self._cut_chunk(turn, budget, work)
         passed_over: list[Turn] = []
-        while self._waiting and self._free and budget > 0 and len(work) < MOST_CHUNKS:
+        while self._waiting and self._slots.free and budget > 0 and len(work) < MOST_CHUNKS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:
                 missing = turn.digests[self._cache.known(turn.digests) :]
@@ -257,7 +236,7 @@ class DeviceBatcher:
             known = self._cache.known(turn.digests)
             pages, fed = self._cache.hold(turn.digests[:known]), known * PAGE
         wanted = -(-len(tokens) // PAGE) - len(pages)
-        running = len(self._tenants) - len(self._free)
+        running = self._slots.taken
         # One page more for each that runs, so that those who enter are not the ones who must leave at once.
         spare = self._cache.unused + self._cache.kept_pages - wanted
         more = None if running and spare < running else self._cache.take(max(wanted, 0))
@@ -267,7 +246,8 @@ class DeviceBatcher:
             else:
                 self._cache.give(pages)
             return False
-        self._settle_in(turn, tokens, fed, np.concatenate((pages, more)))
+        self._slots.enter(turn, tokens, fed, np.concatenate((pages, more)))
+        self.stats.reused_tokens += fed
         return True
 
     def _refuse_too_long(self, turn: Turn) -> bool:
@@ -280,92 +260,46 @@ class DeviceBatcher:
         self._ended.append((turn.request, error))
         return True
 
-    def _settle_in(self, turn: Turn, tokens: NDArray[np.int64], fed: int, pages: Pages) -> None:
-        request, slot = turn.request, self._free.pop()
-        now = time_budget.clock()
-        if request.begun is None:
-            request.begun = now
-        elif request.stopped is not None:
-            request.paused += now - request.stopped
-            request.stopped = None
-        self._entered += 1
-        turn.slot, turn.order, turn.tokens, turn.fed = slot, self._entered, tokens, fed
-        limit = turn.limit - len(turn.ids)
-        self._tenants[slot] = turn
-        self._limit[slot], self._final[slot] = limit, len(tokens) + limit - 1
-        self._place[slot] = len(tokens)
-        stops = sorted(request.params.stop_ids)[:STOP_IDS]
-        self._stops[slot] = -2
-        self._stops[slot, : len(stops)] = stops
-        self._looked_at[slot], self._filtered[slot] = turn.looked_at, turn.filtered
-        self._held[slot] = 0
-        self._lay(np.full(len(pages), slot), np.arange(len(pages)), pages)
-        self._held[slot] = len(pages)
-        entry = slot_entry(slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits)
-        self._entries[slot] = entry
-        self.stats.reused_tokens += fed
-
-    def _lay(self, slots: NDArray[np.int64], columns: NDArray[np.int64], pages: Pages) -> None:
-        self._table[slots, columns] = pages
-        self._cells.append(slots * self._steps.max_pages + columns)
-
-    def _tell(self) -> None:
-        """Slots and pages that have changed, to the device."""
-        if not self._entries and not self._cells:
-            return
-        entries = np.stack(list(self._entries.values())) if self._entries else empty_entry(0)[None, :][:0]
-        flat = np.unique(np.concatenate(self._cells)) if self._cells else np.zeros(0, dtype=np.int64)
-        cells = np.stack((flat, self._table.reshape(-1)[flat]), axis=1).astype(np.int32)
-        self._entries.clear()
-        self._cells.clear()
-        self._steps.update(entries, cells)
-
     def _prefill(self, work: list[tuple[Turn, PromptChunk]]) -> None:
-        self._tell()
+        self._slots.tell(self._steps)
         chunks = [chunk for _, chunk in work]
         slots = np.array([chunk.slot if chunk.last else -1 for chunk in chunks], dtype=np.int64)
-        launched = self._steps.prefill(chunks, filtered=bool(self._filtered[slots[slots >= 0]].any()))
+        launched = self._steps.prefill(chunks, filtered=bool(self._slots.filtered[slots[slots >= 0]].any()))
         for turn, chunk in work:
             turn.fed += len(chunk.tokens)
             self.stats.prefilled_tokens += len(chunk.tokens)
             if turn.known_digests:
                 whole = min(turn.fed // PAGE, len(turn.known_digests))
-                self._cache.share(turn.known_digests[:whole], self._table[chunk.slot, :whole])
+                self._cache.share(turn.known_digests[:whole], self._slots.table[chunk.slot, :whole])
             if chunk.last:
                 self._feeding.remove(turn)
-                self._decoding[chunk.slot] = True
-        self.stats.peak_batch = max(self.stats.peak_batch, int(self._decoding.sum()))
-        tenancy = np.where(slots >= 0, self._tenancy[slots], -1)
+                self._slots.decoding[chunk.slot] = True
+        self.stats.peak_batch = max(self.stats.peak_batch, int(self._slots.decoding.sum()))
+        tenancy = np.where(slots >= 0, self._slots.tenancy[slots], -1)
         self._in_flight.append(_Run(launched, slots, tenancy))
 
     def _decode(self) -> None:
         if not self._reserve():
             return
-        slots = np.flatnonzero(self._decoding & (self._place < self._final))
-        if not len(slots):
-            return
-        self._tell()
-        launched = self._steps.decode(slots.astype(np.int32), filtered=bool(self._filtered[slots].any()))
-        self._place[slots] = np.minimum(self._place[slots] + self._steps.steps, self._final[slots])
+        self._slots.tell(self._steps)
+        slots = self._slots.unfinished()
+        launched = self._steps.decode(slots.astype(np.int32), filtered=bool(self._slots.filtered[slots].any()))
+        self._slots.run_ahead(slots, self._steps.steps)
         self.stats.steps += self._steps.steps
-        self._in_flight.append(_Run(launched, slots, self._tenancy[slots]))
+        self._in_flight.append(_Run(launched, slots, self._slots.tenancy[slots]))
 
     def _reserve(self) -> bool:
-        """Pages for every token that the next run may feed; where there are none, the last to come leave again."""
+        """Pages for every token that the next run may feed; where there are none, the last to come leave again.
+
+        False when nobody has a token left to write.
+        """
         while True:
-            slots = np.flatnonzero(self._decoding & (self._place < self._final))
-            reached = np.minimum(self._place[slots] + self._steps.steps, self._final[slots])
-            lacking = np.maximum(-(-reached // PAGE) - self._held[slots], 0)
-            total = int(lacking.sum())
-            if not total:
-                return bool(len(slots))
-            pages = self._cache.take(total)
+            slots = self._slots.unfinished()
+            lacking = self._slots.lacking(slots, self._steps.steps)
+            pages = self._cache.take(int(lacking.sum()))
             if pages is not None:
-                owners = np.repeat(slots, lacking)
-                within = np.arange(total) - np.repeat(np.cumsum(lacking) - lacking, lacking)
-                self._lay(owners, self._held[owners] + within, pages)
-                self._held[slots] += lacking
-                return True
+                self._slots.extend(slots, lacking, pages)
+                return bool(len(slots))
             if self._in_flight:  # some may have ended
                 self._read(self._in_flight.popleft())
             else:
@@ -373,8 +307,8 @@ class DeviceBatcher:
 
     def _send_back(self) -> None:
         """The last turn to get a slot waits again, before all others; alone it cannot be helped."""
-        running = [turn for turn in self._turns.values() if turn.slot >= 0]
-        last = max(running, key=lambda turn: turn.order)
+        running = self._slots.running()
+        last = running[-1]
         if len(running) == 1:
             room = self._pages * PAGE
             error = EngineError(f"{last.name!r} has filled the cache of {room} tokens: raise {KNOB}")
@@ -389,30 +323,26 @@ class DeviceBatcher:
     def _read(self, run: _Run) -> None:
         tokens, logprobs = run.launched.read(len(run.slots))
         # A turn that ended, or left, while this was under way has nothing here any more.
-        mine = (run.slots >= 0) & (self._tenancy[run.slots] == run.tenancy)
-        slots = run.slots[mine]
+        mine = (run.slots >= 0) & (self._slots.tenancy[run.slots] == run.tenancy)
+        slots, tokens, logprobs = run.slots[mine], tokens[:, mine], logprobs[:, mine]
         if not len(slots):
             return
-        tokens, logprobs = tokens[:, mine], logprobs[:, mine]
         counts = (tokens >= 0).sum(axis=0)
         bad = ((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0)
-        last = tokens[np.maximum(counts - 1, 0), np.arange(len(slots))]
-        stopped = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
-        for column in np.flatnonzero(self._looked_at[slots] & ~bad).tolist():
-            turn = self._tenants[int(slots[column])]
-            assert turn is not None
+        counts[bad] = 0
+        stopped = self._slots.stopped(slots, counts, tokens)
+        for column in np.flatnonzero(self._slots.looked_at[slots] & ~bad).tolist():
+            turn = self._slots.tenant(slots[column])
             cut = turn.cut(tokens[: counts[column], column].tolist(), self._decode_text)
             if cut is not None:
                 counts[column], stopped[column] = cut, True
-        counts[bad] = 0
-        self._written.append(slots, counts, tokens, logprobs)
+        self._slots.written.append(slots, counts, tokens, logprobs)
         self.stats.decoded_tokens += int(counts.sum())
-        full = self._written.count[slots] >= self._limit[slots]
+        full = self._slots.written.count[slots] >= self._slots.limit[slots]
         for column in np.flatnonzero(bad | stopped | full).tolist():
-            turn = self._tenants[int(slots[column])]
-            assert turn is not None
+            turn = self._slots.tenant(slots[column])
             if bad[column]:
-                fed = len(turn.tokens) + int(self._written.count[turn.slot])
+                fed = len(turn.tokens) + int(self._slots.written.count[turn.slot])
                 self._end(turn, EngineError(f"the model's logits are NaN after {fed} tokens"))
             else:
                 self._end(turn, FinishReason.STOP if stopped[column] else FinishReason.LENGTH)
@@ -434,20 +364,10 @@ class DeviceBatcher:
         self._ended.append((turn.request, turn.completion(result)))
 
     def _leave(self, turn: Turn) -> Pages:
-        """Take a turn's slot from it, with what it wrote there; its pages are the caller's to give."""
-        slot = turn.slot
-        ids, logprobs = self._written.take(slot)
-        turn.ids, turn.logprobs = np.concatenate((turn.ids, ids)), np.concatenate((turn.logprobs, logprobs))
-        pages = self._table[slot, : self._held[slot]].copy()
+        """Take a turn's slot from it; its pages are the caller's to give."""
         if turn in self._feeding:
             self._feeding.remove(turn)
-        self._decoding[slot] = False
-        self._tenancy[slot] += 1
-        self._tenants[slot] = None
-        self._entries[slot] = empty_entry(slot)  # the device may not know that it ended
-        self._free.append(slot)
-        turn.slot = -1
-        return pages
+        return self._slots.leave(turn)
 
     def _stop(self, turn: Turn) -> None:
         self._cache.give(self._leave(turn))
@@ -456,7 +376,7 @@ class DeviceBatcher:
     def _stop_all(self) -> None:
         """Everybody waits again, in the order in which they came; nothing is under way."""
         assert not self._in_flight, "settle comes first"
-        running = sorted((turn for turn in self._turns.values() if turn.slot >= 0), key=lambda turn: turn.order)
+        running = self._slots.running()
         for turn in running:
             self._stop(turn)
         self._waiting.extendleft(reversed(running))

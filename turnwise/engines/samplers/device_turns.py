@@ -18,8 +18,8 @@ NO_LOGPROBS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 class Turn:
     """A request that waits for a slot or has one.
 
-    One that lost its slot (new weights, sleep, no pages left) waits again with what it wrote behind its prompt; noise is
-    by position, so it goes on as it would have.
+    One that lost its slot (new weights, sleep, no pages left) waits again with what it wrote behind its prompt; noise
+    is by position, so it goes on as it would have.
     """
 
     request: QueuedRequest

@@ -11,7 +11,7 @@ class Graphs:
     """CUDA graphs by key, all in one pool of memory; on the CPU, and where a model cannot be captured, plain calls.
 
     The first run of a key compiles its kernels and is a real one. Work reads and writes tensors that stay where they
-    are; what it makes in between belongs to the pool, which is safe to share since runs follow each other on one stream.
+    are; what it makes in between belongs to the pool, which is safe to share since runs follow each other on a stream.
     """
 
     def __init__(self, device: torch.device, say: Say, *, off: str | None) -> None:
@@ -47,7 +47,9 @@ class Graphs:
         except RuntimeError as error:
             self._break_off(graph)
             self._captures = False
-            self._say(f"passes run without CUDA graphs, which costs speed; capturing failed: {str(error).splitlines()[0]}")
+            self._say(
+                f"passes run without CUDA graphs, which costs speed; capturing failed: {str(error).splitlines()[0]}"
+            )
             return None
         graph.capture_end()
         self._graphs[key] = graph

@@ -1,4 +1,4 @@
-"""What a device knows of the turns it writes, by slot: tokens, places, limits and how to draw; written by the host in one copy."""
+"""What a device knows of the turns it writes, by slot: tokens, places, limits, pages and how to draw."""
 
 from dataclasses import dataclass
 
@@ -37,6 +37,11 @@ def empty_entry(slot: int) -> NDArray[np.int32]:
     entry[:5] = slot, 0, 0, 0, 0
     entry[_KEY:] = 0
     return entry
+
+
+def no_entries() -> NDArray[np.int32]:
+    """An update that changes no slot."""
+    return np.zeros((0, ENTRY), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
