@@ -189,6 +189,24 @@ class Excess(enum.Enum):
     """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
 
 
+class OptimizerName(enum.Enum):
+    """In which format AdamW keeps its two moments."""
+
+    adamw = "adamw"
+    """Four bytes each."""
+    adamw8bit = "adamw8bit"
+    """One byte each, scaled block by block: a quarter of their memory, and a little noise."""
+
+
+class Offload(enum.Enum):
+    """What the learner keeps in the CPU's memory instead of the GPU's."""
+
+    none = "none"
+    """Nothing."""
+    optimizer = "optimizer"
+    """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU, and a slower step."""
+
+
 class Decay(enum.Enum):
     """How the learning rate falls after warm-up."""
 
