@@ -154,6 +154,10 @@ class ActivationMemory:
             expected = tokens * self._first.per_token(self.recompute)
             self._scale = min(4.0, max(0.5, activations / expected))
 
+    def exceeded_by(self, tokens: int) -> bool:
+        """Whether a pass of so many tokens is more than what is known not to fit allows."""
+        return self._limit is not None and tokens > self._limit
+
     def shrink(self, tokens: int) -> int:
         """After a pass of so many tokens did not fit: what later ones may have at most."""
         lower = max(1, tokens // 2)

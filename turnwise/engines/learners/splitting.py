@@ -35,8 +35,7 @@ def halves(part: BatchPart) -> list[BatchPart]:
     if len(order) < 2:
         return [part]
     sizes = np.bincount(owners[owners >= 0], weights=batch.lengths[owners >= 0])[order]
-    cut = int(np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)) + 1
-    cut = min(cut, len(order) - 1)
+    cut = int(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2).argmin()) + 1
     return [_chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
 
 
