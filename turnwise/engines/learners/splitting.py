@@ -1,6 +1,7 @@
 """A batch that did not fit as two smaller ones: whole trajectories each, with gradients that add up to its own."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
     sequences = np.isin(owners, trajectories)
     tokens = np.repeat(sequences, batch.lengths)
     written = tokens[batch.index]
-    arrays = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    arrays: dict[str, Any] = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
     smaller = replace(
         batch,
         tokens=batch.tokens[tokens],
