@@ -57,8 +57,12 @@ class ModelImplementation(enum.Enum):
 class EngineName(enum.StrEnum):
     """Which sampler writes the completions; `module:Class` is one of your own (docs/engines.md)."""
 
+    auto = "auto"
+    """`cuda` where PyTorch sees a GPU, else `torch`; the plan says which."""
     torch = "torch"
-    """Our own, in this process: token ids and log-probs, as training needs them."""
+    """Our own, in this process on the CPU: token ids and log-probs, as training needs them."""
+    cuda = "cuda"
+    """Our own, in this process on one NVIDIA GPU: the same, with the learner beside it."""
     openai = "openai"
     """An OpenAI-compatible endpoint; evaluation only."""
     scripted = "scripted"

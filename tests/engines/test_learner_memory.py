@@ -10,7 +10,7 @@ from batches import batch_of
 from test_working_weights import LENGTHS, PPO, batch, learner_of
 
 from turnwise.choices import Aggregation
-from turnwise.engines.learners import activation_memory
+from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.learners.activation_memory import MOST_TOKENS, STEP, WANTED_TOKENS, PassMemory, choose, estimate
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_halved_with_the_same_result(
         if dtype is torch.float32 and name.startswith("policy."):
             torch.testing.assert_close(tight.state()[0][name], tensor, atol=2e-4, rtol=1e-3)
     assert len(said) == 1 and "a pass over 71 tokens does not fit" in said[0] and "at most 35 tokens" in said[0]
-    assert tight.token_budget == 35 and free.token_budget == activation_memory.CPU_TOKENS
+    assert tight.token_budget == 35 and free.token_budget == TOKEN_BUDGET
 
 
 def test_scores_are_laid_back_in_order(decoder: Decoder) -> None:

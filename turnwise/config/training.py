@@ -195,9 +195,9 @@ class LearnerConfig:
     gradient_checkpointing: bool | None = None
     """Compute activations twice instead of keeping them; null does so on a GPU whose memory is too small for them.
     Switch it on when memory is short; a step takes longer."""
-    device: str = "cpu"
-    """Where gradients are computed: cpu, cuda or one GPU such as cuda:0; the sampler stays on the CPU. Set it to cuda
-    where there is a GPU."""
+    device: str = "auto"
+    """Where gradients are computed: cpu, cuda, one GPU such as cuda:0, or auto, which takes a GPU where PyTorch sees
+    one. Set it to cpu to leave a GPU to others."""
     precision: Precision | None = None
     """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
     log-prob gap to the sampler is too large."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.model.policy_model import PolicyModel
 
-CPU_TOKENS = 8192
-"""Of a pass on the CPU, where caches are small and memory is not what runs out."""
 MOST_TOKENS = 65_536
 """More in one pass make a GPU no faster."""
 WANTED_TOKENS = 16_384
@@ -120,7 +119,7 @@ class ActivationMemory:
     def token_budget(self) -> int:
         """Tokens of the next passes; on a GPU also decides how many layers are computed again."""
         if self._device.type != "cuda":
-            tokens = self._asked or CPU_TOKENS
+            tokens = self._asked or TOKEN_BUDGET
         elif self._asked is not None:
             tokens = self._asked
         else:

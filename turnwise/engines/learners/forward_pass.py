@@ -9,6 +9,7 @@ from torch import Tensor
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import learner_here
 from turnwise.engines.learners.device_batch import DeviceBatch, moved
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
@@ -20,17 +21,9 @@ EXACT_CHUNK = 1024
 """Logits at once in exact mode; a multiple of every regime's row_pad."""
 
 
-def learner_device(config: LearnerConfig) -> torch.device:
-    """Where a learner of this config computes."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
-
-
 def computes_narrow(config: LearnerConfig) -> bool:
     """Whether a learner of this config takes its products in bfloat16: on a GPU, when nothing else is said."""
-    on_gpu = learner_device(config).type == "cuda"
-    return (config.precision or (Precision.bfloat16 if on_gpu else Precision.float32)) is Precision.bfloat16
+    return learner_here(config).precision is Precision.bfloat16
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from turnwise.choices import OptimizerName
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import device_of
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
-from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow, learner_device
+from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
 from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, UpdateResult, Who
 from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
 from turnwise.engines.learners.objective import Objective
@@ -90,7 +91,7 @@ class LocalLearner:
         memory_bytes: int | None = None,
         warn: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self.device = learner_device(config)
+        self.device = torch.device(device_of(config.device))
         dtype = working or working_dtype(config, model)
         autocast = computes_narrow(config) and dtype is torch.float32
         refuse_narrow(model, working=dtype, autocast=autocast)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from turnwise.config import LearnerConfig
-from turnwise.engines.learners.forward_pass import computes_narrow, learner_device
+from turnwise.engines.devices import device_of
+from turnwise.engines.learners.forward_pass import computes_narrow
 from turnwise.engines.learners.gradients import is_narrow
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
@@ -13,7 +14,7 @@ from turnwise.errors import EngineError
 
 def working_dtype(config: LearnerConfig, model: PolicyModel) -> torch.dtype:
     """The number format of what is trained; bfloat16 on a CPU and below an adapter is autocast's affair."""
-    on_gpu = learner_device(config).type == "cuda"
+    on_gpu = device_of(config.device) != "cpu"
     narrow = on_gpu and computes_narrow(config) and not model.has_adapter
     return torch.bfloat16 if narrow else torch.float32
 
