@@ -69,8 +69,8 @@ def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         from turnwise.engines.kernels import triton_rotation
 
         return triton_rotation.rotate(fused, rotation)
-    heads = fused.view(len(fused), -1, rotation.head_dim)
-    q, k, v = torch.split(heads, [rotation.num_heads, rotation.num_kv_heads, rotation.num_kv_heads], dim=1)
+    counts = [rotation.num_heads, rotation.num_kv_heads, rotation.num_kv_heads]
+    q, k, v = torch.split(fused.unflatten(1, (sum(counts), rotation.head_dim)), counts, dim=1)
     return _turned(q, rotation.q_norm, rotation), _turned(k, rotation.k_norm, rotation), v
 
 
@@ -79,8 +79,8 @@ def rotate_into_pages(
 ) -> Tensor:
     """The queries of `rotate`, without gradient; keys and values go straight into the pages of their sequences.
 
-    Pages are [pages, Hkv, PAGE, D]; `table` [slots, max_pages] int32 names those of a sequence in order, `slots` [T] int32
-    the sequence of each row. A row of slot -1 belongs to nobody: nothing is written, its position is never looked at.
+    Pages are [pages, Hkv, PAGE, D]; `table` [slots, max_pages] int32 names those of a sequence in order, `slots` [T]
+    int32 the sequence of each row. A row of slot -1 is nobody's: nothing is written, its position is never looked at.
     """
     if use_triton(fused):
         from turnwise.engines.kernels import triton_rotation
