@@ -10,7 +10,7 @@ LOCKED ?=
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup check test test-all eval train board bench train-gsm8k lock clean
+.PHONY: help setup check test test-all test-gpu eval train train-gsm8k board bench lock clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,9 @@ test: $(STAMP)  ## the test suite but for its long tail, in three processes sinc
 test-all: $(STAMP)  ## the test suite with its long tail
 	$(PYTEST) -m "" $(ARGS)
 
+test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU, in one process; on a machine without one they are skipped
+	OMP_NUM_THREADS=1 $(RUN)/pytest -m gpu $(ARGS)
+
 eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)
 
@@ -60,10 +63,10 @@ bench: $(STAMP)  ## every benchmark; each prints a ratio against a named peer
 	@for file in benchmarks/*.py; do echo "== $$file"; $(RUN)/python $$file || exit 1; done
 
 # torch is not in the lock: which build of it a machine takes (CPU, CUDA) is the machine's affair, and no hash fits them all.
-# Its range is in pyproject.toml; what only its CUDA build needs is left out with it.
+# Its range is in pyproject.toml; what only its CUDA build needs is left out with it. Triton is there: the tests interpret kernels.
 lock: build/lock/bin/uv  ## write .ci/*.txt anew: the newest versions that pyproject.toml allows, with their hashes
 	$(UV_COMPILE) pyproject.toml --extra dev > build/lock/everything.txt
-	awk 'BEGIN { keep = 1 } /^[a-z]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' build/lock/everything.txt > .ci/requirements.txt
+	awk 'BEGIN { keep = 1 } /^[a-z]/ { keep = !/^(torch|nvidia-|cuda-)/ } keep' build/lock/everything.txt > .ci/requirements.txt
 	echo setuptools | $(UV_COMPILE) --output-file .ci/build.txt --upgrade -
 
 build/lock/bin/uv:

@@ -67,8 +67,12 @@ def run_ours(config: Any) -> list[Step]:
 
     from turnwise.train import train
 
-    report = train(config, console=Console(file=sys.stderr))
-    lines = [json.loads(line) for line in (report.run / "metrics.jsonl").read_text().splitlines()]
+    return read_steps(train(config, console=Console(file=sys.stderr)).run)
+
+
+def read_steps(run: Path) -> list[Step]:
+    """The steps that one of our runs recorded."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "timing_s/step" in line]
     before = [0, *(line["tokens"] for line in steps)]
     return [
@@ -78,16 +82,23 @@ def run_ours(config: Any) -> list[Step]:
 
 
 def run_trl(config: Any, recompute: bool) -> list[Step]:
-    """The same with GRPOTrainer; a step lasts from the end of the one before to its own end."""
-    import datasets
+    """The same with GRPOTrainer on the CPU."""
     import torch
+
+    torch.set_num_threads(config.engine.threads)
+    return train_with_trl(config, dtype="float32", recompute=recompute, changes={})
+
+
+def train_with_trl(config: Any, *, dtype: str, recompute: bool, changes: dict[str, Any]) -> list[Step]:
+    """A run of GRPOTrainer by our config, with `changes` to its settings; a step lasts from the end of the one before
+    to its own end."""
+    import datasets
     import transformers
     import trl
 
     from turnwise.assemble import prepare
     from turnwise.engines.opening import model_source
 
-    torch.set_num_threads(config.engine.threads)
     prepared = prepare(config, "train", limit=config.training.samples)
     folder = model_source(config).folder
     tokenizer = trl_tokenizer(folder, prepared.toolbox.schemas(["calculate"]))
@@ -112,9 +123,9 @@ def run_trl(config: Any, recompute: bool) -> list[Step]:
             ends.append((time.perf_counter(), int(state.num_input_tokens_seen)))
 
     trainer = trl.GRPOTrainer(
-        model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        model=transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
         reward_funcs=reward.correct,
-        args=trl_settings(trl, config, recompute),
+        args=trl_settings(trl, config, recompute, changes),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
         tools=[calculate],
@@ -182,35 +193,36 @@ def prompt_lengths(prepared: Any, tokenizer: Any, rows: list[dict[str, Any]]) ->
     return lengths
 
 
-def trl_settings(trl: Any, config: Any, recompute: bool) -> Any:
+def trl_settings(trl: Any, config: Any, recompute: bool, changes: dict[str, Any]) -> Any:
     """GRPOConfig with the values of ours; everything that does not train is off."""
-    return trl.GRPOConfig(
-        output_dir=config.runs_dir,
-        per_device_train_batch_size=config.training.groups * config.training.group_size,
-        gradient_accumulation_steps=1,
-        num_generations=config.training.group_size,
-        max_steps=config.training.steps,
-        max_completion_length=MAX_TOKENS,
-        max_tool_calling_iterations=MAX_TURNS - 1,
-        temperature=1.0,
-        learning_rate=LR,
-        lr_scheduler_type="constant",
-        weight_decay=config.learner.weight_decay,
-        max_grad_norm=config.learner.grad_clip,
-        loss_type="bnpo",  # the mean over all tokens of the batch
-        scale_rewards="group",
-        beta=0.0,
-        shuffle_dataset=False,
-        gradient_checkpointing=recompute,
-        bf16=False,
-        use_cpu=True,
-        save_strategy="no",
-        eval_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=config.seed,
-    )
+    settings = {
+        "output_dir": config.runs_dir,
+        "per_device_train_batch_size": config.training.groups * config.training.group_size,
+        "gradient_accumulation_steps": 1,
+        "num_generations": config.training.group_size,
+        "max_steps": config.training.steps,
+        "max_completion_length": MAX_TOKENS,
+        "max_tool_calling_iterations": MAX_TURNS - 1,
+        "temperature": 1.0,
+        "learning_rate": LR,
+        "lr_scheduler_type": "constant",
+        "weight_decay": config.learner.weight_decay,
+        "max_grad_norm": config.learner.grad_clip,
+        "loss_type": "bnpo",  # the mean over all tokens of the batch
+        "scale_rewards": "group",
+        "beta": 0.0,
+        "shuffle_dataset": False,
+        "gradient_checkpointing": recompute,
+        "bf16": False,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": config.seed,
+    }
+    return trl.GRPOConfig(**(settings | changes))
 
 
 def steps_of(

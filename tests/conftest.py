@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,12 @@ import pytest
 import turnwise
 
 TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only `-m gpu` shows a GPU to the tests: all others are about what happens without one, on every machine."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")

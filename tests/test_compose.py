@@ -141,7 +141,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
 
 def test_keys_that_this_run_never_reads_are_found() -> None:
     (problem,) = unread(compose(["engine.base_url=http://127.0.0.1:1"]))
-    assert problem.startswith("engine.base_url (command line) is never read: engine.name is torch")
+    assert problem.startswith("engine.base_url (command line) is never read: engine.name is auto")
     assert unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1"])) == []
     assert "rollout.interaction" in unread(compose(["task=null", "rollout.interaction_kwargs.max_turns=2"]))[0]
 

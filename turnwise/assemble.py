@@ -12,6 +12,7 @@ from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
+from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
@@ -140,7 +141,7 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
 
 def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
     """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
-    if config.engine.name != EngineName.torch:
+    if config.engine.name not in IN_PROCESS:
         return None
     from turnwise.engines.model.loading import choose_implementation, model_facts
 

@@ -57,8 +57,12 @@ class ModelImplementation(enum.Enum):
 class EngineName(enum.StrEnum):
     """Which sampler writes the completions; `module:Class` is one of your own (docs/engines.md)."""
 
+    auto = "auto"
+    """`cuda` where PyTorch sees a GPU, else `torch`; the plan says which."""
     torch = "torch"
-    """Our own, in this process: token ids and log-probs, as training needs them."""
+    """Our own, in this process on the CPU: token ids and log-probs, as training needs them."""
+    cuda = "cuda"
+    """Our own, in this process on one NVIDIA GPU: the same, with the learner beside it."""
     openai = "openai"
     """An OpenAI-compatible endpoint; evaluation only."""
     scripted = "scripted"
@@ -187,6 +191,24 @@ class Excess(enum.Enum):
     """The weight is the ratio, at most the upper threshold."""
     reject = "reject"
     """The weight is the ratio inside the thresholds and 0 outside: those tokens are not trained."""
+
+
+class OptimizerName(enum.Enum):
+    """In which format AdamW keeps its two moments."""
+
+    adamw = "adamw"
+    """Four bytes each."""
+    adamw8bit = "adamw8bit"
+    """One byte each, scaled block by block: a quarter of their memory, and a little noise."""
+
+
+class Offload(enum.Enum):
+    """What the learner keeps in the CPU's memory instead of the GPU's."""
+
+    none = "none"
+    """Nothing."""
+    optimizer = "optimizer"
+    """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU, and a slower step."""
 
 
 class Decay(enum.Enum):

@@ -41,5 +41,5 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
             raise ConfigError(f"tracking.to: {unknown('tracker', name, [choice.value for choice in TrackerName])}")
         if trackers.count(name) > 1:
             raise ConfigError(f"tracking.to names {name!r} more than once")
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.learner.device):
-        raise ConfigError(f"learner.device must be cpu or cuda, not {config.learner.device!r}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.learner.device):
+        raise ConfigError(f"learner.device must be auto, cpu or cuda, not {config.learner.device!r}")

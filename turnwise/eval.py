@@ -15,6 +15,7 @@ from turnwise.chat.selfcheck import render_problem
 from turnwise.checks.start import check_before_run
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.metrics import share
@@ -150,7 +151,7 @@ async def play_all(
         for trajectory in group.trajectories:
             seen(trajectory)
 
-    running, ahead = max(1, config.rollout.concurrency // config.eval.group_size), len(prepared.samples)
+    running, ahead = max(1, choose_devices(config).episodes // config.eval.group_size), len(prepared.samples)
     failures = Failures(config.rollout.max_failures)
     async with Collector(prepared.samples, run, running=running, ahead=ahead, score=score) as collector:
         while groups := await collector.next_groups(1):

@@ -3,6 +3,7 @@
 from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
+from turnwise.engines.devices import choose as choose_devices
 
 
 def config_warnings(config: Config) -> list[str]:
@@ -94,7 +95,7 @@ def _engine(config: Config) -> str:
     if engine.name == EngineName.openai:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
-    return f"{engine.name}, model {config.model.path}"
+    return f"{choose_devices(config)}, model {config.model.path}"
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:

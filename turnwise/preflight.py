@@ -10,11 +10,13 @@ from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
 from turnwise.checks.start import run_checks
 from turnwise.checks.training import check_enough_samples, check_training
-from turnwise.choices import EngineName
+from turnwise.choices import Precision
 from turnwise.compose import Composed, unread
 from turnwise.config import Config
+from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import model_source
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
@@ -65,7 +67,7 @@ def preflight(composed: Composed) -> Report:
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
     files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
-    return config.engine.name == EngineName.torch and bool(files.train_files or (generated and not files.eval_files))
+    return config.engine.name in IN_PROCESS and bool(files.train_files or (generated and not files.eval_files))
 
 
 def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:
@@ -126,7 +128,7 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
         most = min(turns * config.sampling.max_tokens, config.rollout.max_tokens or 1 << 60)
         text += f", at most {episodes * most:,} policy tokens"
     report.add("forecast", Outcome.OK, text)
-    if config.engine.name == EngineName.torch:
+    if config.engine.name in IN_PROCESS:
         report.add("forecast", Outcome.OK, _memory(config, max(prompts)))
 
 
@@ -137,11 +139,12 @@ def _memory(config: Config, prompt: int) -> str:
     weights = f"weights {model_source(config).weight_bytes / 1e6:.1f} MB on disk"
     if facts.cached_numbers is None:
         return f"{weights}; config.json does not tell what its cache holds"
-    per_token = facts.cached_numbers * (4 if config.model.precision.value == "float32" else 2)
+    chosen_here = choose_devices(config)
+    per_token = facts.cached_numbers * (4 if chosen_here.precision is Precision.float32 else 2)
     length = prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
     length = length if facts.context_length is None else min(length, facts.context_length)
-    cache = per_token * length * config.engine.max_batch
+    cache = per_token * length * chosen_here.max_batch
     return (
         f"{weights}, KV cache {per_token / 1e3:.1f} kB a token, "
-        f"about {cache / 1e6:.0f} MB for {config.engine.max_batch} sequences of {length} tokens"
+        f"about {cache / 1e6:.0f} MB for {chosen_here.max_batch} sequences of {length} tokens"
     )

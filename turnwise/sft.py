@@ -17,6 +17,8 @@ from turnwise.chat.renderer import Renderer
 from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
 from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
+from turnwise.engines.devices import TOKEN_BUDGET
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import LearnerParts, model_source, open_learner
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
@@ -168,11 +170,11 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
     run.note(_plan(config, steps, sequences))
     in_threads = _in_threads(config)
     batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-    update = in_threads(learn)
+    update, budget = in_threads(learn), config.learner.token_budget or TOKEN_BUDGET
     with run.stop_on_signal(), _progress(run.console) as bars:
         bar = bars.add_task("training", total=steps, completed=progress.step)
         while run.should_continue():
-            run.finish_step(await asyncio.to_thread(update, learner, next(batches), config.learner.token_budget))
+            run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
             bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
             if run.should_save():
                 await run.recorder.do(in_threads(run.save), learner)
@@ -260,7 +262,7 @@ async def _play(script: Script, prepared: Prepared, console: Console) -> Demonst
                 progress.update(bar, advance=1)
                 return group
 
-            running = config.rollout.concurrency
+            running = choose_devices(config).episodes
             async with Collector(prepared.samples, play, running=running, ahead=count) as collector:
                 groups = await collector.next_groups(count)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

@@ -16,7 +16,7 @@ from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.lora import LoraDecoder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 LENGTHS = [40, 17, 64, 33, 8]
 INDEX = torch.tensor([i for i in range(sum(LENGTHS)) if i % 7 not in (0, 1) and i not in (40, 57, 121, 154)])

@@ -1,9 +1,12 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise.assemble import Prepared
-from turnwise.choices import Decay, EngineName, Precision
+from turnwise.choices import Decay, Precision
 from turnwise.config import Config
+from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
+from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.devices import device_of
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
@@ -13,7 +16,7 @@ from turnwise.training.custom import check_choices
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name != EngineName.torch and not is_plugin(config.engine.name):
+    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(
@@ -35,43 +38,27 @@ def check_training(config: Config) -> None:
             f"learner.warmup={config.learner.warmup}: the {config.learner.decay.value} decay after it must end within "
             f"{total_updates(config)} updates (training.steps x epochs x minibatches)"
         )
-    if config.learner.device != "cpu":
-        check_device(config.learner.device)
+    choose_devices(config)
+    device_of(config.learner.device)
 
 
 def check_fine_tuning(config: Config) -> None:
     """Refuse a config that cannot be fine-tuned with."""
     check_config(config)
-    if config.engine.name != EngineName.torch and not is_plugin(config.engine.name):
+    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
-    if config.model.precision is not Precision.float32:
+    if config.model.precision not in (None, Precision.float32):
         raise ConfigError(
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
             "fine-tuning has none (the learner's is learner.precision)"
         )
-    if config.learner.device != "cpu":
-        check_device(config.learner.device)
+    choose_devices(config)
+    device_of(config.learner.device)
 
 
 def total_updates(config: Config) -> int:
     """How often a whole run changes the weights."""
     return config.training.steps * config.training.epochs * config.training.minibatches
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that PyTorch does not have here."""
-    import torch
-
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"learner.device={device}: cpu or cuda, or one GPU such as cuda:0") from error
-    if wanted.type not in ("cpu", "cuda"):
-        raise ConfigError(f"learner.device={device}: gradients are computed on cpu or cuda")
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"learner.device={device}: PyTorch finds no CUDA device on this machine")
-    if wanted.type == "cuda" and wanted.index is not None and wanted.index >= torch.cuda.device_count():
-        raise ConfigError(f"learner.device={device}: this machine has {torch.cuda.device_count()} CUDA device(s)")
 
 
 def check_enough_samples(prepared: Prepared) -> None:

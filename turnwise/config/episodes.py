@@ -47,8 +47,9 @@ class RolloutConfig:
     """Which part of an over-long tool reply is kept. Take `tail` when the end matters, as with a traceback."""
     tool_timeout: float | None = knob(None, duration())
     """Seconds for one call of any tool; null uses each tool's own. Set it to bound tools that declare none."""
-    concurrency: int = knob(256, at_least(1))
-    """Episodes under way at once. Lower it when tools, users or an endpoint cannot serve as many."""
+    concurrency: int | None = knob(None, at_least(1))
+    """Episodes under way at once; null takes 256, and twice engine.max_batch on a GPU, so that it has work while tools
+    run. Lower it when tools, users or an endpoint cannot serve as many."""
     max_failures: float = knob(0.5, share())
     """Share of failed episodes above which the run stops: of a training step's, or of an evaluation's so far. Lower it
     when no failure is normal, raise it when a service is known to be shaky."""

@@ -6,7 +6,9 @@ from typing import Any
 from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
 from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
-RENDERING = ("torch", "scripted", PLUGIN)
+IN_PROCESS = ("auto", "torch", "cuda")
+"""Engines that run the model in this process."""
+RENDERING = (*IN_PROCESS, "scripted", PLUGIN)
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
 
 
@@ -18,15 +20,16 @@ class ModelConfig:
     """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or `tiny` for the bundled
     model. Set it first: to the model you want to evaluate or train, or to the folder that `turnwise sft` or `turnwise
     train` wrote."""
-    implementation: ModelImplementation = knob(ModelImplementation.auto, only("engine.name", "torch"))
+    implementation: ModelImplementation = knob(ModelImplementation.auto, only("engine.name", *IN_PROCESS))
     """Whose code computes the model; the plan says which and why. Set it to compare the two, or to `native` to be told
     what keeps a model from it."""
     trust_remote_code: bool = knob(False, only("engine.name", *RENDERING))
     """Run Python files that come with the model. Set it only for a model that transformers does not have and whose
     code you have read."""
-    precision: Precision = knob(Precision.float32, only("engine.name", "torch"))
-    """The number format the sampler computes in; what is trained is float32 always. Take bfloat16 when memory is short;
-    log-probs then differ more from the learner's (see training.max_logprob_gap)."""
+    precision: Precision | None = knob(None, only("engine.name", *IN_PROCESS))
+    """The number format the sampler computes in; null takes bfloat16 on a GPU and float32 elsewhere. What is trained is
+    float32 always. Take bfloat16 on a CPU when memory is short; log-probs then differ more from the learner's (see
+    training.max_logprob_gap)."""
 
 
 @dataclass
@@ -71,20 +74,29 @@ class DataConfig:
 class EngineConfig:
     """What runs the model."""
 
-    name: str = knob(EngineName.torch.value, choice_or_plugin(EngineName))
+    name: str = knob(EngineName.auto.value, choice_or_plugin(EngineName))
     """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
-    `engine.name=openai`. Take `openai` to evaluate a model that is served elsewhere, `scripted` to try tools and
-    scorers without a model, your own to write with another engine."""
-    max_batch: int = knob(64, at_least(1), only("engine.name", "torch"))
-    """Most sequences decoded together. Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
-    threads: int = knob(0, at_least(0, 1024), only("engine.name", "torch", PLUGIN))
+    `engine.name=openai`. Take `torch` to leave a GPU alone, `openai` to evaluate a model that is served elsewhere,
+    `scripted` to try tools and scorers without a model, your own to write with another engine."""
+    max_batch: int | None = knob(None, at_least(1), only("engine.name", *IN_PROCESS))
+    """Most sequences decoded together; null takes 64 on the CPU and 1024 on a GPU. Raise it for speed while memory
+    lasts; `turnwise check` forecasts the cache."""
+    memory_fraction: float = knob(0.9, more_than(0, 1), only("engine.name", "auto", "cuda"))
+    """The share of the GPU's memory that weights, learner and cache may take together; the plan shows who gets what.
+    Lower it when other programs need the GPU too."""
+    sleep: bool | None = knob(None, only("engine.name", *IN_PROCESS))
+    """Whether the sampler gives its cache back while the learner updates; null does so on a GPU where both do not fit
+    side by side. Set it to true to leave the learner all the memory there is; episodes that run ahead
+    (training.max_lag) need it false."""
+    threads: int = knob(0, at_least(0, 1024), only("engine.name", "auto", "torch", PLUGIN))
     """CPU threads; 0 measures and takes the fastest count that gives reproducible sums. Set it on a shared machine, or
     to get the same tokens on machines that would measure differently."""
-    batch_invariant: bool = knob(True, only("engine.name", "torch"))
-    """Whether a conversation's tokens must not depend on what else is computed, which pads products to shapes that are
-    proven to round alike. Take false for speed with large models (about twice as fast with few sequences; the native
-    decoder then keeps its weights twice, once laid out for products): log-probs of sampler and learner agree to
-    rounding, not to the last bit."""
+    batch_invariant: bool | None = knob(None, only("engine.name", *IN_PROCESS))
+    """Whether a conversation's tokens must not depend on what else is computed; null says yes on the CPU and no on a
+    GPU. On the CPU products are padded to shapes that are proven to round alike; take false for speed with large models
+    (about twice as fast with few sequences; the native decoder then keeps its weights twice, once laid out for
+    products). On a GPU take true to have sampler and learner share kernels that round alike whatever the batch: slower,
+    and their log-probs are equal to the last bit. Without it they agree to rounding."""
     base_url: str | None = knob(None, url(), only("engine.name", "openai"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
     environment variable OPENAI_API_KEY. Must be set with engine=openai."""

@@ -10,7 +10,9 @@ from turnwise.choices import (
     Decay,
     Excess,
     KLEstimator,
+    Offload,
     OldLogprobs,
+    OptimizerName,
     PolicyLoss,
     Precision,
 )
@@ -187,17 +189,22 @@ class LearnerConfig:
     """The share of the learning rate at which that fall ends. Set it (0.1) when the last steps learn nothing."""
     grad_clip: float = knob(1.0, more_than(0))
     """Largest norm of a gradient; a larger one is scaled down to it. Lower it when the norm on the board has spikes."""
-    token_budget: int = knob(8192, at_least(1))
-    """Tokens of one forward pass; a batch is worked off in as many as it needs. Lower it when memory is short: the
-    gradient stays the same."""
-    gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them. Switch it on when memory is short; a step takes longer."""
-    device: str = "cpu"
-    """Where gradients are computed: cpu, cuda or one GPU such as cuda:0; the sampler stays on the CPU. Set it to cuda
-    where there is a GPU."""
+    token_budget: int | None = knob(None, at_least(1))
+    """Tokens of one forward pass; a batch is worked off in as many as it needs. Null takes 8192 on the CPU, and on a
+    GPU as many as its memory has room for. Lower it when memory is short: the gradient stays the same."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations twice instead of keeping them; null does so on a GPU whose memory is too small for them.
+    Switch it on when memory is short; a step takes longer."""
+    device: str = "auto"
+    """Where gradients are computed: cpu, cuda, one GPU such as cuda:0, or auto, which takes a GPU where PyTorch sees
+    one. Set it to cpu to leave a GPU to others."""
     precision: Precision | None = None
     """Of the learner's matrix products; null takes bfloat16 on a GPU and float32 elsewhere. Set float32 when the
     log-prob gap to the sampler is too large."""
+    optimizer: OptimizerName = OptimizerName.adamw
+    """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
+    offload: Offload = Offload.none
+    """What stays in the CPU's memory while it is not needed. Set it to `optimizer` for models too large for the GPU."""
     lora_rank: int = knob(0, at_least(0, 65536))
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))

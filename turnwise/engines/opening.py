@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import EngineName, Precision
 from turnwise.config import Config, EngineConfig
+from turnwise.engines.devices import choose
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.checked import CheckedSampler
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
@@ -96,13 +97,14 @@ def open_sampler(
     from turnwise.engines.samplers.threads import choose_threads
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
-    model = model or _read(config, config.model.precision)
-    packed = not config.engine.batch_invariant and isinstance(model, Decoder) and model.pack_products()
-    choice = choose_threads(model, config.engine.threads, batch_invariant=config.engine.batch_invariant)
+    chosen = choose(config)
+    model = model or _read(config, chosen.precision)
+    packed = not chosen.batch_invariant and isinstance(model, Decoder) and model.pack_products()
+    choice = choose_threads(model, config.engine.threads, batch_invariant=chosen.batch_invariant)
     sampler = TorchSampler(
         model,
         decode=renderer.tokenizer.decode,
-        max_batch=config.engine.max_batch,
+        max_batch=chosen.max_batch,
         threads=choice.threads,
         regime=choice.regime,
     )
@@ -194,9 +196,10 @@ async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, 
 
     trained = _read(config, Precision.float32)
     writer, same = None, False
-    if config.engine.name == EngineName.torch:
-        same = config.model.precision is Precision.float32
-        writer = copy.deepcopy(trained) if same else _read(config, config.model.precision)
+    chosen = choose(config)
+    if chosen.engine == EngineName.torch:
+        same = chosen.precision is Precision.float32
+        writer = copy.deepcopy(trained) if same else _read(config, chosen.precision)
     opened = open_sampler(config, renderer, say, model=writer)
     try:
         _check_trainable(config.engine.name, opened.sampler.capabilities)

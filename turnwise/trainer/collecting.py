@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from turnwise.assemble import Prepared
 from turnwise.choices import Advantage
 from turnwise.data.loader import Loader
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.group import run_group
@@ -73,7 +74,7 @@ class Groups:
         self._alone: dict[int, Trajectory] = {}
         """remax: the greedy rollout by its group's id."""
         self._stream = SampleStream(loader, first_batch, first_batch + 1 + self._config.training.max_lag)
-        running = max(1, self._config.rollout.concurrency // self._config.training.group_size)
+        running = max(1, choose_devices(self._config).episodes // self._config.training.group_size)
         self.collector: Collector[Draw] = Collector(
             self._stream, self._play, running=running, ahead=1 << 30, score=self._score
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import learner_here
 from turnwise.engines.learners.device_batch import DeviceBatch
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
@@ -22,8 +23,7 @@ EXACT_CHUNK = 1024
 
 def computes_narrow(config: LearnerConfig) -> bool:
     """Whether a learner of this config takes its products in bfloat16: on a GPU, when nothing else is said."""
-    on_gpu = torch.device(config.device).type == "cuda"
-    return (config.precision or (Precision.bfloat16 if on_gpu else Precision.float32)) is Precision.bfloat16
+    return learner_here(config).precision is Precision.bfloat16
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import device_of
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
 from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
@@ -70,8 +71,8 @@ class LocalLearner:
         base_model: str = "",
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        self.device = torch.device(config.device)
-        narrow, recompute = computes_narrow(config), config.gradient_checkpointing
+        self.device = torch.device(device_of(config.device))
+        narrow, recompute = computes_narrow(config), bool(config.gradient_checkpointing)
         self.forward = ForwardPass(self.device, temperature, narrow, chunk_tokens, recompute, regime)
         self.model = model.to(self.device)
         self.critic = None if critic is None else critic.to(self.device)

@@ -15,7 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
 from turnwise.engines.model.packed_products import pack, packed_linear
-from turnwise.engines.model.policy_model import Attend, LayerCache, Mixing, ModelInputs, ModelShape, PolicyModel
+from turnwise.engines.model.policy_model import (
+    Attend,
+    LayerCache,
+    Mixing,
+    ModelInputs,
+    ModelShape,
+    PolicyModel,
+    layers_recomputed,
+)
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.errors import EngineError
 
@@ -123,14 +131,13 @@ class Decoder(PolicyModel):
                 tensors[part.name] = torch.full(part.shape, 0.0 if "bias" in part.name else 1.0, dtype=dtype)
         return cls(config, tensors)
 
-    def forward(
-        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
         cos, sin = self._rotations(inputs.positions)
         x = functional.embedding(inputs.tokens, self.embed)
+        again = layers_recomputed(recompute, len(self.layers))
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
-            if recompute:
+            if index < again:
                 x = checkpoint(layer, x, cos, sin, attend, wanted, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, cos, sin, attend, wanted)
@@ -154,7 +161,8 @@ class Decoder(PolicyModel):
             if place is None or place.shape != tensor.shape:
                 found = "no weight" if place is None else f"not {tuple(tensor.shape)} but {tuple(place.shape)}"
                 raise EngineError(f"these are not the weights of this decoder: {name} is {found} here")
-            place.copy_(tensor)
+            if not _same_memory(place, tensor):  # a learner and its sampler may share their weights
+                place.copy_(tensor)
         if places:
             raise EngineError(
                 f"these are not the weights of this decoder: {', '.join(sorted(places)[:5])} did not come"
@@ -221,6 +229,16 @@ def _split(config: DecoderConfig, fused: Mapping[str, Tensor]) -> Iterator[tuple
         yield from zip((name for name, _ in part.sources), pieces, strict=True)
 
 
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are the same numbers at the same place."""
+    return (one.device, one.dtype, one.data_ptr(), one.stride()) == (
+        other.device,
+        other.dtype,
+        other.data_ptr(),
+        other.stride(),
+    )
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
     """x over its root mean square, times the weight."""
     if torch.is_grad_enabled():
@@ -258,10 +276,15 @@ class _RmsNorm(torch.autograd.Function):
 def _rope_table(
     rope: RopeConfig, head_dim: int, rows: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    angles = torch.outer(torch.arange(rows, dtype=torch.float32), _frequencies(rope, head_dim))
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = rope_angles(rope, head_dim, rows)
     wide_cos, wide_sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return wide_cos.to(device, dtype), wide_sin.to(device, dtype)
+
+
+def rope_angles(rope: RopeConfig, head_dim: int, rows: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [rows, D/2] in float32, made on the CPU so that every device turns by the same angles."""
+    angles = torch.outer(torch.arange(rows, dtype=torch.float32), _frequencies(rope, head_dim))
+    return angles.cos(), angles.sin()
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

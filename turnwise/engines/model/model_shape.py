@@ -25,3 +25,5 @@ class ModelShape:
     """Why several sequences cannot share a pass, such as a recurrent layer by name; None when they can."""
     no_caching: str | None = None
     """Why a sequence cannot be continued from keys and values alone."""
+    no_graphs: str | None = None
+    """Why a pass cannot be captured in a CUDA graph, such as an operation whose result the host waits for."""

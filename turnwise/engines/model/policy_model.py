@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from turnwise.engines.model.model_shape import LayerCache as LayerCache
@@ -43,6 +44,15 @@ class ModelInputs:
     positions: Tensor
 
 
+ALL = 1 << 30
+"""As many layers to recompute as there are."""
+
+
+def layers_recomputed(recompute: int, layers: int) -> int:
+    """How many of a model's leading layers `recompute` means; True is all of them."""
+    return layers if recompute is True else min(recompute, layers)
+
+
 class PolicyModel(nn.Module, ABC):
     """A causal language model whose attention is the caller's and whose layers are modules with a `forward`."""
 
@@ -52,10 +62,21 @@ class PolicyModel(nn.Module, ABC):
     has_adapter: bool = False
 
     @abstractmethod
-    def forward(
-        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
-    ) -> Tensor:
-        """Hidden states [T, H] after the final norm, or of `rows` only; `recompute` saves memory for backward."""
+    def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
+        """Hidden states [T, H] after the final norm, or of `rows` only.
+
+        Of the first `recompute` layers (`ALL`, or True, for all) only what enters them is kept for backward.
+        """
+
+    def prepare(self, positions: int) -> None:
+        """Make ready for positions below this one what `forward` may not make itself inside a CUDA graph."""
+        return
+
+    def move(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """Parameters to a device and a number format; buffers keep theirs, since positions need all their digits."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(device, dtype)
+        return self.to(device)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class TransformersModel(PolicyModel):
             found.caches,
             found.no_packing,
             found.no_caching,
+            found.no_graphs,
         )
 
     def _take_over(self, other: "TransformersModel") -> None:
@@ -116,9 +117,8 @@ class TransformersModel(PolicyModel):
         self.model.eval()
         return self
 
-    def forward(
-        self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: bool = False
-    ) -> Tensor:
+    def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
+        """As promised, but any `recompute` above 0 means all layers: transformers has one switch for them."""
         if recompute and not self._recomputes:
             raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
         # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
@@ -130,6 +130,14 @@ class TransformersModel(PolicyModel):
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
         return hidden if rows is None else hidden.index_select(0, rows)
+
+    def move(self, device: torch.device, dtype: torch.dtype) -> "TransformersModel":
+        """As promised, but what the family keeps in float32 stays there."""
+        wide: list[str] = list(getattr(self.model, "_keep_in_fp32_modules_strict", None) or ())
+        for name, parameter in self.model.named_parameters():
+            kept = parameter.dtype if any(part in name for part in wide) else dtype
+            parameter.data = parameter.data.to(device, kept)
+        return self.to(device)
 
     def _base(self, tokens: Tensor, positions: Tensor, attend: Attend | Watch) -> Tensor:
         # [T] -> [1, T], and [3, T] -> [3, 1, T]

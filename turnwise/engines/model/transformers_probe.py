@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from turnwise.engines.model import attention
@@ -34,6 +35,7 @@ class Probed:
     logits: LogitShape
     no_packing: str | None
     no_caching: str | None
+    no_graphs: str | None
     handed_down: bool
     """Whether a layer that is computed again in the backward pass would still find our attention."""
 
@@ -72,14 +74,34 @@ def _probe(model: PreTrainedModel, base: Base) -> Probed:
     with _under(model, "eager"):
         theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
     model.set_attn_implementation(OURS)
-    alone = base(tokens, places, packed([TOKENS], device))
+    host = _WaitsOfTheHost()  # type: ignore[no-untyped-call]
+    with host:
+        alone = base(tokens, places, packed([TOKENS], device))
     logits = _logit_shape(model, alone, theirs)
     both = attention.positions([BEFORE, TOKENS]).to(device)
     behind = base(torch.cat((before, tokens)), both, packed([BEFORE, TOKENS], device))[BEFORE:]
     no_packing = None if _alike(behind, alone) else _leak(model, base, before, tokens)
     continued = _continued(base, tokens, [layer for _, layer in watch.layers], alone.dtype)
     no_caching = None if _alike(continued, alone) else no_packing or _leak(model, base, before, tokens)
-    return Probed(tuple(layer.cache for _, layer in watch.layers), logits, no_packing, no_caching, watch.handed_down)
+    caches = tuple(layer.cache for _, layer in watch.layers)
+    no_graphs = f"{type(model).__name__} calls {host.found}, for which the host waits" if host.found else None
+    return Probed(caches, logits, no_packing, no_caching, no_graphs, watch.handed_down)
+
+
+class _WaitsOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operation whose result, or its size, the host must know: a GPU's would stand in a graph's way."""
+
+    found: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tagged = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        # Indexing is tagged for the masks it may be given; numbers of rows are known beforehand.
+        harmless = func.overloadpacket is torch.ops.aten.index and all(
+            index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if tagged and not harmless and self.found is None:
+            self.found = str(func)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

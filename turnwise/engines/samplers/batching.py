@@ -2,13 +2,12 @@
 
 A request waits, is prefilled in a row of the active cache (what a cached turn or a shared prefix already holds is
 copied instead), decodes one token a step with all others, and leaves; the last row then moves into the hole.
-Synchronous and owned by one thread; `torch_cpu.py` puts asyncio in front of it.
+Synchronous and owned by one thread; `in_process.py` puts asyncio in front of it.
 """
 
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from turnwise import time_budget
 from turnwise.engines.model.attention import Chunk, Regime
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, RunningRequest
+from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, RunningRequest, SamplerStats
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,
@@ -34,20 +33,6 @@ from turnwise.types import Completion, FinishReason
 PREFILL_TOKENS = 2048
 """Most prompt tokens computed between two decode steps, so that running turns do not stall behind long prompts."""
 ROOM_TO_WRITE = 128
-
-
-@dataclass(slots=True)
-class SamplerStats:
-    """What a sampler has done so far."""
-
-    steps: int = 0
-    prefilled_tokens: int = 0
-    decoded_tokens: int = 0
-    reused_tokens: int = 0
-    peak_batch: int = 0
-
-
-Outcome = tuple[QueuedRequest, Completion | EngineError]
 
 
 class Batcher:
@@ -95,6 +80,11 @@ class Batcher:
     def bytes(self) -> int:
         """Memory held for keys and values."""
         return self._rows.bytes + self.cached.bytes + self.prefixes.bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory held for conversations between turns."""
+        return self.cached.bytes
 
     def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
@@ -144,6 +134,10 @@ class Batcher:
         """Drop every cache but those of turns under way."""
         self.cached.clear()
         self.prefixes.clear()
+
+    def settle(self) -> list[Outcome]:
+        """Every step ends before it returns: nothing is under way."""
+        return []
 
     def publish(self, update: FullWeights, version: int) -> None:
         """Write with other weights from the next step on.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.samplers.request import SamplingParams
+from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason, VersionRun
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -30,6 +31,20 @@ class QueuedRequest:
     """When it got its row; written by `Batcher`, as is:"""
     paused: float = 0.0
     """Seconds it stood still since then: while weights were replaced, or the sampler slept."""
+
+
+Outcome = tuple[QueuedRequest, Completion | EngineError]
+
+
+@dataclass(slots=True)
+class SamplerStats:
+    """What a sampler has done so far."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    decoded_tokens: int = 0
+    reused_tokens: int = 0
+    peak_batch: int = 0
 
 
 @dataclass(slots=True, eq=False)

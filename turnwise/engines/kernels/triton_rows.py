@@ -1,0 +1,215 @@
+"""Norms and SwiGLU as Triton kernels, forward and backward; one row's sums have one shape, whatever T is.
+
+Nothing that depends on T is compiled in, and every row starts where vectors can be loaded (`ready`): the compiler may
+choose another order of sums for a count of one or for an odd address.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+PROGRAMS = 2112
+"""Programs with two warps each that sum a weight's gradient, each over its share of the rows: 16 for each of 132 cores.
+
+It is fixed, so that a gradient has the same bits on every GPU.
+"""
+
+
+def ready(x):
+    """x in rows without gaps, at an address that vectors can be loaded from."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def add_rms_norm(x, residual, weight, eps):
+    """See rows.add_rms_norm."""
+    if residual is None:
+        return _Norm.apply(x, weight, eps), x
+    return _AddNorm.apply(x, residual, weight, eps)
+
+
+def swiglu(gate_up):
+    """See rows.swiglu."""
+    return _SwiGlu.apply(gate_up)
+
+
+@triton.jit
+def _norm_forward(X, R, W, Y, S, eps, H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < H
+    x = tl.load(X + row * H + column, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        r = tl.load(R + row * H + column, mask=inside, other=0.0).to(tl.float32)
+        s = (x + r).to(S.dtype.element_ty)
+        tl.store(S + row * H + column, s, mask=inside)
+        x = s.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) * (1.0 / H) + eps)
+    scaled = (x * scale).to(Y.dtype.element_ty).to(tl.float32)
+    tl.store(Y + row * H + column, (scaled * w).to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _norm_backward(
+    S, W, GY, GS, GX, PARTS, T, eps, H: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, TO_WEIGHT: tl.constexpr
+):  # fmt: skip
+    """With n = s * scale and g the gradient of n: d s = scale * (g - n * mean(g * n)) + the stream's own gradient."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < H
+    w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
+    part = tl.zeros([BLOCK], dtype=tl.float32)
+    start = program.to(tl.int64)
+    for turn in range(0, tl.cdiv(T - program, programs)):
+        place = (start + turn * programs) * H + column
+        s = tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
+        gy = tl.load(GY + place, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(s * s, axis=0) * (1.0 / H) + eps)
+        n = s * scale
+        if TO_WEIGHT:
+            part += gy * n
+        g = gy * w
+        gx = (g - n * (tl.sum(g * n, axis=0) * (1.0 / H))) * scale
+        if ADD:
+            gx += tl.load(GS + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(GX + place, gx.to(GX.dtype.element_ty), mask=inside)
+    if TO_WEIGHT:
+        tl.store(PARTS + start * H + column, part, mask=inside)
+
+
+@triton.jit
+def _swiglu_forward(GATE_UP, Y, SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    program = tl.program_id(0)
+    row = (program // BLOCKS).to(tl.int64)
+    column = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    gate = tl.load(GATE_UP + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(GATE_UP + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(Y + row * SIZE + column, y.to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu_backward(GATE_UP, GY, G, SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    program = tl.program_id(0)
+    row = (program // BLOCKS).to(tl.int64)
+    column = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    here = row * (2 * SIZE) + column
+    gate = tl.load(GATE_UP + here, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(GATE_UP + here + SIZE, mask=inside, other=0.0).to(tl.float32)
+    gy = tl.load(GY + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    share = 1.0 / (1.0 + tl.exp(-gate))
+    to_gate = gy * up * share * (1.0 + gate * (1.0 - share))
+    tl.store(G + here, to_gate.to(G.dtype.element_ty), mask=inside)
+    tl.store(G + here + SIZE, (gy * gate * share).to(G.dtype.element_ty), mask=inside)
+
+
+def _width(columns):
+    """(block, warps) for a row that one program holds whole."""
+    block = triton.next_power_of_2(columns)
+    return block, min(max(block // 512, 1), 16)
+
+
+def _blocks(columns):
+    """(block, blocks, warps) for a row that several programs share; smaller ones where large ones would lie empty."""
+    block = 1024 if triton.cdiv(columns, 1024) * 1024 * 4 <= columns * 5 else 512
+    block = min(block, max(triton.next_power_of_2(columns), 16))
+    return block, triton.cdiv(columns, block), max(block // 256, 1)
+
+
+def _norm(x, residual, weight, eps):
+    x, weight, add = ready(x), ready(weight), residual is not None
+    residual = ready(residual) if add else x
+    y = torch.empty_like(x)
+    s = torch.empty_like(x) if add else x
+    block, warps = _width(x.shape[1])
+    if len(x):
+        _norm_forward[(len(x),)](x, residual, weight, y, s, eps, x.shape[1], block, add, num_warps=warps)
+    return y, s
+
+
+def _norm_gradient(s, weight, eps, gy, gs, wants_weight):
+    """The gradients of the stream and, where it is wanted, of the weight."""
+    if gy is None:
+        return gs, None
+    s, kernel_weight, gy = ready(s), ready(weight), ready(gy)
+    gs = None if gs is None else ready(gs)
+    rows, columns = s.shape
+    block, warps = _width(columns)
+    programs = min(rows, max(PROGRAMS * 2 // max(warps, 2), 1))
+    parts = torch.empty((programs, columns), dtype=torch.float32, device=s.device) if wants_weight else s
+    gx = torch.empty_like(s)
+    if rows:
+        _norm_backward[(programs,)](
+            s, kernel_weight, gy, s if gs is None else gs, gx, parts, rows, eps,
+            columns, block, gs is not None, wants_weight, num_warps=warps,
+        )  # fmt: skip
+    return gx, parts.sum(0).to(weight.dtype) if wants_weight else None
+
+
+class _Norm(torch.autograd.Function):
+    """A norm without a residual; nothing is kept but its input."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        y, _ = _norm(x, None, weight, eps)
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gy):
+        x, weight = ctx.saved_tensors
+        gx, to_weight = _norm_gradient(x, weight, ctx.eps, gy, None, ctx.needs_input_grad[1])
+        return gx, to_weight, None
+
+
+class _AddNorm(torch.autograd.Function):
+    """A residual sum and its norm; nothing is kept but the sum, which the caller has anyway."""
+
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps):
+        y, s = _norm(x, residual, weight, eps)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(s, weight)
+        ctx.eps = eps
+        return y, s
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gy, gs):
+        s, weight = ctx.saved_tensors
+        gx, to_weight = _norm_gradient(s, weight, ctx.eps, gy, gs, ctx.needs_input_grad[2])
+        return gx, gx, to_weight, None
+
+
+class _SwiGlu(torch.autograd.Function):
+    """silu(gate) * up; nothing is kept but its input."""
+
+    @staticmethod
+    def forward(ctx, gate_up):
+        gate_up = ready(gate_up)
+        ctx.save_for_backward(gate_up)
+        rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+        y = gate_up.new_empty((rows, columns))
+        block, blocks, warps = _blocks(columns)
+        if rows:
+            _swiglu_forward[(rows * blocks,)](gate_up, y, columns, block, blocks, num_warps=warps)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gy):
+        (gate_up,) = ctx.saved_tensors
+        gy = ready(gy)
+        rows, columns = gy.shape
+        block, blocks, warps = _blocks(columns)
+        gradient = torch.empty_like(gate_up)
+        if rows:
+            _swiglu_backward[(rows * blocks,)](gate_up, gy, gradient, columns, block, blocks, num_warps=warps)
+        return gradient

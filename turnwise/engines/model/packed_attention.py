@@ -1,0 +1,197 @@
+"""A learner's attention over packed sequences: the fastest way a layer can take, or the sampler's own to the bit."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, invariant_size, paged_attention, write_pages
+from turnwise.engines.kernels.rows import Rotation, rotate
+from turnwise.engines.model import attention
+from turnwise.engines.model.policy_model import Mixing, PolicyModel
+
+PLAIN = Mixing()
+FLASH_HEAD = 256
+"""The largest head dimension of torch's flash attention, which takes multiples of 8."""
+
+
+class Way(StrEnum):
+    """How packed sequences are attended to with a gradient."""
+
+    FLASH = "flash"
+    """torch's flash attention over sequences that lie behind one another."""
+    RECTANGLES = "rectangles"
+    """`attention.packed`: sequences of similar length as rectangles; knows soft caps and sinks, and every device."""
+
+
+def way_of(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype, sizes: tuple[int, int], mixing: Mixing
+) -> Way:
+    """One rectangle without padding is fastest as such; flash attention wherever rows would have to be moved.
+
+    `sizes` are the head dimensions of keys and of values.
+    """
+    narrow = dtype in (torch.bfloat16, torch.float16)
+    fits = sizes[0] == sizes[1] and sizes[0] % 8 == 0 and sizes[0] <= FLASH_HEAD
+    bent = mixing.softcap is not None or mixing.sinks is not None
+    hides = mixing.window is not None and mixing.window < max(lengths)
+    even = min(lengths) == max(lengths)
+    if device.type != "cuda" or not narrow or not fits or bent or (even and not hides):
+        return Way.RECTANGLES
+    return Way.FLASH
+
+
+def attend_for(lengths: Sequence[int], device: torch.device, model: PolicyModel, invariant: bool) -> "PackedAttend":
+    """The attention of a learner's pass over sequences of these lengths; makes the model ready for them too."""
+    model.prepare(max(lengths))
+    return PackedAttend(lengths, device, invariant=invariant)
+
+
+class PackedAttend:
+    """Causal attention within each of several concatenated sequences; differentiable, and a `FusedAttend`.
+
+    `invariant` computes each query as a sampler's decode step does, by its bits; the gradient is still the fast way's.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device, *, invariant: bool) -> None:
+        self._lengths, self._device, self._invariant = list(lengths), device, invariant
+        self._rectangles = attention.packed(lengths, device)
+        self._pages = _Pages(lengths, device) if invariant else None
+        starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        self._starts = starts.to(device) if device.type == "cuda" else starts
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
+        """As `Attend` promises; `layer` does not matter here."""
+        if self._pages is None:
+            return self.fast(q, k, v, mixing)
+        if not torch.is_grad_enabled():
+            return self._pages.attend(q, k, v, mixing)
+        return cast(Tensor, cast(Any, _AsSampled).apply(self, q, k, v, mixing.sinks, mixing))
+
+    def rotated(self, layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
+        """Rotation and attention of a plain layer."""
+        q, k, v = rotate(fused, rotation)
+        return self(layer, q, k, v, PLAIN)
+
+    def fast(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, way: Way | None = None) -> Tensor:
+        """The differentiable attention [T, Hq * Dv], by the way that suits unless one is named."""
+        sizes = (k.shape[2], v.shape[2])
+        if (way or way_of(self._lengths, q.device, q.dtype, sizes, mixing)) is Way.RECTANGLES:
+            return self._rectangles(0, q, k, v, mixing)
+        longest = max(self._lengths)
+        scale = q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale
+        hides = mixing.window is not None and mixing.window < longest
+        mixed = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            self._starts,
+            self._starts,
+            longest,
+            longest,
+            0.0,  # dropout
+            True,  # causal
+            False,  # nothing to debug
+            scale=scale,
+            window_size_left=mixing.window - 1 if hides and mixing.window is not None else None,
+            window_size_right=0 if hides else None,
+        )[0]
+        return cast(Tensor, mixed).reshape(len(q), -1)
+
+    def as_sampled(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
+        """The bits of a sampler's decode step, without gradient."""
+        assert self._pages is not None
+        return self._pages.attend(q, k, v, mixing)
+
+
+class _Pages:
+    """Room for one layer's keys and values, as a sampler's cache has it; every layer uses it in turn."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        counts = [-(-length // PAGE) for length in lengths]
+        self._total, widest, next_page = sum(counts), max(counts), 0
+        table = torch.zeros(len(lengths), widest, dtype=torch.int32)
+        for row, count in enumerate(counts):
+            table[row, :count] = torch.arange(next_page, next_page + count, dtype=torch.int32)
+            next_page += count
+        self._table = table.to(device)
+        self._lengths, self._device = list(lengths), device
+        self._slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().to(device)
+        self._places = attention.positions(lengths).int().to(device)
+        self._blocks: dict[int, QueryBlocks] = {}
+        self._room: dict[tuple[int, int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
+        """As many queries to a block as leave each the bits that it has alone."""
+        keys, values = self._pages_like(k, v)
+        write_pages(keys, values, k, v, self._table, self._slots, self._places)
+        scale = q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale
+        return paged_attention(
+            q,
+            keys,
+            values,
+            self._table,
+            self._blocks_of(invariant_size(q.shape[1], k.shape[1])),
+            scale=scale,
+            window=mixing.window,
+            softcap=mixing.softcap,
+            sinks=mixing.sinks,
+        )
+
+    def _blocks_of(self, size: int) -> QueryBlocks:
+        if size not in self._blocks:
+            slot, place, count, first, start = [], [], [], [], 0
+            for row, length in enumerate(self._lengths):
+                places = torch.arange(0, length, size)
+                slot.append(torch.full_like(places, row))
+                place.append(places)
+                count.append((length - places).clamp(max=size))
+                first.append(start + places)
+                start += length
+            made = [torch.cat(parts).int().to(self._device) for parts in (first, count, slot, place)]
+            self._blocks[size] = QueryBlocks(made[0], made[1], made[2], made[3], size)
+        return self._blocks[size]
+
+    def _pages_like(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kind = (k.shape[1], k.shape[2], v.shape[2], k.dtype)
+        if kind not in self._room:
+            keys, values = (
+                torch.zeros(self._total, k.shape[1], PAGE, size, dtype=k.dtype, device=k.device)
+                for size in (k.shape[2], v.shape[2])
+            )
+            self._room[kind] = keys, values
+        return self._room[kind]
+
+
+class _AsSampled(torch.autograd.Function):
+    """Forward to the sampler's bits; backward computes the fast way again and takes its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, attend: PackedAttend, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mixing: Mixing
+    ) -> Tensor:
+        ctx.attend, ctx.mixing = attend, mixing
+        ctx.save_for_backward(q, k, v, sinks)
+        return attend.as_sampled(q, k, v, mixing)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        given = [None if x is None else x.detach().requires_grad_(need) for x, need in _needed(ctx)]
+        q, k, v, sinks = given
+        assert q is not None and k is not None and v is not None
+        m = ctx.mixing
+        with torch.enable_grad():
+            mixed = ctx.attend.fast(q, k, v, Mixing(m.scale, m.window, m.softcap, sinks))
+        wanted = [x for x in given if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(mixed, wanted, gradients[0]))
+        return (None, *(next(found) if x is not None and x.requires_grad else None for x in given), None)
+
+
+def _needed(ctx: Any) -> list[tuple[Tensor | None, bool]]:
+    """The tensors kept, each with whether its gradient is asked for."""
+    return list(zip(ctx.saved_tensors, ctx.needs_input_grad[1:5], strict=True))
