@@ -31,6 +31,8 @@ class QueuedRequest:
     """When it got its row; written by `Batcher`, as is:"""
     paused: float = 0.0
     """Seconds it stood still since then: while weights were replaced, or the sampler slept."""
+    stopped: float | None = None
+    """Since when it has been without the slot it had; a batcher that takes slots away writes it."""
 
 
 Outcome = tuple[QueuedRequest, Completion | EngineError]
@@ -45,6 +47,10 @@ class SamplerStats:
     decoded_tokens: int = 0
     reused_tokens: int = 0
     peak_batch: int = 0
+    evicted: int = 0
+    """Kept conversations whose memory was needed for others."""
+    preempted: int = 0
+    """Turns that had to wait again because no memory was left to write in."""
 
 
 @dataclass(slots=True, eq=False)

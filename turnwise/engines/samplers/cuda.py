@@ -1,0 +1,99 @@
+"""The sampler of a GPU in this process: paged keys and values, several tokens per round trip, all in CUDA graphs."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from turnwise.engines.device_clock import DeviceClock
+from turnwise.engines.kernels.paged_attention import invariant_size
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.samplers.device_batching import KNOB, DeviceBatcher
+from turnwise.engines.samplers.device_steps import SMALLEST_PASS, DeviceSteps, page_bytes
+from turnwise.engines.samplers.in_process import InProcessSampler
+from turnwise.errors import EngineError
+
+STEPS_PER_RUN = 8
+PREFILL_TOKENS = 8192
+QUERY_BLOCK = 16
+SWITCH_SECONDS = 2e-4
+"""How long the worker waits at most for the interpreter after each call into CUDA; Python's own 5 ms would be more than
+a step takes."""
+
+
+class CudaSampler(InProcessSampler):
+    """Writes with any PolicyModel whose keys and values can be kept; native ones by fused kernels.
+
+    On `device="cpu"` it does the same with the kernels' references, for tests.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        *,
+        device: torch.device,
+        decode: Callable[[Sequence[int]], str],
+        max_batch: int,
+        cache_bytes: int,
+        policy_version: int = 0,
+        invariant: bool,
+        clock: DeviceClock | None = None,
+        say: Callable[[str], None],
+        steps_per_run: int = STEPS_PER_RUN,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> None:
+        """`decode` turns token ids into text, for stop strings; `say` tells the user what had to be given up;
+        `invariant`: a token's bits do not depend on what else is computed (native models only)."""
+        if max_batch < 1 or steps_per_run < 1 or prefill_tokens < 1:
+            found = f"{max_batch}, {steps_per_run} and {prefill_tokens}"
+            raise EngineError(f"max_batch, steps_per_run and prefill_tokens must be positive, found {found}")
+        reason = model.shape.no_caching or model.shape.no_packing
+        if reason is not None:
+            raise EngineError(f"the cuda sampler cannot write with this model: {reason}")
+        block = QUERY_BLOCK
+        if isinstance(model, Decoder):
+            if not isinstance(model, FusedDecoder) or model.invariant != invariant:
+                model = FusedDecoder.of(model, device=device, dtype=model.dtype, invariant=invariant)
+            if invariant:
+                block = min(block, invariant_size(model.config.num_heads, model.config.num_kv_heads))
+        elif invariant:
+            raise EngineError("batch invariance on a GPU is for the native implementation only")
+        steps = DeviceSteps(
+            model,
+            device,
+            slots=max_batch,
+            steps=steps_per_run,
+            block=block,
+            smallest_pass=min(SMALLEST_PASS, prefill_tokens),
+            clock=clock,
+            say=say,
+        )
+        pages = _allocated(steps, cache_bytes // page_bytes(model.shape.caches, steps.dtype), say)
+        batcher = DeviceBatcher(model, decode, steps, slots=max_batch, pages=pages, prefill_tokens=prefill_tokens)
+
+        @contextmanager
+        def on_worker() -> Iterator[None]:
+            if device.type != "cuda":
+                yield
+                return
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+            torch.cuda.set_device(device)
+            with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+                yield
+
+        super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
+
+
+def _allocated(steps: DeviceSteps, pages: int, say: Callable[[str], None]) -> int:
+    """Make the pool, of half as many pages where the device has not got them; how many there are."""
+    while pages > 0:
+        try:
+            steps.allocate(pages)
+            return pages
+        except torch.OutOfMemoryError:
+            say(f"no room for a cache of {pages} pages, trying half as many (lower {KNOB} to leave more)")
+            pages //= 2
+    raise EngineError(f"there is no room for a cache of keys and values: raise {KNOB}")

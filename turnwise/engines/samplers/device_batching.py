@@ -1,0 +1,382 @@
+"""Continuous batching on a device: several tokens per run, and the next run launched before the last one is read.
+
+A turn waits, gets a slot and pages (those of its kept conversation, or of a prompt that began alike, are there
+already), is fed in passes over many prompts, and decodes with all others. Everything is launched on one stream, so
+what is launched later finds what was launched before computed: pages are shared, freed and given out again at launch,
+while the host learns of tokens one round later. Synchronous and owned by one thread; `in_process.py` puts asyncio in
+front of it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise import time_budget
+from turnwise.engines.kernels.paged_attention import PAGE
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.samplers.device_steps import DeviceSteps, Launched, PromptChunk
+from turnwise.engines.samplers.device_turns import Turn
+from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
+from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
+from turnwise.engines.samplers.slot_book import SlotBook
+from turnwise.engines.updates import FullWeights
+from turnwise.errors import EngineError
+from turnwise.types import Completion, FinishReason
+
+PASSES = 4
+"""Passes over prompts before the next decode run: a batch that fills up first is decoded in fewer steps."""
+KNOB = "engine.memory_fraction"
+MOST_CHUNKS = 512
+"""Prompts in one pass; each that ends there needs a row of logits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """What is under way: whose rows these are, by slot and by how often the slot had changed hands."""
+
+    launched: Launched
+    slots: NDArray[np.int64]
+    tenancy: NDArray[np.int64]
+
+
+class DeviceBatcher:
+    """Implements `in_process.Batching` over `DeviceSteps`."""
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        decode_text: DecodeText,
+        steps: DeviceSteps,
+        *,
+        slots: int,
+        pages: int,
+        prefill_tokens: int,
+    ) -> None:
+        self.stats = SamplerStats()
+        self.policy_version = 0
+        self.asleep = False
+        self._model, self._decode_text, self._steps = model, decode_text, steps
+        self._pages, self._prefill_tokens = pages, prefill_tokens
+        self._cache = PagedCache(pages)
+        self._turns: dict[str, Turn] = {}
+        """Every turn that waits or runs, by conversation."""
+        self._waiting: deque[Turn] = deque()
+        self._feeding: list[Turn] = []
+        """With a slot, their prompts not handed over yet."""
+        self._in_flight: deque[_Run] = deque()
+        self._ended: list[Outcome] = []
+        self._slots = SlotBook(slots, steps.max_pages)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not (self._turns or self._in_flight or self._ended)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held for keys and values."""
+        return self._steps.bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """The part of it that conversations hold between turns."""
+        return self._cache.kept_pages * (self._steps.bytes // self._pages)
+
+    def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
+        """Queue a request; one that needs no work or cannot be served is answered at once."""
+        name, ids = request.conversation, request.token_ids
+        if name in self._turns:
+            return EngineError(f"conversation {name!r} is still writing its last turn")
+        kept = self._cache.get(name)
+        if kept is not None and not np.array_equal(kept.token_ids, ids[: len(kept.token_ids)]):
+            return EngineError(
+                f"conversation {name!r} changed its past: it must start with the {len(kept.token_ids)} tokens so far"
+            )
+        limit = min(request.params.max_tokens, self._model.shape.context_length - len(ids))
+        if limit <= 0:
+            return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
+        turn = self._turns[name] = Turn(request, limit, [(self.policy_version, 0)])
+        self._waiting.append(turn)
+        return None
+
+    def cancel(self, request: QueuedRequest) -> None:
+        """Drop a request wherever it is; its slot and pages are free at once and nothing of its turn is kept."""
+        turn = self._turns.get(request.conversation)
+        if turn is None or turn.request is not request:
+            # It ended while the caller gave up: the cache holds a turn nobody has seen.
+            self._cache.drop(request.conversation)
+            return
+        del self._turns[turn.name]
+        if turn.slot < 0:
+            self._waiting.remove(turn)
+        else:
+            self._cache.give(self._leave(turn))
+
+    def release(self, conversation: str) -> None:
+        """Forget a conversation; one still writing is forgotten when it ends."""
+        self._cache.drop(conversation)
+        if conversation in self._turns:
+            self._turns[conversation].request.keep_cache = False
+
+    def settle(self) -> list[Outcome]:
+        """Wait for everything that is under way."""
+        while self._in_flight:
+            self._read(self._in_flight.popleft())
+        return self._take_ended()
+
+    def refuse(self, update: FullWeights) -> EngineError | None:
+        """What is wrong with weights that are not this model's; nothing has changed then."""
+        shapes = self._model.weight_shapes()
+        wrong = sorted(
+            name for name in update.shapes.keys() | shapes.keys() if update.shapes.get(name) != shapes.get(name)
+        )
+        return EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}") if wrong else None
+
+    def publish(self, update: FullWeights, version: int) -> None:
+        """Write with other weights from the next step on.
+
+        Whatever the old ones computed is forgotten, and computed anew for turns that are being written: a token's
+        logprob is then what its writer gives it after everything before it, never a mixture of two policies.
+        """
+        self._stop_all()
+        self._cache.forget()
+        self._steps.load(update.tensors)
+        self.policy_version = version
+        for turn in self._turns.values():
+            turn.written_by(version)
+
+    def sleep(self) -> None:
+        """Hold no keys and values, not even those of turns under way, until `wake`."""
+        if self.asleep:
+            return
+        self._stop_all()
+        self._cache.forget()
+        self._steps.free()
+        self.asleep = True
+
+    def wake(self) -> None:
+        """Go on from where everybody stood."""
+        if self.asleep:
+            self._steps.allocate(self._pages)
+            self.asleep = False
+
+    def waited(self, request: QueuedRequest) -> float:
+        """Seconds a request has waited for its slot or stood still; any thread may ask."""
+        now, since, begun = time_budget.clock(), request.stopped, request.begun
+        if begun is None:
+            return now - request.asked
+        return begun - request.asked + request.paused + (0.0 if since is None else now - since)
+
+    def step(self) -> list[Outcome]:
+        """Launch passes over what waits and one decode run, then read what was launched in the step before."""
+        before = self._in_flight[-1] if self._in_flight else None
+        self._feed()
+        self._decode()
+        while before is not None and before in self._in_flight:
+            self._read(self._in_flight.popleft())
+        return self._take_ended()
+
+    def _take_ended(self) -> list[Outcome]:
+        self.stats.evicted = self._cache.evicted
+        ended, self._ended = self._ended, []
+        return ended
+
+    # What is launched.
+
+    def _feed(self) -> None:
+        budget = PASSES * self._prefill_tokens
+        while budget > 0 and (chunks := self._next_chunks(min(budget, self._prefill_tokens))):
+            budget -= sum(len(chunk.tokens) for _, chunk in chunks)
+            self._prefill(chunks)
+
+    def _next_chunks(self, budget: int) -> list[tuple[Turn, PromptChunk]]:
+        """The next prompts in order of arrival. One whose next page is being computed for another in this very pass is
+        passed over; it finds the page in the next one."""
+        work: list[tuple[Turn, PromptChunk]] = []
+        coming: set[bytes] = set()
+        for turn in self._feeding:
+            coming.update(turn.known_digests or ())
+            budget -= self._cut_chunk(turn, budget, work)
+        passed_over: list[Turn] = []
+        while self._waiting and self._slots.free and budget > 0 and len(work) < MOST_CHUNKS:
+            turn = self._waiting.popleft()
+            if self._cache.get(turn.name) is None:
+                missing = turn.digests[self._cache.known(turn.digests) :]
+                if missing and missing[0] in coming:
+                    passed_over.append(turn)
+                    continue
+            if not self._enter(turn):
+                if self._refuse_too_long(turn):
+                    continue
+                self._waiting.appendleft(turn)
+                break
+            coming.update(turn.known_digests or ())
+            self._feeding.append(turn)
+            budget -= self._cut_chunk(turn, budget, work)
+        self._waiting.extendleft(reversed(passed_over))
+        return work
+
+    def _cut_chunk(self, turn: Turn, budget: int, work: list[tuple[Turn, PromptChunk]]) -> int:
+        if budget <= 0:
+            return 0
+        tokens = turn.tokens[turn.fed : turn.fed + budget]
+        chunk = PromptChunk(turn.slot, turn.fed, tokens, last=turn.fed + len(tokens) == len(turn.tokens))
+        work.append((turn, chunk))
+        return len(tokens)
+
+    def _enter(self, turn: Turn) -> bool:
+        """Give a turn a slot and pages for its prompt; False when there are too few pages now."""
+        tokens = np.concatenate((turn.request.token_ids, turn.ids)) if len(turn.ids) else turn.request.token_ids
+        kept = self._cache.resume(turn.name) if self._cache.get(turn.name) is not None else None
+        if kept is not None:
+            pages, fed = kept.pages, kept.fed
+        else:
+            known = self._cache.known(turn.digests)
+            pages, fed = self._cache.hold(turn.digests[:known]), known * PAGE
+        wanted = -(-len(tokens) // PAGE) - len(pages)
+        running = self._slots.taken
+        # One page more for each that runs, so that those who enter are not the ones who must leave at once.
+        spare = self._cache.unused + self._cache.kept_pages - wanted
+        more = None if running and spare < running else self._cache.take(max(wanted, 0))
+        if more is None:
+            if kept is not None:
+                self._cache.keep(turn.name, kept)
+            else:
+                self._cache.give(pages)
+            return False
+        self._slots.enter(turn, tokens, fed, np.concatenate((pages, more)))
+        self.stats.reused_tokens += fed
+        return True
+
+    def _refuse_too_long(self, turn: Turn) -> bool:
+        """A sequence that does not fit even alone would wait forever."""
+        length, room = len(turn.request.token_ids) + len(turn.ids), self._pages * PAGE
+        if length <= room:
+            return False
+        del self._turns[turn.name]
+        error = EngineError(f"{turn.name!r} has {length} tokens, the cache has room for {room}: raise {KNOB}")
+        self._ended.append((turn.request, error))
+        return True
+
+    def _prefill(self, work: list[tuple[Turn, PromptChunk]]) -> None:
+        self._slots.tell(self._steps)
+        chunks = [chunk for _, chunk in work]
+        slots = np.array([chunk.slot if chunk.last else -1 for chunk in chunks], dtype=np.int64)
+        launched = self._steps.prefill(chunks, filtered=bool(self._slots.filtered[slots[slots >= 0]].any()))
+        for turn, chunk in work:
+            turn.fed += len(chunk.tokens)
+            self.stats.prefilled_tokens += len(chunk.tokens)
+            if turn.known_digests:
+                whole = min(turn.fed // PAGE, len(turn.known_digests))
+                self._cache.share(turn.known_digests[:whole], self._slots.table[chunk.slot, :whole])
+            if chunk.last:
+                self._feeding.remove(turn)
+                self._slots.decoding[chunk.slot] = True
+        self.stats.peak_batch = max(self.stats.peak_batch, int(self._slots.decoding.sum()))
+        tenancy = np.where(slots >= 0, self._slots.tenancy[slots], -1)
+        self._in_flight.append(_Run(launched, slots, tenancy))
+
+    def _decode(self) -> None:
+        if not self._reserve():
+            return
+        self._slots.tell(self._steps)
+        slots = self._slots.unfinished()
+        launched = self._steps.decode(slots.astype(np.int32), filtered=bool(self._slots.filtered[slots].any()))
+        self._slots.run_ahead(slots, self._steps.steps)
+        self.stats.steps += self._steps.steps
+        self._in_flight.append(_Run(launched, slots, self._slots.tenancy[slots]))
+
+    def _reserve(self) -> bool:
+        """Pages for every token that the next run may feed; where there are none, the last to come leave again.
+
+        False when nobody has a token left to write.
+        """
+        while True:
+            slots = self._slots.unfinished()
+            lacking = self._slots.lacking(slots, self._steps.steps)
+            pages = self._cache.take(int(lacking.sum()))
+            if pages is not None:
+                self._slots.extend(slots, lacking, pages)
+                return bool(len(slots))
+            if self._in_flight:  # some may have ended
+                self._read(self._in_flight.popleft())
+            else:
+                self._send_back()
+
+    def _send_back(self) -> None:
+        """The last turn to get a slot waits again, before all others; alone it cannot be helped."""
+        running = self._slots.running()
+        last = running[-1]
+        if len(running) == 1:
+            room = self._pages * PAGE
+            error = EngineError(f"{last.name!r} has filled the cache of {room} tokens: raise {KNOB}")
+            self._end(last, error)
+            return
+        self._stop(last)
+        self._waiting.appendleft(last)
+        self.stats.preempted += 1
+
+    # What is read.
+
+    def _read(self, run: _Run) -> None:
+        tokens, logprobs = run.launched.read(len(run.slots))
+        # A turn that ended, or left, while this was under way has nothing here any more.
+        mine = (run.slots >= 0) & (self._slots.tenancy[run.slots] == run.tenancy)
+        slots, tokens, logprobs = run.slots[mine], tokens[:, mine], logprobs[:, mine]
+        if not len(slots):
+            return
+        counts = (tokens >= 0).sum(axis=0)
+        bad = ((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0)
+        counts[bad] = 0
+        stopped = self._slots.stopped(slots, counts, tokens)
+        for column in np.flatnonzero(self._slots.looked_at[slots] & ~bad).tolist():
+            turn = self._slots.tenant(slots[column])
+            cut = turn.cut(tokens[: counts[column], column].tolist(), self._decode_text)
+            if cut is not None:
+                counts[column], stopped[column] = cut, True
+        self._slots.written.append(slots, counts, tokens, logprobs)
+        self.stats.decoded_tokens += int(counts.sum())
+        full = self._slots.written.count[slots] >= self._slots.limit[slots]
+        for column in np.flatnonzero(bad | stopped | full).tolist():
+            turn = self._slots.tenant(slots[column])
+            if bad[column]:
+                fed = len(turn.tokens) + int(self._slots.written.count[turn.slot])
+                self._end(turn, EngineError(f"the model's logits are NaN after {fed} tokens"))
+            else:
+                self._end(turn, FinishReason.STOP if stopped[column] else FinishReason.LENGTH)
+
+    def _end(self, turn: Turn, result: FinishReason | EngineError) -> None:
+        del self._turns[turn.name]
+        pages = self._leave(turn)
+        if isinstance(result, EngineError):
+            self._cache.give(pages)
+            self._ended.append((turn.request, result))
+            return
+        if turn.request.keep_cache:
+            sequence = np.concatenate((turn.request.token_ids, turn.ids))
+            fed = len(sequence) - 1
+            used = -(-fed // PAGE)
+            self._cache.keep(turn.name, Kept(sequence, fed, pages[:used]))
+            pages = pages[used:]
+        self._cache.give(pages)
+        self._ended.append((turn.request, turn.completion(result)))
+
+    def _leave(self, turn: Turn) -> Pages:
+        """Take a turn's slot from it; its pages are the caller's to give."""
+        if turn in self._feeding:
+            self._feeding.remove(turn)
+        return self._slots.leave(turn)
+
+    def _stop(self, turn: Turn) -> None:
+        self._cache.give(self._leave(turn))
+        turn.request.stopped = time_budget.clock()
+
+    def _stop_all(self) -> None:
+        """Everybody waits again, in the order in which they came; nothing is under way."""
+        assert not self._in_flight, "settle comes first"
+        running = self._slots.running()
+        for turn in running:
+            self._stop(turn)
+        self._waiting.extendleft(reversed(running))

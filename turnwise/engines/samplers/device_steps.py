@@ -1,0 +1,385 @@
+"""The sampler's passes on a device: updates of slots, chunks of prompts, and runs of several decode steps.
+
+Each is a function of fixed shape over tensors that stay where they are, so that it can be captured as a CUDA graph;
+numbers go up in one copy, tokens and log-probs come down behind an event. Nothing here waits for the device but
+`Launched.read`. On the CPU the same functions run as they stand.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.engines.device_clock import DeviceClock
+from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, paged_attention, write_pages
+from turnwise.engines.kernels.rows import Rotation, rotate_into_pages
+from turnwise.engines.kernels.sampling import advance, choose
+from turnwise.engines.model.model_shape import LayerCache
+from turnwise.engines.model.policy_model import Mixing, ModelInputs, PolicyModel
+from turnwise.engines.samplers.graphs import Graphs, Say
+from turnwise.engines.samplers.slots import ENTRY, SlotState
+
+Numbers = NDArray[np.int32]
+SMALLEST_PASS = 256
+UPDATE_SIZES = (16, 128, 1024, 8192)
+"""Slot entries of one update; it lays four times as many pages."""
+PAGES_PER_ENTRY = 4
+
+
+def decode_bucket(rows: int) -> int:
+    """The next size of a decode batch: powers of two, and from 256 on also those half-way between."""
+    size = 1
+    while size < rows:
+        size *= 2
+    return 3 * size // 4 if size > 256 and rows <= 3 * size // 4 else size
+
+
+def pass_bucket(tokens: int, smallest: int) -> int:
+    """The next size of a pass over prompts."""
+    size = smallest
+    while size < tokens:
+        size *= 2
+    return size
+
+
+def chunk_bucket(chunks: int) -> int:
+    """The next number of chunks in a pass."""
+    size = 8
+    while size < chunks:
+        size *= 4
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool:
+    """Keys [pages, Hkv, PAGE, D] and values [pages, Hkv, PAGE, Dv] of every layer, under the same page numbers."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, caches: Sequence[LayerCache], pages: int) -> "PagePool":
+        """Zeros: what lies beyond a sequence is never NaN before somebody computed it."""
+
+        def zeros(cache: LayerCache, dim: int) -> Tensor:
+            return torch.zeros(pages, cache.kv_heads, PAGE, dim, dtype=dtype, device=device)
+
+        return cls(tuple((zeros(cache, cache.key_dim), zeros(cache, cache.value_dim)) for cache in caches))
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+
+def page_bytes(caches: Sequence[LayerCache], dtype: torch.dtype) -> int:
+    """What one page takes in all layers together."""
+    return sum(cache.kv_heads * (cache.key_dim + cache.value_dim) for cache in caches) * PAGE * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttend:
+    """Attention of a pass over the pages of its sequences, which it writes first (a FusedAttend)."""
+
+    pool: PagePool
+    table: Tensor
+    slots: Tensor
+    """[T] int32, -1 for rows that belong to nobody."""
+    places: Tensor
+    blocks: QueryBlocks
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
+        keys, values = self.pool.layers[layer]
+        write_pages(keys, values, k, v, self.table, self.slots, self.places)
+        return paged_attention(
+            q,
+            keys,
+            values,
+            self.table,
+            self.blocks,
+            scale=q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale,
+            window=mixing.window,
+            softcap=mixing.softcap,
+            sinks=mixing.sinks,
+        )
+
+    def rotated(self, layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
+        """Rotation, pages and attention of a plain layer."""
+        keys, values = self.pool.layers[layer]
+        q = rotate_into_pages(fused, rotation, keys, values, self.table, self.slots)
+        return paged_attention(q, keys, values, self.table, self.blocks, scale=rotation.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Tokens [steps, rows] and log-probs on their way to the host."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    arrived: torch.cuda.Event | None
+
+    def read(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Wait for them; those of the first `rows`, without the padding. A token is -1 where none was drawn."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.tokens.numpy()[:, :rows], self.logprobs.numpy()[:, :rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    tokens: Tensor
+    logprobs: Tensor
+    step: Tensor
+
+
+class DeviceSteps:
+    """All that is computed for a sampler on its device: model, slots, pages and graphs."""
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        device: torch.device,
+        *,
+        slots: int,
+        steps: int,
+        block: int,
+        smallest_pass: int,
+        clock: DeviceClock | None,
+        say: Say,
+    ) -> None:
+        """`steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
+        self.steps, self.block, self.smallest_pass = steps, block, smallest_pass
+        self.max_pages = -(-model.shape.context_length // PAGE)
+        self.dtype = next(model.parameters()).dtype
+        self._model, self._device, self._slots = model, device, slots
+        self._clock, self._say = clock, say
+        self._pool: PagePool | None = None
+        self._state = SlotState.on(device, slots, self.max_pages)
+        self._graphs = Graphs(device, say, off=model.shape.no_graphs)
+        self._inputs: dict[tuple[object, ...], Tensor] = {}
+        self._outputs: dict[tuple[object, ...], _Output] = {}
+        model.prepare(model.shape.context_length)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held for keys and values."""
+        return 0 if self._pool is None else self._pool.bytes
+
+    def allocate(self, pages: int) -> None:
+        """Make the pool; raises torch.OutOfMemoryError when there is not room for it."""
+        self._pool = PagePool.on(self._device, self.dtype, self._model.shape.caches, pages)
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # another stream may use it first
+
+    def free(self) -> None:
+        """Give back the pool, the graphs and all buffers; nothing may be under way."""
+        self._graphs.clear()
+        self._inputs.clear()
+        self._outputs.clear()
+        self._pool = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take new weights, which another stream may just have written and may change when this returns."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._model.load(weights)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def update(self, entries: Numbers, cells: Numbers) -> None:
+        """Slot entries [n, ENTRY] and (flat index, page) pairs of the table, each naming a place once."""
+        most = UPDATE_SIZES[-1]
+        for start in range(0, max(len(entries), -(-len(cells) // PAGES_PER_ENTRY)), most):
+            some = entries[start : start + most]
+            laid = cells[start * PAGES_PER_ENTRY : (start + most) * PAGES_PER_ENTRY]
+            needed = max(len(some), -(-len(laid) // PAGES_PER_ENTRY))
+            size = next(size for size in UPDATE_SIZES if size >= needed)
+            pairs = size * PAGES_PER_ENTRY
+            numbers = np.zeros(size * ENTRY + 2 * pairs, dtype=np.int32)
+            by_slot, by_cell = numbers[: size * ENTRY].reshape(size, ENTRY), numbers[size * ENTRY :].reshape(pairs, 2)
+            by_slot[:, 0] = self._state.padding
+            by_slot[: len(some)] = some
+            by_cell[:, 0] = self._state.padding * self.max_pages
+            by_cell[: len(laid)] = laid
+            buffer = self._upload(("update", size), numbers)
+
+            def work(buffer: Tensor = buffer, size: int = size, pairs: int = pairs) -> None:
+                self._state.enter(buffer[: size * ENTRY].view(size, ENTRY))
+                self._state.lay(buffer[size * ENTRY :].view(pairs, 2))
+
+            self._graphs.run(("update", size), work)
+
+    def prefill(self, chunks: "Sequence[PromptChunk]", *, filtered: bool) -> Launched:
+        """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
+        tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), self.smallest_pass)
+        rows = chunk_bucket(len(chunks))
+        key = ("prefill", tokens, rows, filtered)
+        buffer = self._upload(key, packed_chunks(chunks, tokens, rows, self.block))
+        output = self._output(key, 1, rows)
+        blocks = tokens // self.block + rows
+        sizes = [tokens] * 3 + [blocks] * 4 + [rows] * 2
+
+        def work() -> None:
+            ids, places, slots, first, count, slot, place, wanted, last = torch.split(buffer, sizes)
+            attend = PagedAttend(
+                self._pages, self._state.table, slots, places, QueryBlocks(first, count, slot, place, self.block)
+            )
+            hidden = self._model(ModelInputs(ids.long(), places.long()), attend, rows=last.long())
+            output.step.zero_()
+            self._draw(hidden, wanted, self._drawing(wanted, filtered), output)
+
+        return self._launch(key, work, output)
+
+    def decode(self, rows: Numbers, *, filtered: bool) -> Launched:
+        """Write `steps` more tokens in each of these slots, or fewer where a turn ends."""
+        size = decode_bucket(len(rows))
+        key = ("decode", size, filtered)
+        numbers = np.full(size, -1, dtype=np.int32)
+        numbers[: len(rows)] = rows
+        buffer = self._upload(key, numbers)
+        output = self._output(key, self.steps, size)
+
+        def work() -> None:
+            output.step.zero_()
+            drawing = self._drawing(buffer, filtered)
+            each = torch.arange(size, dtype=torch.int32, device=self._device)
+            for _ in range(self.steps):
+                self._decode_step(buffer, each, drawing, output)
+
+        return self._launch(key, work, output)
+
+    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output) -> None:
+        state = self._state
+        live = state.active.index_select(0, drawing.slots)
+        places = state.places.index_select(0, drawing.slots)
+        slots = torch.where(live > 0, rows, -1)
+        attend = PagedAttend(self._pages, state.table, slots, places, QueryBlocks(each, live, slots, places, 1))
+        tokens = state.last_token.index_select(0, drawing.slots)
+        self._draw(self._model(ModelInputs(tokens, places.long()), attend), rows, drawing, output)
+
+    def _drawing(self, rows: Tensor, filtered: bool) -> "_Drawing":
+        state = self._state
+        slots = torch.where(rows < 0, state.padding, rows).long()
+        return _Drawing(
+            slots,
+            state.keys.index_select(0, slots),
+            state.temperature.index_select(0, slots),
+            state.top_k.index_select(0, slots) if filtered else None,
+            state.top_p.index_select(0, slots) if filtered else None,
+        )
+
+    def _draw(self, hidden: Tensor, rows: Tensor, drawing: "_Drawing", output: _Output) -> None:
+        """The next token of each row, into its slot and the output."""
+        state, d = self._state, drawing
+        ahead = state.places.index_select(0, d.slots) + 1
+        tokens, logprobs = choose(self._model.logits(hidden), d.keys, ahead, d.temperature, d.top_k, d.top_p)
+        advance(
+            tokens,
+            logprobs,
+            rows,
+            active=state.active,
+            last_token=state.last_token,
+            places=state.places,
+            remaining=state.remaining,
+            stop_ids=state.stop_ids,
+            out_tokens=output.tokens,
+            out_logprobs=output.logprobs,
+            step=output.step,
+        )
+
+    @property
+    def _pages(self) -> PagePool:
+        if self._pool is None:
+            raise RuntimeError("there are no pages: the sampler sleeps")
+        return self._pool
+
+    def _upload(self, key: tuple[object, ...], numbers: Numbers) -> Tensor:
+        """Into the buffer of this key, which the graph reads. torch gives no pinned memory out again before it is
+        read, so the next numbers never overwrite these."""
+        buffer = self._inputs.get(key)
+        if buffer is None:
+            buffer = self._inputs[key] = torch.zeros(len(numbers), dtype=torch.int32, device=self._device)
+        if self._device.type == "cuda":
+            staged = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
+            staged.numpy()[:] = numbers
+            buffer.copy_(staged, non_blocking=True)
+        else:
+            buffer.copy_(torch.from_numpy(numbers))
+        return buffer
+
+    def _output(self, key: tuple[object, ...], steps: int, rows: int) -> _Output:
+        if key not in self._outputs:
+            tokens = torch.full((steps, rows), -1, dtype=torch.int64, device=self._device)
+            step = torch.zeros(1, dtype=torch.int32, device=self._device)
+            self._outputs[key] = _Output(tokens, torch.zeros(steps, rows, device=self._device), step)
+        return self._outputs[key]
+
+    def _launch(self, key: tuple[object, ...], work: Callable[[], None], output: _Output) -> Launched:
+        span = None if self._clock is None else self._clock.begin()
+        self._graphs.run(key, work)
+        if self._clock is not None and span is not None:
+            self._clock.end(span)
+        if self._device.type != "cuda":
+            return Launched(output.tokens.clone(), output.logprobs.clone(), None)
+        down = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (output.tokens, output.logprobs)]
+        for target, source in zip(down, (output.tokens, output.logprobs), strict=True):
+            target.copy_(source, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Launched(*down, arrived)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """How the rows of a pass are drawn."""
+
+    slots: Tensor
+    """int64; padding where the row is nobody's."""
+    keys: Tensor
+    temperature: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The next tokens of a prompt: where they begin, and whether they end it."""
+
+    slot: int
+    start: int
+    tokens: NDArray[np.int64]
+    last: bool
+
+
+def packed_chunks(chunks: Sequence[PromptChunk], tokens: int, rows: int, block: int) -> Numbers:
+    """All numbers of a pass in one array: ids, places and slots by token; first row, count, slot and place by block of
+    queries; by chunk the slot that draws (-1: none) and its last row."""
+    lengths = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+    slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    begins, total = ends - lengths, int(ends[-1])
+    per_chunk = -(-lengths // block)
+    count = int(per_chunk.sum())
+    owner = np.repeat(np.arange(len(chunks)), per_chunk)
+    within = (np.arange(count) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)) * block
+    blocks = tokens // block + rows
+    by_token = np.zeros((3, tokens), dtype=np.int32)
+    by_token[2] = -1
+    by_token[0, :total] = np.concatenate([chunk.tokens for chunk in chunks])
+    by_token[1, :total] = np.arange(total) + np.repeat(starts - begins, lengths)
+    by_token[2, :total] = np.repeat(slots, lengths)
+    by_block = np.zeros((4, blocks), dtype=np.int32)
+    by_block[0, :count] = begins[owner] + within
+    by_block[1, :count] = np.minimum(lengths[owner] - within, block)
+    by_block[2, :count] = slots[owner]
+    by_block[3, :count] = starts[owner] + within
+    by_row = np.zeros((2, rows), dtype=np.int32)
+    by_row[0] = -1
+    by_row[0, : len(chunks)] = np.where([chunk.last for chunk in chunks], slots, -1)
+    by_row[1, : len(chunks)] = ends - 1
+    return np.concatenate([by_token.ravel(), by_block.ravel(), by_row.ravel()])

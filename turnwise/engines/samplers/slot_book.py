@@ -1,0 +1,139 @@
+"""Who writes in which slot of the device, as the host knows it: pages, limits and tokens so far, all arrays by slot."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise import time_budget
+from turnwise.engines.kernels.paged_attention import PAGE
+from turnwise.engines.kernels.sampling import STOP_IDS
+from turnwise.engines.samplers.device_steps import DeviceSteps
+from turnwise.engines.samplers.device_turns import Turn, WrittenTokens
+from turnwise.engines.samplers.paged_cache import Pages
+from turnwise.engines.samplers.slots import empty_entry, no_entries, slot_entry
+
+Slots = NDArray[np.int64]
+NOBODY = -2
+"""In place of a stop id: neither a token nor the -1 of no token."""
+
+
+class SlotBook:
+    """The tenants of all slots; what has changed is told to the device at once before the next launch."""
+
+    def __init__(self, slots: int, max_pages: int) -> None:
+        self.free = list(range(slots - 1, -1, -1))
+        self.tenancy = np.zeros(slots, dtype=np.int64)
+        """How often a slot has changed hands."""
+        self.decoding = np.zeros(slots, dtype=bool)
+        self.limit = np.zeros(slots, dtype=np.int64)
+        """Tokens that may be written in this slot."""
+        self.looked_at = np.zeros(slots, dtype=bool)
+        self.filtered = np.zeros(slots, dtype=bool)
+        self.written = WrittenTokens(slots)
+        self.table = np.zeros((slots, max_pages), dtype=np.int32)
+        self._held = np.zeros(slots, dtype=np.int64)
+        """Pages of each slot."""
+        self._place = np.zeros(slots, dtype=np.int64)
+        """Tokens that the device will have fed when all that is launched has run, if the turn goes on so long."""
+        self._final = np.zeros(slots, dtype=np.int64)
+        """Where the last token stands that may be written; that one is never fed."""
+        self._stops = np.full((slots, STOP_IDS), NOBODY, dtype=np.int64)
+        self._tenants: list[Turn | None] = [None] * slots
+        self._entered = 0
+        self._entries: dict[int, NDArray[np.int32]] = {}
+        self._cells: list[Slots] = []
+        """What the device has not been told yet: entries of slots, and flat indices of the table."""
+
+    @property
+    def taken(self) -> int:
+        """How many slots somebody has."""
+        return len(self._tenants) - len(self.free)
+
+    def tenant(self, slot: int) -> Turn:
+        """Whose slot it is."""
+        turn = self._tenants[slot]
+        if turn is None:
+            raise RuntimeError(f"nobody writes in slot {slot}")
+        return turn
+
+    def running(self) -> list[Turn]:
+        """All who have a slot, in the order in which they got it."""
+        return sorted((turn for turn in self._tenants if turn is not None), key=lambda turn: turn.order)
+
+    def enter(self, turn: Turn, tokens: NDArray[np.int64], fed: int, pages: Pages) -> None:
+        """Give a turn a slot to be fed `tokens` in, of which `pages` hold the first `fed` already."""
+        request, slot = turn.request, self.free.pop()
+        now = time_budget.clock()
+        if request.begun is None:
+            request.begun = now
+        elif request.stopped is not None:
+            request.paused += now - request.stopped
+            request.stopped = None
+        self._entered += 1
+        turn.slot, turn.order, turn.tokens, turn.fed = slot, self._entered, tokens, fed
+        self._tenants[slot] = turn
+        limit = turn.limit - len(turn.ids)
+        self.limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
+        stops = sorted(request.params.stop_ids)[:STOP_IDS]
+        self._stops[slot] = NOBODY
+        self._stops[slot, : len(stops)] = stops
+        self.looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered
+        self._held[slot] = 0
+        self.extend(np.array([slot]), np.array([len(pages)]), pages)
+        self._entries[slot] = slot_entry(
+            slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits
+        )
+
+    def leave(self, turn: Turn) -> Pages:
+        """Take a turn's slot from it, with what it wrote there; returns its pages."""
+        slot = turn.slot
+        ids, logprobs = self.written.take(slot)
+        turn.ids, turn.logprobs = np.concatenate((turn.ids, ids)), np.concatenate((turn.logprobs, logprobs))
+        turn.slot = -1
+        self._tenants[slot] = None
+        self.tenancy[slot] += 1
+        self.decoding[slot] = False
+        self._entries[slot] = empty_entry(slot)  # the device may not know that the turn ended
+        self.free.append(slot)
+        return self.table[slot, : self._held[slot]].copy()
+
+    def unfinished(self) -> Slots:
+        """Slots with tokens left to write when all that is launched has run."""
+        return np.flatnonzero(self.decoding & (self._place < self._final))
+
+    def lacking(self, slots: Slots, steps: int) -> Slots:
+        """How many pages each needs for so many steps."""
+        reached = np.minimum(self._place[slots] + steps, self._final[slots])
+        needed: Slots = np.maximum(-(-reached // PAGE) - self._held[slots], 0)
+        return needed
+
+    def extend(self, slots: Slots, counts: Slots, pages: Pages) -> None:
+        """Lay so many more pages for each of these slots."""
+        if not len(pages):
+            return
+        owners = np.repeat(slots, counts)
+        within = np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+        columns = self._held[owners] + within
+        self.table[owners, columns] = pages
+        self._cells.append(owners * self.table.shape[1] + columns)
+        self._held[slots] += counts
+
+    def run_ahead(self, slots: Slots, steps: int) -> None:
+        """So many more steps of these slots are launched."""
+        self._place[slots] = np.minimum(self._place[slots] + steps, self._final[slots])
+
+    def stopped(self, slots: Slots, counts: Slots, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the device ended each turn by a stop id: the last of its tokens, the first `counts` of [steps, n]."""
+        last = tokens[np.maximum(counts - 1, 0), np.arange(len(slots))]
+        found: NDArray[np.bool_] = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
+        return found
+
+    def tell(self, steps: DeviceSteps) -> None:
+        """Slots and pages that have changed, to the device."""
+        if not self._entries and not self._cells:
+            return
+        entries = np.stack(list(self._entries.values())) if self._entries else no_entries()
+        flat = np.unique(np.concatenate(self._cells)) if self._cells else np.zeros(0, dtype=np.int64)
+        cells = np.stack((flat, self.table.reshape(-1)[flat]), axis=1).astype(np.int32)
+        self._entries.clear()
+        self._cells.clear()
+        steps.update(entries, cells)
