@@ -49,10 +49,10 @@ def collect(runs: Path) -> Numbers:
     for run in sorted(runs.glob("rl_*")):
         seed, steps = run.name.removeprefix("rl_"), _lines(run, "groups/total")
         if steps:
-            sft = _lines(runs / f"cold_start_{seed}", "sft/loss")
+            taught = runs / f"cold_start_{seed}"
             seeds[seed] = {
-                "cold_start": _measured(run, 0) | _cost(sft, "sft/loss"),
-                "rl": _measured(run, steps[-1]["step"]) | _cost(steps, "critic/score/mean"),
+                "cold_start": _measured(run, 0) | _cost(taught, _lines(taught, "sft/loss"), "sft/loss"),
+                "rl": _measured(run, steps[-1]["step"]) | _cost(run, steps, "critic/score/mean"),
             }
     return {
         "problems": before["greedy"]["n"],
@@ -87,14 +87,15 @@ def _measured(run: Path, step: int) -> Numbers:
     }
 
 
-def _cost(lines: list[Numbers], shown: str) -> Numbers:
-    """Steps, their time and tokens, and how a metric went: its first ten steps and its last."""
-    seconds = sum(line.get("timing_s/step", 0.0) for line in lines)
+def _cost(run: Path, lines: list[Numbers], shown: str) -> Numbers:
+    """Steps, what one took, the whole run with its evaluations, and how a metric went: first ten steps and last ten."""
+    whole = max((line["seconds"] for line in _lines(run, "seconds")), default=0.0)
     values = [line[shown] for line in lines if line.get(shown) is not None]
     ends = [_mean(values[:SMOOTHED]), _mean(values[-SMOOTHED:])] if values else []
     return {
         "steps": lines[-1]["step"] if lines else 0,
-        "seconds": round(seconds, 1),
+        "seconds": whole,
+        "step_seconds": round(_mean([line["timing_s/step"] for line in lines]), 3) if lines else 0.0,
         shown: [round(value, 4) for value in ends],
     }
 
@@ -128,7 +129,8 @@ def _page(found: Numbers) -> Iterator[str]:
         for name, title, shown in (("cold_start", "cold start", "sft/loss"), ("rl", "RL", "critic/score/mean")):
             cost = stages[name]
             course = " to ".join(f"{value:.3f}" for value in cost[shown])
-            yield f"- {title}, seed {seed}: {cost['steps']} steps in {cost['seconds']:.0f} s, {shown} from {course}"
+            spent = f"{cost['steps']} steps of {cost['step_seconds']:.2f} s, {cost['seconds']:.0f} s in all"
+            yield f"- {title}, seed {seed}: {spent}; {shown} from {course}"
     yield f"- demonstrations: {right:,} of {played:,} played with the real tool and user are right; those are learned"
     yield from ("", "![training reward and accuracy over the steps](curve.svg)", "", "[Transcripts](transcripts.md)")
 

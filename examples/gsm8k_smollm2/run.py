@@ -7,6 +7,7 @@ command goes on where it was stopped. A GPU is used where there is one; --smoke 
 """
 
 import argparse
+import gc
 import importlib.util
 import json
 import sys
@@ -30,10 +31,8 @@ RL = (
     "learner.decay=linear", "learner.min_lr_ratio=0.1",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL. Few updates, so Adam has a short memory."""
-MANY = ("rollout.concurrency=1024", "engine.max_batch=1024")
-"""Episodes at once: what a GPU likes, and room for the next step's beside this one's."""
 SMOKE = (
-    "engine.max_batch=8", "rollout.max_tokens=96", "sampling.max_tokens=24", "eval.samples=2", "training.samples=8",
+    "rollout.max_tokens=96", "sampling.max_tokens=24", "eval.samples=2", "training.samples=8",
     "training.groups=2", "training.group_size=2", "training.minibatches=1", "learner.warmup=0",
     "sft.steps=2", "sft.batch_tokens=2048", "sft.warmup=0",
 )  # fmt: skip
@@ -70,8 +69,7 @@ class Recipe:
 def main() -> None:
     """Run every stage that is not done yet, then write the report."""
     args = _arguments()
-    extra = tuple(args.set)
-    common = (*(SMOKE if args.smoke else MANY), *extra)
+    common = (*(SMOKE if args.smoke else ()), *args.set)
     budget = () if args.minutes is None else (f"training.max_minutes={args.minutes}",)
     steps = 1 if args.smoke else args.steps
     model = args.model or str(packaged_model())
@@ -120,7 +118,7 @@ def recite(recipe: Recipe, limit: int | None) -> list[Trajectory]:
     folder = recipe.run("demonstrations")
     if not (folder / results.FIRST).exists():
         asked = (
-            f"model.path='{recipe.model}'", f"engine.name='{TASK}:reciter'", "rollout.concurrency=1024",
+            f"model.path='{recipe.model}'", f"engine.name='{TASK}:reciter'",
             f"data.eval_files=['{recipe.file('demonstrations')}']", f"eval.samples={json.dumps(limit)}",
         )  # fmt: skip
         found = tw.evaluate(recipe.config("demonstrations", *asked))
@@ -168,6 +166,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _say(text: str) -> None:
+    """What a stage came to. Its engines are over: the next one's find their memory free."""
+    gc.collect()
     print(f"== {text}", flush=True)
 
 
