@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 ROWS, COLUMNS, GROUP = 64, 128, 8
 """The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
@@ -47,7 +48,7 @@ def _product(
     tl.store(y_at, sums.to(Y.dtype.element_ty), mask=(row < T)[:, None] & (column < N)[None, :])
 
 
-def product(x, weight, bias, out_dtype):
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus the bias, in `out_dtype`."""
     x, weight = x.contiguous(), weight.contiguous()
     (rows, depth), columns = x.shape, len(weight)
