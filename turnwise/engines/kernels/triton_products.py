@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from turnwise.engines.kernels.triton_rows import ready
+
 ROWS, COLUMNS, GROUP = 64, 128, 8
 """The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
 DEPTH = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
@@ -50,7 +52,7 @@ def _product(
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus the bias, in `out_dtype`."""
-    x, weight = x.contiguous(), weight.contiguous()
+    x, weight = ready(x), ready(weight)
     (rows, depth), columns = x.shape, len(weight)
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
     step = DEPTH[x.dtype]
