@@ -254,7 +254,7 @@ class Slots:
             "last_token": torch.full((self.count,), -7),
             "places": torch.zeros(self.count, dtype=torch.int32),
             "remaining": torch.zeros(self.count, dtype=torch.int32),
-            "stop_ids": torch.full((self.count, sampling.STOP_IDS), -1),
+            "stop_ids": torch.full((self.count, sampling.STOP_IDS), -1, dtype=torch.int32),
             "out_tokens": torch.full((self.lines, self.width), -99),
             "out_logprobs": torch.full((self.lines, self.width), 99.0),
             "step": torch.zeros(1, dtype=torch.int32),
@@ -264,19 +264,19 @@ class Slots:
         return {name: tensor.clone().to(device) for name, tensor in self.tensors.items()}
 
 
-def loop(state: dict[str, Tensor], tokens: Tensor, logprobs: Tensor, rows: Tensor, at: Tensor | None) -> None:
+def loop(state: dict[str, Tensor], tokens: Tensor, logprobs: Tensor, rows: Tensor) -> None:
     """The same one row at a time."""
     line = int(state["step"])
     if line == len(state["out_tokens"]):
         return
     for row, slot in enumerate(rows.tolist()):
-        moving = slot >= 0 and (at is not None or bool(state["active"][slot]))
+        moving = slot >= 0 and bool(state["active"][slot])
         state["out_tokens"][line, row] = tokens[row] if moving else -1
         state["out_logprobs"][line, row] = logprobs[row] if moving else 0.0
         if not moving:
             continue
         state["last_token"][slot] = tokens[row]
-        state["places"][slot] = state["places"][slot] + 1 if at is None else at[row]
+        state["places"][slot] += 1
         state["remaining"][slot] -= 1
         over = int(state["remaining"][slot]) <= 0 or bool(logprobs[row].isnan())
         state["active"][slot] = int(not over and int(tokens[row]) not in state["stop_ids"][slot].tolist())
@@ -290,22 +290,19 @@ def test_slots_move_as_a_plain_loop_moves_them(device: str, data: st.DataObject)
     state = Slots(slots, width, lines=4)
     numbers = st.integers(0, 5)
     for slot in range(slots):
+        state.tensors["active"][slot] = data.draw(st.sampled_from([1, 1, 0]))
         state.tensors["remaining"][slot] = data.draw(st.integers(1, 4))
+        state.tensors["places"][slot] = data.draw(st.integers(0, 99))
         stops = data.draw(st.lists(numbers, max_size=sampling.STOP_IDS))
-        state.tensors["stop_ids"][slot, : len(stops)] = torch.tensor(stops, dtype=torch.int64)
+        state.tensors["stop_ids"][slot, : len(stops)] = torch.tensor(stops, dtype=torch.int32)
     wanted, found = state.to("cpu"), state.to(device)
     names = st.permutations(list(range(slots)) + [-1] * width)
     rows = torch.tensor(data.draw(names)[:width], dtype=torch.int32)
     for turn in range(5):
         tokens = torch.tensor([data.draw(numbers) for _ in range(width)])
         logprobs = torch.tensor([data.draw(st.sampled_from([-1.0, -0.25, -3.0, float("nan")])) for _ in range(width)])
-        at = torch.arange(10, 10 + width, dtype=torch.int32) if turn == 0 else None
-        loop(wanted, tokens, logprobs, rows, at)
-        given = (tokens.to(device), logprobs.to(device), rows.to(device))
-        if at is not None:
-            sampling.begin_rows(*given, at.to(device), **found)
-        else:
-            sampling.advance(*given, **found)
+        loop(wanted, tokens, logprobs, rows)
+        sampling.advance(tokens.to(device), logprobs.to(device), rows.to(device), **found)
         for name, tensor in wanted.items():
             assert torch.equal(found[name].cpu().nan_to_num(-55), tensor.nan_to_num(-55)), (turn, name)
 
@@ -322,7 +319,7 @@ def test_many_rows_move_at_once(device: str) -> None:
     tokens, logprobs = torch.randint(0, 9, (width,), generator=generator), -torch.rand(width, generator=generator)
     wanted, found = state.to("cpu"), state.to(device)
     for _ in range(2):
-        loop(wanted, tokens, logprobs, rows, None)
+        loop(wanted, tokens, logprobs, rows)
         sampling.advance(tokens.to(device), logprobs.to(device), rows.to(device), **found)
     for name, tensor in wanted.items():
         assert torch.equal(found[name].cpu(), tensor), name
