@@ -37,6 +37,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Token ids (int64) and their log-probs [B] from float32 logits [B, V], by inverting the cumulative distribution.
 
+    A row's result depends on that row alone, and is the CPU sampler's but where the rounding of exp decides a draw.
     `places` are the absolute positions of the tokens drawn. Temperature 0 takes the likeliest token, the lowest id of
     equals, and reports its log-prob in the unscaled distribution. top_k below 1 and top_p from 1 on filter nothing;
     log-probs are those before the filters. A row with NaN gets a NaN log-prob; its id is valid and means nothing.
