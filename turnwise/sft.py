@@ -17,7 +17,6 @@ from turnwise.chat.renderer import Renderer
 from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
 from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
-from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import LearnerParts, model_source, open_learner
 from turnwise.engines.samplers.scripted import Script
@@ -170,7 +169,7 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
     run.note(_plan(config, steps, sequences))
     in_threads = _in_threads(config)
     batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-    update, budget = in_threads(learn), config.learner.token_budget or TOKEN_BUDGET
+    update, budget = in_threads(learn), config.learner.token_budget
     with run.stop_on_signal(), _progress(run.console) as bars:
         bar = bars.add_task("training", total=steps, completed=progress.step)
         while run.should_continue():

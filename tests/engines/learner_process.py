@@ -21,7 +21,8 @@ def serve(connection: Connection, make: Callable[[], Learner]) -> None:
     learner = make()
     for name, arguments in iter(connection.recv, None):
         try:
-            found = learner.step if name == "step" else getattr(learner, name)(*arguments)
+            found = getattr(learner, name)
+            found = found(*arguments) if callable(found) else found
             if isinstance(found, FullWeights):
                 found = found.shapes, [(weight, tensor.numpy()) for weight, tensor in found.tensors]
         except Exception as error:
@@ -49,6 +50,10 @@ class RemoteLearner:
     @property
     def step(self) -> int:
         return int(self._ask("step"))
+
+    @property
+    def token_budget(self) -> int:
+        return int(self._ask("token_budget"))
 
     def score(self, batch: TokenBatch, who: Who) -> Floats:
         return self._ask("score", batch, who)  # type: ignore[no-any-return]

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
-from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.learners.forward_pass import computes_narrow
 from turnwise.engines.learners.learner import Learner, Who
 from turnwise.engines.learners.objective import Objective
@@ -76,7 +75,7 @@ def _update(learner: Learner, part: Sequence[TrainSequence], config: Config) -> 
     moving = {sequence.trajectory for sequence in part if _has_gradient(sequence, config)} or {part[0].trajectory}
     active = [sequence for sequence in part if sequence.trajectory in moving]
     whole = tokens_by_trajectory(part)
-    chosen = fill(active, config.learner.token_budget or TOKEN_BUDGET, together=_by_trajectory(config))
+    chosen = fill(active, config.learner.token_budget or learner.token_budget, together=_by_trajectory(config))
     result = learner.update([pack(some, whole) for some in chosen], Objective.of(config.algorithm))
     for some, found in zip(chosen, result.outputs, strict=True):
         write(some, "new_logprobs", found.logprobs)
@@ -110,7 +109,7 @@ def _has_gradient(sequence: TrainSequence, config: Config) -> bool:
 
 def score_sequences(learner: Learner, sequences: Sequence[TrainSequence], config: Config) -> dict[str, float]:
     """What models say of the tokens before the first update: old and reference log-probs, and the critic's values."""
-    budget, chosen = config.learner.token_budget or TOKEN_BUDGET, trainable(sequences)
+    budget, chosen = config.learner.token_budget or learner.token_budget, trainable(sequences)
     metrics: dict[str, float] = {}
     if config.algorithm.old_logprobs is OldLogprobs.learner:
         score(learner, Who.POLICY, chosen, "old_logprobs", budget)
@@ -169,7 +168,7 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
     the mean and the 99th percentile are judged; see `training.max_logprob_gap`.
     """
     checked = [replace(sequence) for sequence in trainable(sequences)[:GAP_SEQUENCES]]
-    budget = config.learner.token_budget or TOKEN_BUDGET
+    budget = config.learner.token_budget or learner.token_budget
     score(learner, Who.SAMPLER if exact else Who.POLICY, checked, "old_logprobs", budget)
     gaps = importance.mismatch(checked)
     mean, tail, most = (gaps[f"rollout_corr/abs_diff_{name}"] for name in ("mean", "p99", "max"))

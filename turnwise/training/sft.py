@@ -93,11 +93,15 @@ def _one_pass(sequences: list[TrainSequence], budget: int, seed: int, epoch: int
     yield from batches(sequences, order, budget)
 
 
-def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int) -> SftStep:
-    """One update by the mean over the batch's policy tokens, worked off in parts of at most `token_budget` tokens."""
+def learn(learner: Learner, batch: Sequence[TrainSequence], token_budget: int | None) -> SftStep:
+    """One update by the mean over the batch's policy tokens, worked off in parts of at most `token_budget` tokens.
+
+    Without a budget, in parts that the learner has room for.
+    """
     started, whole = time.perf_counter(), tokens_by_trajectory(batch)
     try:
-        done = learner.update([pack(part, whole) for part in fill(batch, token_budget)], SUPERVISED)
+        parts = fill(batch, token_budget or learner.token_budget)
+        done = learner.update([pack(part, whole) for part in parts], SUPERVISED)
     except NotFinite as error:
         raise TurnwiseError(f"{error}; lower sft.lr") from error
     found, tokens = done.metrics, sum(len(sequence.token_ids) for sequence in batch)

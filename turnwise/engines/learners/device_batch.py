@@ -34,6 +34,8 @@ class DeviceBatch:
     """[K]"""
     minibatch_tokens: int
     minibatch_trajectories: int
+    whole_trajectories: bool
+    """Whether all policy tokens of its trajectories are here."""
     old_logprobs: Tensor | None = None
     """[N], as are those below."""
     ref_logprobs: Tensor | None = None
@@ -57,20 +59,28 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
     _check(batch)
     ends = np.searchsorted(batch.index, np.cumsum(batch.lengths))
 
-    def moved(array: Floats | None) -> Tensor | None:
-        return None if array is None else torch.tensor(array, dtype=torch.float32).to(device)
+    def floats(array: Floats | None) -> Tensor | None:
+        return None if array is None else moved(torch.tensor(array, dtype=torch.float32), device)
 
     return DeviceBatch(
-        tokens=torch.tensor(batch.tokens).to(device),
+        tokens=moved(torch.tensor(batch.tokens), device),
         lengths=tuple(batch.lengths.tolist()),
         written=tuple(np.diff(ends, prepend=0).tolist()),
-        index=torch.tensor(batch.index).to(device),
-        trajectory=torch.tensor(batch.trajectory).to(device),
-        trajectory_tokens=torch.tensor(batch.trajectory_tokens).to(device),
+        index=moved(torch.tensor(batch.index), device),
+        trajectory=moved(torch.tensor(batch.trajectory), device),
+        trajectory_tokens=moved(torch.tensor(batch.trajectory_tokens), device),
         minibatch_tokens=batch.minibatch_tokens,
         minibatch_trajectories=batch.minibatch_trajectories,
-        **{name: moved(getattr(batch, name)) for name in PER_TOKEN},
+        whole_trajectories=np.array_equal(
+            np.bincount(batch.trajectory, minlength=len(batch.trajectory_tokens)), batch.trajectory_tokens
+        ),
+        **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
     )
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU's on the device; the host does not wait for it to arrive."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _check(batch: TokenBatch) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import learner_here
-from turnwise.engines.learners.device_batch import DeviceBatch
+from turnwise.engines.learners.device_batch import DeviceBatch, moved
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
-from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
 from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.errors import EngineError
 
@@ -40,10 +40,10 @@ class ForwardPass:
     """Take products in bfloat16, whatever the format of the weights."""
     chunk_tokens: int = 1024
     """Logits are made for this many tokens at once."""
-    recompute_layers: bool = False
-    """Keep only what enters each layer and compute the rest again in backward."""
     regime: attention.Regime | None = None
-    """The sampler's, for exact log-probs."""
+    """The sampler's on the CPU, for exact log-probs."""
+    invariant: bool = False
+    """On a GPU, take every product and sum as the sampler does there, so that log-probs are its own to the last bit."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0.0:
@@ -55,18 +55,29 @@ class ForwardPass:
         """The number format of products inside."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.narrow else nullcontext()
 
-    def hidden(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
-        """The states [N, H] from which the policy's tokens are predicted."""
+    def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
+        """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
         if model.shape.no_packing is None:
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1)
-        return torch.cat([self._states(model, tokens, [len(tokens)], rows - 1) for tokens, rows in _apart(batch)])
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute)
+        return torch.cat(
+            [self._states(model, tokens, [len(tokens)], rows - 1, recompute) for tokens, rows in _apart(batch)]
+        )
 
-    def _states(self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor) -> Tensor:
-        places = attention.positions(lengths).to(self.device)
-        attend = attention.packed(lengths, self.device)
-        recompute = self.recompute_layers and torch.is_grad_enabled()
-        states: Tensor = model(ModelInputs(tokens, places), attend, rows=rows, recompute=recompute)
+    def _states(
+        self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor, recompute: int
+    ) -> Tensor:
+        places = moved(attention.positions(lengths), self.device)
+        states: Tensor = model(
+            ModelInputs(tokens, places), self._attend(model, lengths), rows=rows, recompute=recompute
+        )
         return states
+
+    def _attend(self, model: PolicyModel, lengths: Sequence[int]) -> Attend:
+        if self.device.type != "cuda":
+            return attention.packed(lengths, self.device)
+        from turnwise.engines.model.packed_attention import attend_for  # its kernels are there with CUDA only
+
+        return attend_for(lengths, self.device, model, self.invariant)
 
     def scores(self, model: PolicyModel, batch: DeviceBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [N] of the policy's tokens at the sampling temperature."""
@@ -82,8 +93,11 @@ class ForwardPass:
     def exact_logprobs(self, model: PolicyModel, batch: DeviceBatch) -> Tensor:
         """Log-probs [N] by the sampler's own arithmetic: the same bits where rows are proven not to depend on others.
 
-        See `exactness.find_regime`; both sides must use the same regime and the same number of threads.
+        On the CPU see `exactness.find_regime`: both sides must use the same regime and the same number of threads. On a
+        GPU the invariant kernels are the sampler's.
         """
+        if self.device.type == "cuda" and self.invariant:
+            return self.logprobs(model, batch)
         regime = self.regime
         if regime is None:
             raise EngineError("exact log-probs need the regime that the sampler's arithmetic was proven in")

@@ -57,6 +57,11 @@ class Learner(Protocol):
     step: int
     """How many times the weights have changed."""
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens of one pass that it has room for, which may change from update to update."""
+        ...
+
     def score(self, batch: TokenBatch, who: Who) -> Floats:
         """One number [N] for every policy token, without gradient."""
         ...

@@ -3,17 +3,22 @@
 import copy
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from turnwise.choices import OptimizerName
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import device_of
+from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.device_batch import DeviceBatch, on_device
 from turnwise.engines.learners.forward_pass import ForwardPass, computes_narrow
@@ -21,8 +26,10 @@ from turnwise.engines.learners.learner import Floats, NotFinite, TokenOutputs, U
 from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evaluate
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
+from turnwise.engines.learners.splitting import BatchPart, halves, whole
 from turnwise.engines.learners.state import differences, fingerprint, read_state, write_state
 from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_folder import PolicyFolder
@@ -31,7 +38,10 @@ from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 
 CHUNK_TOKENS = 1024
-"""Logits are made for this many tokens at once."""
+"""Logits are made for this many tokens at once on the CPU; on a GPU memory decides."""
+
+TOKEN_OUTPUTS = ("logprobs", "entropies")
+Made = TypeVar("Made")
 
 Loss = Callable[[PolicyTokens, DeviceBatch], tuple[Tensor, Metrics]]
 """A scalar to differentiate, and metrics."""
@@ -54,7 +64,13 @@ class LocalLearner:
     (`ModelShape.no_packing`) is run over the sequences of a batch one at a time, with the same results. `reference`
     keeps the policy as it is now for `Who.REFERENCE`: the weights below an adapter at no cost, else a frozen copy.
     `updates` is where a decay of the learning rate ends; `regime` is the one the sampler writes in, where it is proven:
-    `Who.SAMPLER` needs it. `companions` and `base_model` go into what `save_policy` writes.
+    `Who.SAMPLER` needs it, or on a GPU `invariant` kernels. `companions` and `base_model` go into what `save_policy`
+    writes.
+
+    `working` is the number format of the weights that are computed with, by default bfloat16 where the config computes
+    so on a GPU and trains all weights: the optimizer then has the float32 ones. A batch that does not fit a GPU's
+    memory is worked off in smaller parts, which `warn` is told; `memory_bytes` is what gradients, activations and
+    logits may take together, by default what is free.
     """
 
     def __init__(
@@ -67,96 +83,182 @@ class LocalLearner:
         reference: bool = False,
         updates: int = 0,
         regime: Regime | None = None,
+        invariant: bool = False,
         companions: PolicyFolder | None = None,
         base_model: str = "",
-        chunk_tokens: int = CHUNK_TOKENS,
+        chunk_tokens: int | None = None,
+        working: torch.dtype | None = None,
+        memory_bytes: int | None = None,
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.device = torch.device(device_of(config.device))
-        narrow, recompute = computes_narrow(config), bool(config.gradient_checkpointing)
-        self.forward = ForwardPass(self.device, temperature, narrow, chunk_tokens, recompute, regime)
-        self.model = model.to(self.device)
-        self.critic = None if critic is None else critic.to(self.device)
-        _refuse_narrow(self.model, self.forward)
+        dtype = working or working_dtype(config, model)
+        autocast = computes_narrow(config) and dtype is torch.float32
+        refuse_narrow(model, working=dtype, autocast=autocast)
+        self._config, self._warn = config, warn
+        if chunk_tokens is None:
+            chunk_tokens = CHUNK_TOKENS
+            if self.device.type == "cuda":
+                chunk_tokens = logit_rows(model.shape.vocab_size, memory_bytes or free_bytes(self.device))
+        self.forward = ForwardPass(self.device, temperature, autocast, chunk_tokens, regime, invariant)
+        self.model, wide = make_working(model, self.device, dtype, invariant=invariant)
         self._has_reference = reference
         self._start = copy.deepcopy(self.model).requires_grad_(False) if reference and not model.has_adapter else None
         """Under an adapter the reference needs no copy."""
         self._companions, self._base_model = companions, base_model
-        self._optimizers = {"policy": Optimizer(self.model.named_parameters(), config, lr=config.lr, updates=updates)}
+        policy = Optimizer(self.model.named_parameters(), config, lr=config.lr, updates=updates, wide=wide)
+        self._optimizers, self.critic = {"policy": policy}, critic
         if self.critic is not None:
-            parameters = self.critic.named_parameters()
-            self._optimizers["critic"] = Optimizer(parameters, config, lr=config.critic_lr, updates=updates)
+            self._optimizers["critic"] = self._open_critic(self.critic, dtype, updates)
+        self._memory = ActivationMemory(
+            [self.model, *([critic.trunk] if critic is not None and critic.trunk is not None else [])],
+            config,
+            self.device,
+            gradients=sum(optimizer.gradient_bytes for optimizer in self._optimizers.values()),
+            moments_to_come=lambda: sum(optimizer.moments_to_come() for optimizer in self._optimizers.values()),
+            logit_bytes=4 * chunk_tokens * model.shape.vocab_size,
+            memory_bytes=memory_bytes,
+        )
         self.step = 0
         """How many times the weights have changed."""
+
+    def _open_critic(self, critic: Critic, dtype: torch.dtype, updates: int) -> Optimizer:
+        """The critic's trunk computes as the policy does; its head is float32."""
+        wide: dict[str, Tensor] = {}
+        if critic.trunk is not None:
+            critic.trunk, found = make_working(critic.trunk, self.device, dtype, invariant=self.forward.invariant)
+            wide = {f"trunk.{name}": tensor for name, tensor in found.items()}
+        parameters, lr = critic.to(self.device).named_parameters(), self._config.critic_lr
+        return Optimizer(parameters, self._config, lr=lr, updates=updates, wide=wide)
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of one pass that there is room for; with `learner.token_budget`, that many."""
+        return self._memory.token_budget
 
     @torch.no_grad()
     def score(self, batch: TokenBatch, who: Who) -> Floats:
         """One number [N] for every policy token, without gradient."""
-        here = on_device(batch, self.device)
+        parts = self._in_parts(batch, lambda part: self._scored(on_device(part, self.device), who))
+        found = _numpy(torch.cat([scores for _, scores in parts]))
+        return _laid_out(found, [part for part, _ in parts])
+
+    def _scored(self, here: DeviceBatch, who: Who) -> Tensor:
         match who:
             case Who.POLICY:
-                found = self.forward.logprobs(self.model, here)
+                return self.forward.logprobs(self.model, here)
             case Who.SAMPLER:
-                found = self.forward.exact_logprobs(self._as_published(), here)
+                return self.forward.exact_logprobs(self._as_published(), here)
             case Who.REFERENCE:
-                found = self._reference_logprobs(here)
+                return self._reference_logprobs(here)
             case Who.CRITIC:
                 if self.critic is None:
                     raise EngineError("this learner has no critic")
                 with self.forward.autocast():
                     shared = self.forward.hidden(self.model, here) if self.critic.trunk is None else None
-                    found = self._values(self.critic, here, shared)
-        return _numpy(found)
+                    return self._values(self.critic, here, shared)
 
     def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
-        """One optimizer step on the micro-batches of a minibatch; nothing leaves the device before its end."""
+        """One optimizer step on the micro-batches of a minibatch; the host waits for the device once, before it."""
         loss = partial(evaluate, objective=objective)
         try:
-            found = [self.accumulate(batch, loss) for batch in batches]
+            found = [self._in_parts(batch, lambda part: self.accumulate(part, loss)) for batch in batches]
             if not found:
                 raise EngineError("an update needs a batch")
-            metrics = self._metrics(found, batches)
-            logprobs, entropies = (_numpy(torch.cat([getattr(f, n) for f in found])) for n in ("logprobs", "entropies"))
-            metrics |= self.optim_step()
+            done = [one for parts in found for one in parts]
+            norms = {name: optimizer.gradient_norm() for name, optimizer in self._optimizers.items()}
+            metrics, known = self._metrics([made for _, made in done], [part.batch for part, _ in done], norms)
+            logprobs, entropies = (_numpy(torch.cat([getattr(made, n) for _, made in done])) for n in TOKEN_OUTPUTS)
+            metrics |= self._step(known)
         finally:
             self._forget()  # of an update that failed nothing may wait for the next
         outputs: list[TokenOutputs] = []
         start = 0
-        for batch in batches:
-            part = slice(start, start + len(batch.index))
-            outputs.append(TokenOutputs(logprobs[part], entropies[part]))
-            start = part.stop
+        for batch, parts in zip(batches, found, strict=True):
+            own, places = slice(start, start + len(batch.index)), [part for part, _ in parts]
+            outputs.append(TokenOutputs(_laid_out(logprobs[own], places), _laid_out(entropies[own], places)))
+            start = own.stop
         return UpdateResult(outputs, metrics)
 
+    def _in_parts(self, batch: TokenBatch, work: Callable[[TokenBatch], Made]) -> list[tuple[BatchPart, Made]]:
+        """Do the work on the whole batch, or on halves of what does not fit the memory."""
+        done: list[tuple[BatchPart, Made]] = []
+        waiting = [whole(batch)]
+        while waiting:
+            part = waiting.pop()
+            if self._memory.exceeded_by(len(part.batch.tokens)) and len(smaller := halves(part)) > 1:
+                waiting += reversed(smaller)
+                continue
+            try:
+                done.append((part, work(part.batch)))
+                continue
+            except torch.OutOfMemoryError as error:
+                refused = str(error)
+            # Out here nothing holds what the failed pass had allocated any more.
+            waiting += reversed(self._smaller(part, refused))
+        return done
+
+    def _smaller(self, part: BatchPart, refused: str) -> list[BatchPart]:
+        """What to do instead of a part that did not fit."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        tokens, smaller = len(part.batch.tokens), halves(part)
+        if len(smaller) > 1:
+            limit = self._memory.shrink(tokens)
+            self._warn(
+                f"a pass over {tokens} tokens does not fit the learner's memory: it is worked off in halves, and later "
+                f"ones have at most {limit} tokens"
+            )
+        elif self._memory.recompute_all():
+            self._warn(
+                f"a trajectory of {tokens} tokens does not fit the learner's memory: activations are computed twice "
+                "from now on instead of kept"
+            )
+        else:
+            raise EngineError(
+                f"a single trajectory of {tokens} tokens does not fit the learner's memory: shorten it "
+                "(rollout.max_tokens), or make room (learner.gradient_checkpointing=true, learner.optimizer=adamw8bit, "
+                f"learner.offload=optimizer, learner.lora_rank=16, engine.memory_fraction); {refused.splitlines()[0]}"
+            )
+        return smaller
+
     def accumulate(self, batch: TokenBatch, loss: Loss) -> Accumulated:
-        """Add the gradient of one micro-batch to those that `optim_step` will use."""
-        here = on_device(batch, self.device)
-        with self.forward.autocast():
-            hidden = self.forward.hidden(self.model, here)
-            logprobs, entropy = self.forward.scores(self.model, here, hidden)
-            values = None if self.critic is None else self._values(self.critic, here, hidden)
-        total, metrics = loss(PolicyTokens(logprobs, entropy, values), here)
-        total.backward()  # type: ignore[no-untyped-call]
+        """Add the gradient of one micro-batch to those that `optim_step` will use; one that fails adds nothing."""
+        here, again = on_device(batch, self.device), self._memory.recompute
+        with self._memory.measured(len(batch.tokens)), ExitStack() as adding:
+            with self.forward.autocast():
+                hidden = self.forward.hidden(self.model, here, again)
+                logprobs, entropy = self.forward.scores(self.model, here, hidden)
+                values = None if self.critic is None else self._values(self.critic, here, hidden, again)
+            total, metrics = loss(PolicyTokens(logprobs, entropy, values), here)
+            for optimizer in self._optimizers.values():
+                adding.enter_context(optimizer.gradients.adding())
+            total.backward()  # type: ignore[no-untyped-call]
         return Accumulated(total.detach(), metrics, logprobs.detach(), entropy.detach())
 
-    def _metrics(self, found: Sequence[Accumulated], batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Shares of the micro-batches added up, and the check that every loss is finite."""
+    def _metrics(
+        self, found: Sequence[Accumulated], batches: Sequence[TokenBatch], norms: Mapping[str, Tensor]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares of the micro-batches added up and the gradients' norms; every loss must be finite."""
         names = [*found[0].metrics, "loss"]
-        rows = torch.stack([torch.stack([f.metrics.get(n, f.loss).double() for n in names]) for f in found]).tolist()
+        shares = [f.metrics.get(n, f.loss).double() for f in found for n in names]
+        numbers = torch.stack([*shares, *(norm.double() for norm in norms.values())]).tolist()
         counted = sum(len(batch.index) for batch in batches)
         totals = dict.fromkeys(names, 0.0)
-        for row, batch in zip(rows, batches, strict=True):
+        for place, batch in enumerate(batches):
+            row = numbers[place * len(names) : (place + 1) * len(names)]
             if not math.isfinite(row[-1]):
                 raise NotFinite(f"the loss is {row[-1]} after {self.step} steps")
             for name, share in zip(names, row, strict=True):
                 totals[name] += share * (batch.minibatch_tokens / counted if name in MEANS else 1.0)
-        return totals
+        return totals, dict(zip(norms, numbers[len(shares) :], strict=True))
 
     def optim_step(self) -> dict[str, float]:
-        """Change the weights by the gradients so far; returns `grad_norm` and `lr`, and both of the critic.
+        """Change the weights by the gradients so far; returns `grad_norm` and `lr`, and both of the critic."""
+        return self._step({name: float(optimizer.gradient_norm()) for name, optimizer in self._optimizers.items()})
 
-        Policy and critic are clipped apart: a wild value loss must not shrink the policy's step.
-        """
-        norms = {name: optimizer.gradient_norm() for name, optimizer in self._optimizers.items()}
+    def _step(self, norms: Mapping[str, float]) -> dict[str, float]:
+        """Policy and critic are clipped apart: a wild value loss must not shrink the policy's step."""
         for name, norm in norms.items():
             if not math.isfinite(norm):
                 places = self._optimizers[name].broken()
@@ -171,9 +273,9 @@ class LocalLearner:
         self.step += 1
         return metrics
 
-    def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None) -> Tensor:
+    def _values(self, critic: Critic, batch: DeviceBatch, hidden: Tensor | None, recompute: int = 0) -> Tensor:
         if critic.trunk is not None:
-            hidden = self.forward.hidden(critic.trunk, batch)
+            hidden = self.forward.hidden(critic.trunk, batch, recompute)
         values: Tensor = critic(hidden)
         return values
 
@@ -189,7 +291,11 @@ class LocalLearner:
         """The policy as a sampler has it: bits are promised of the native decoder only, LoRA merged into it."""
         if not isinstance(self.model, Decoder):
             raise EngineError(f"{type(self.model).__name__} has no arithmetic that is proven to be the sampler's")
-        return Decoder(self.model.config, self.model.tensors()) if self.model.has_adapter else self.model
+        if not self.model.has_adapter:
+            return self.model
+        merged = Decoder(self.model.config, self.model.tensors())
+        dtype = torch.bfloat16 if computes_narrow(self._config) else torch.float32
+        return make_working(merged, self.device, dtype, invariant=True)[0] if self.forward.invariant else merged
 
     def weights(self) -> FullWeights:
         """The policy's weights, an adapter merged; live ones, so a sampler copies them before the next step."""
@@ -214,13 +320,13 @@ class LocalLearner:
 
         What is frozen below an adapter is not among them; its fingerprint is.
         """
-        if any(p.grad is not None for optimizer in self._optimizers.values() for p in optimizer.parameters.values()):
+        if any(optimizer.gradients.waiting for optimizer in self._optimizers.values()):
             raise EngineError("gradients wait for a step: a state saved now would lose them")
         tensors: dict[str, Tensor] = {}
         for model, optimizer in self._optimizers.items():
-            tensors.update({f"{model}.{name}": p.detach() for name, p in optimizer.parameters.items()})
+            tensors.update({f"{model}.{name}": master.detach() for name, master in optimizer.masters.items()})
             tensors.update({f"optimizer.{model}.{name}": tensor for name, tensor in optimizer.state().items()})
-        return tensors, {"step": self.step, **self._identity()}
+        return tensors, {"step": self.step, "optimizer": self._config.optimizer.value, **self._identity()}
 
     def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
         """What `load` does, of what `state` gives."""
@@ -228,14 +334,17 @@ class LocalLearner:
         differing = differences({key: info.get(key) for key in mine}, mine)
         if differing:
             raise EngineError(f"the saved state is of another model: {'; '.join(differing)}")
-        places = {f"{model}.{n}": p for model, o in self._optimizers.items() for n, p in o.parameters.items()}
-        self._check_names(tensors, places)
-        with torch.no_grad():
-            for name, parameter in places.items():
-                parameter.copy_(tensors[name])
+        kept = info.get("optimizer", OptimizerName.adamw.value)
+        if kept != self._config.optimizer.value:
+            here = self._config.optimizer.value
+            raise EngineError(
+                f"the saved state is of learner.optimizer={kept}, which learner.optimizer={here} cannot read"
+            )
+        self._check_names(
+            tensors, {f"{model}.{n}": m for model, o in self._optimizers.items() for n, m in o.masters.items()}
+        )
         for model, optimizer in self._optimizers.items():
-            prefix = f"optimizer.{model}."
-            optimizer.load({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+            optimizer.load(_below(tensors, f"{model}."), _below(tensors, f"optimizer.{model}."))
         self.step = int(info["step"])
 
     def _check_names(self, tensors: Mapping[str, Tensor], places: Mapping[str, nn.Parameter]) -> None:
@@ -276,11 +385,14 @@ def _numpy(found: Tensor) -> Floats:
     return array
 
 
-def _refuse_narrow(model: PolicyModel, forward: ForwardPass) -> None:
-    """Small steps vanish in bfloat16, so what is trained must be wide; a frozen base may be narrow under autocast."""
-    narrow = {name: p for name, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
-    for name, parameter in narrow.items():
-        if parameter.requires_grad:
-            raise EngineError(f"{name} is {parameter.dtype}; load what is trained as float32")
-        if not forward.narrow:
-            raise EngineError(f"a base in {parameter.dtype} needs learner precision bfloat16")
+def _laid_out(found: Floats, parts: Sequence[BatchPart]) -> Floats:
+    """What was found for the parts of a batch, one behind the other, in the order of the batch."""
+    if len(parts) == 1:
+        return found
+    ordered = np.empty_like(found)
+    ordered[np.concatenate([part.places for part in parts])] = found
+    return ordered
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -92,8 +92,7 @@ def gspo(
     segments of its trajectories.
     """
     log_ratio = (logprobs - old).detach()
-    here = torch.bincount(batch.trajectory, minlength=len(batch.trajectory_tokens))
-    if not torch.equal(here, batch.trajectory_tokens):
+    if not batch.whole_trajectories:
         raise ValueError("gspo needs all segments of a trajectory in one batch: fill(..., together=True)")
     mean = (batch.trajectory_sums(log_ratio) / batch.trajectory_tokens)[batch.trajectory]
     mean = mean.clamp(-kl_estimates.LOG_RATIO_LIMIT, kl_estimates.LOG_RATIO_LIMIT)

@@ -1,0 +1,58 @@
+"""A batch that did not fit as two smaller ones: whole trajectories each, with gradients that add up to its own."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from turnwise.engines.learners.device_batch import PER_TOKEN
+from turnwise.engines.learners.token_batch import Ints, TokenBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchPart:
+    """Some trajectories of a batch."""
+
+    batch: TokenBatch
+    places: Ints
+    """[n] which of the whole batch's policy tokens these are."""
+
+
+def whole(batch: TokenBatch) -> BatchPart:
+    """All of it."""
+    return BatchPart(batch, np.arange(len(batch.index)))
+
+
+def halves(part: BatchPart) -> list[BatchPart]:
+    """Two parts of about as many tokens; of a single trajectory, that one alone.
+
+    A sequence without a policy token belongs to no trajectory and has no gradient: it is in neither.
+    """
+    batch = part.batch
+    owners = np.full(len(batch.lengths), -1)
+    owners[np.searchsorted(np.cumsum(batch.lengths), batch.index, side="right")] = batch.trajectory
+    present, first = np.unique(owners[owners >= 0], return_index=True)
+    order = present[np.argsort(first)]
+    if len(order) < 2:
+        return [part]
+    sizes = np.bincount(owners[owners >= 0], weights=batch.lengths[owners >= 0])[order]
+    cut = int(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2).argmin()) + 1
+    return [_chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
+
+
+def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
+    batch = part.batch
+    sequences = np.isin(owners, trajectories)
+    tokens = np.repeat(sequences, batch.lengths)
+    written = tokens[batch.index]
+    arrays: dict[str, Any] = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    smaller = replace(
+        batch,
+        tokens=batch.tokens[tokens],
+        lengths=batch.lengths[sequences],
+        index=(np.cumsum(tokens) - 1)[batch.index[written]],
+        trajectory=np.searchsorted(trajectories, batch.trajectory[written]),
+        trajectory_tokens=batch.trajectory_tokens[trajectories],
+        **{name: None if array is None else array[written] for name, array in arrays.items()},
+    )
+    return BatchPart(smaller, part.places[written])
