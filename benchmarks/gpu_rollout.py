@@ -114,10 +114,10 @@ async def play(prepared: Any, sampler: Any, rounds: int) -> list[tuple[int, floa
 def ours(arguments: argparse.Namespace) -> None:
     """Our side: writes results and vLLM's prompts into the folder --exchange."""
     import torch
-    from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.model.fused_decoder import FusedDecoder
     from turnwise.engines.samplers.cuda import CudaSampler
 
+    from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.model.checkpoint_format import DecoderConfig
     from turnwise.engines.model.decoder import Decoder
 

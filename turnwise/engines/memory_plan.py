@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from turnwise.choices import Offload, OptimizerName, Precision
+from turnwise.choices import ModelImplementation, Offload, OptimizerName, Precision
 from turnwise.config import Config
-from turnwise.engines.devices import TOKEN_BUDGET, Chosen, Gpu
+from turnwise.config.inputs import IN_PROCESS
+from turnwise.engines.devices import TOKEN_BUDGET, Chosen, Gpu, Seen, choose, device_of, look
+from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
 
 OVERHEAD = 2 * 2**30
@@ -84,18 +86,27 @@ class MemoryPlan:
     def usable(self) -> int:
         return int(self.gpu.memory * self.fraction)
 
+    @property
+    def learner_room(self) -> int:
+        """What the learner's passes may take: what nobody else has while they run."""
+        others = self.weights + self.optimizer + self.others + (0 if self.takes_turns else self.cache)
+        return self.usable - OVERHEAD - others
+
     def lines(self) -> Iterator[str]:
         """The plan as a small table."""
-        how = "shared by sampler and learner" if self.copies == 1 else f"{self.copies} copies"
+        learns = bool(self.learning)
+        how = ", the sampler's and the learner's" if self.copies == 2 else ", shared by sampler and learner"
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
-        yield f"  weights      {_gib(self.weights)}, {how}"
-        if self.optimizer or self.learning:
+        yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}"
+        if learns:
             yield f"  optimizer    {_gib(self.optimizer)}"
         if self.others:
             yield f"  others       {_gib(self.others)}, reference and critic"
-        if self.learning:
+        if learns:
             kept = "activations computed twice" if self.recompute else "activations kept"
             yield f"  activations  {_gib(self.learning)} at most, passes of {self.token_budget:,} tokens, {kept}"
+        if not self.cache:
+            return
         turns = ", given back while the learner learns" if self.takes_turns else ""
         yield f"  cache        {_gib(self.cache)}, {self.cached_tokens:,} tokens{turns}"
 
@@ -109,6 +120,47 @@ class MemoryPlan:
         }  # fmt: skip
 
 
+def memory_here(
+    config: Config, training: Training | None, *, samples: bool = True, seen: Seen | None = None
+) -> MemoryPlan | None:
+    """The plan of a config on this machine, from its model's files: of an evaluation, of a training or (`samples`
+    False) of a fine-tuning. None where no GPU is used, or a config.json does not tell what a cache holds."""
+    if config.engine.name not in IN_PROCESS and training is None:
+        return None
+    seen = look() if seen is None else seen
+    chosen = choose(config, seen)
+    learner = "cpu" if training is None else device_of(config.learner.device, seen)
+    on_gpu = samples and chosen.on_gpu
+    where = chosen.device if on_gpu else learner
+    if where == "cpu":
+        return None
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    source = find_model(config.model.path, config.model.trust_remote_code)
+    choice = choose_implementation(source, config.model.implementation)
+    facts = model_facts(source, choice)
+    if facts.cached_numbers is None or facts.hidden_size is None:
+        return None
+    size = ModelSize(facts.weights, facts.hidden_size, facts.layers, facts.vocab_size, facts.cached_numbers)
+    length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+    length = length if facts.context_length is None else min(length, facts.context_length)
+    both = on_gpu and learner == where
+    shared = both and shares_weights(config, chosen, choice.implementation)
+    gpu = seen.gpus[int(where.removeprefix("cuda:"))]
+    chosen = chosen if on_gpu else replace(chosen, device="cpu")
+    return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
+
+
+def shares_weights(config: Config, chosen: Chosen, implementation: ModelImplementation) -> bool:
+    """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
+
+    Not when the sampler goes on with old weights while the learner changes its own.
+    """
+    same = config.learner.precision in (None, Precision.bfloat16) and chosen.precision is Precision.bfloat16
+    native = implementation is ModelImplementation.native
+    return same and native and config.training.max_lag == 0 and not config.learner.lora_rank
+
+
 def plan_memory(
     config: Config, chosen: Chosen, gpu: Gpu, size: ModelSize, length: int, training: Training | None, *, shared: bool
 ) -> MemoryPlan:
@@ -116,10 +168,9 @@ def plan_memory(
 
     What does not fit however it is shared out is a ConfigError that says what would help.
     """
-    narrow = 2 if chosen.precision is Precision.bfloat16 else 4
-    fixed = _Fixed.of(config, size, training, narrow, samples=chosen.on_gpu, shared=shared)
+    fixed = _Fixed.of(config, chosen, size, training, shared)
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - fixed.bytes
-    per_token = size.cached * narrow if chosen.on_gpu else 0
+    per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     wanted, most = chosen.max_batch * least, chosen.episodes * least
     plan = MemoryPlan(
@@ -162,31 +213,44 @@ class _Fixed:
     trained: int
     """Numbers that have a gradient."""
     itemsize: int
+    """Of what the learner computes with: below an adapter, and where float32 is asked for, float32 weights."""
 
     @property
     def bytes(self) -> int:
         return self.weights + self.optimizer + self.others
 
     @classmethod
-    def of(
-        cls, config: Config, size: ModelSize, training: Training | None, narrow: int, *, samples: bool, shared: bool
-    ) -> "_Fixed":
-        learner = config.learner
+    def of(cls, config: Config, chosen: Chosen, size: ModelSize, training: Training | None, shared: bool) -> "_Fixed":
+        learner, writing = config.learner, _itemsize(chosen.precision)
         if training is None:
-            return cls(size.weights * narrow, 1, 0, 0, 0, narrow)
+            return cls(size.weights * writing, 1, 0, 0, 0, writing)
+        narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
+        itemsize = 2 if narrow else 4
         trained = size.adapter(learner.lora_rank) if learner.lora_rank else size.weights
         moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
-        state = 0 if learner.offload is Offload.optimizer else trained * (4 + moments)
+        kept = (4 if narrow else 0) + moments  # float32 weights are their own masters
         own = training.critic and not learner.shared_critic
-        critic = size.weights * (narrow + 4 + moments) if own else 0
-        reference = size.weights * narrow if training.reference and not learner.lora_rank else 0
-        copies = 2 if samples and not shared else 1
-        return cls(copies * size.weights * narrow, copies, state, critic + reference, trained, narrow)
+        critic = size.weights * (itemsize + kept) if own else 0
+        reference = size.weights * itemsize if training.reference and not learner.lora_rank else 0
+        sampler = writing if chosen.on_gpu and not shared else 0
+        return cls(
+            weights=size.weights * (itemsize + sampler),
+            copies=2 if sampler else 1,
+            optimizer=0 if learner.offload is Offload.optimizer else trained * kept,
+            others=critic + reference,
+            trained=trained,
+            itemsize=itemsize,
+        )
 
     def learning(self, size: ModelSize, tokens: int, recompute: bool) -> int:
         """Bytes of gradients, activations and logits with passes of so many tokens."""
         kept = size.activations(tokens, self.itemsize, recompute=recompute)
-        return self.trained * self.itemsize + kept + size.scores()
+        gradients = self.trained * (6 if self.itemsize == 2 else 4)  # of a pass, and their sum in float32
+        return gradients + kept + size.scores()
+
+
+def _itemsize(precision: Precision) -> int:
+    return 2 if precision is Precision.bfloat16 else 4
 
 
 def _ways(config: Config) -> Iterator[tuple[int, bool]]:

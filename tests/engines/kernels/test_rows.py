@@ -1,7 +1,7 @@
 """Norms, SwiGLU and rotation by Triton: against sums in float64, into pages as into rows, and one row as among many."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 
 import pytest
@@ -16,7 +16,7 @@ from turnwise.engines.kernels.rows import Rotation
 CUDA = torch.cuda.is_available()
 DEVICES = [
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a GPU")]),
-    pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
+    pytest.param("interpreter", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
 ]
 CLOSE = {torch.float32: (1e-5, 2e-5), torch.bfloat16: (1e-2, 2e-2)}
 """Relative and absolute: bfloat16 has eight bits, and a norm rounds twice."""
@@ -25,13 +25,25 @@ NORMED = pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"
 COMPANY = (1, 3, 64, 1000) if CUDA else (1, 3, 7)
 
 
-@pytest.fixture(params=DEVICES)
-def device(request):
-    """A device whose tensors take the Triton way."""
-    if request.param == "cpu":
+@contextmanager
+def taking(way: str) -> Iterator[str]:
+    """The device whose tensors take that way."""
+    if way == "interpreter":
         pytest.importorskip("triton")
-    with nullcontext() if request.param == "cuda" else interpreted():
-        yield request.param
+    with interpreted() if way == "interpreter" else nullcontext():
+        yield "cuda" if way == "cuda" else "cpu"
+
+
+@pytest.fixture(params=DEVICES)
+def triton_device(request):
+    with taking(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=["plain", *DEVICES])
+def device(request):
+    with taking(request.param) as device:
+        yield device
 
 
 def noise(seed: int, *shape: int) -> Tensor:
@@ -170,7 +182,8 @@ def test_into_pages_is_the_same_to_the_bit(device, dtype, normed, heads, kv_head
 
 @TYPES
 @pytest.mark.parametrize("hidden", [576, 77])
-def test_a_row_has_the_same_bits_in_any_company(device, dtype, hidden):
+def test_a_row_has_the_same_bits_in_any_company(triton_device, dtype, hidden):
+    device = triton_device
     many = COMPANY[-1]
     x, residual = (noise(seed, many, hidden).to(dtype).to(device) for seed in (1, 2))
     weight = (1 + 0.3 * noise(3, hidden)).to(dtype).to(device)

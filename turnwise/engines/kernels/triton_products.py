@@ -8,7 +8,7 @@ ROWS, COLUMNS, GROUP = 64, 128, 8
 """The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
 DEPTH = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 """How much of K one step takes."""
-STAGES = 4
+WARPS, STAGES = 4, 4
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -56,6 +56,6 @@ def product(x, weight, bias, out_dtype):
     if rows:
         _product[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)](
             x, weight, x if bias is None else bias.contiguous(), y, rows, columns, depth,
-            ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None, num_warps=4, num_stages=STAGES,
+            ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return y

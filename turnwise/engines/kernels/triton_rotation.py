@@ -234,6 +234,7 @@ class _Rotate(torch.autograd.Function):
         gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
         strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
         pairs, tile, tiles, warps = _tiles(rotation)
+        warps = min(warps * (4 if normed else 2), 8)  # the sums for the norms' weights take registers
         rows, dim = ctx.shape[0], rotation.head_dim
         programs = min(rows, max(PROGRAMS // (tiles * warps), 1)) if normed else rows
         to_fused = given.new_empty(ctx.shape)

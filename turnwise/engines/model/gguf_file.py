@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import math
 import mmap
 import re
 import struct
@@ -42,6 +43,8 @@ class GgufHeader:
     """A list longer than LONG is only counted, in `lengths`."""
     lengths: dict[str, int]
     tensors: tuple[str, ...]
+    numbers: int
+    """Of all tensors together."""
 
     @property
     def architecture(self) -> str:
@@ -97,12 +100,13 @@ class _Cursor:
                 lengths[key] = length
             if value is not None:
                 values[key] = value
-        names = []
+        names, numbers = [], 0
         for _ in range(count):
             names.append(self._string())
             (axes,) = self._unpack("I")
-            self._unpack(f"{axes}QIQ")
-        return GgufHeader(values, lengths, tuple(names))
+            *shape, _, _ = self._unpack(f"{axes}QIQ")
+            numbers += math.prod(shape)
+        return GgufHeader(values, lengths, tuple(names), numbers)
 
     def _value(self, kind: int) -> tuple[Any, int | None]:
         """(a value, its length when it is a list); a long list has no value."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from turnwise.engines.model.checkpoint_format import (
     check_weights,
     config_from_hf,
     fuse,
+    layout,
     read_raw_config,
 )
 from turnwise.engines.model.config_fields import CHECKED, HARMLESS, MOST_LAYERS, READ, NotNative, whole
@@ -60,6 +62,9 @@ class ModelFacts:
     cached_numbers: int | None
     """Keys and values of one token in all layers; None where the config does not tell."""
     eos_token_ids: tuple[int, ...]
+    weights: int
+    """Numbers in all."""
+    hidden_size: int | None
     stateful: str | None = None
     """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
 
@@ -96,15 +101,19 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
         per_layer = 2 * config.num_kv_heads * config.head_dim
         facts = ModelFacts(
             config.model_type, config.vocab_size, config.context_length, config.num_layers,
-            config.num_layers * per_layer, config.eos_token_ids,
+            config.num_layers * per_layer, config.eos_token_ids, sum(math.prod(part.shape) for part in layout(config)),
+            config.hidden_size,
         )  # fmt: skip
     else:
         facts = _facts_of(source, _auto_config(source, source.path.stat().st_mtime_ns))
     if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
         raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
+    found = 0
     if source.gguf_file is None:
-        check_weights(source.folder, facts.layers, config)
-    return facts
+        found = check_weights(source.folder, facts.layers, config)
+    elif config is None:
+        found = gguf_file.read_header(source.path).numbers
+    return facts if config is not None else dataclasses.replace(facts, weights=found)
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:
@@ -259,6 +268,8 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
         layers,
         _cached_numbers(text, layers),
         tuple(ends) if isinstance(ends, list | tuple) else () if ends is None else (ends,),
+        0,
+        getattr(text, "hidden_size", None),
         next((f"its {kind} layers" for kind in getattr(text, "layer_types", None) or () if kind in STATEFUL), None),
     )
 

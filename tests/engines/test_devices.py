@@ -1,0 +1,74 @@
+"""What `auto` and null mean: the GPU where PyTorch sees one, and on every other machine what they always meant."""
+
+import pytest
+
+from turnwise import Config, configure
+from turnwise.choices import Precision
+from turnwise.config import LearnerConfig
+from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here
+from turnwise.errors import ConfigError
+
+NONE, ONE = Seen(), Seen((Gpu("NVIDIA H200", 150 * 10**9),))
+TWO = Seen((*ONE.gpus, Gpu("NVIDIA H200", 150 * 10**9)))
+
+
+def test_without_a_gpu_everything_is_as_on_any_cpu():
+    found = choose(configure("task=null", "data.eval_files=[x]"), NONE)
+    assert (found.engine, found.device, found.precision, found.batch_invariant) == (
+        "torch",
+        "cpu",
+        Precision.float32,
+        True,
+    )
+    assert (found.max_batch, found.episodes, found.on_gpu) == (64, 256, False)
+    assert str(found) == "torch (auto: PyTorch sees no GPU)"
+    here = learner_here(LearnerConfig(), NONE)
+    assert (here.device, here.precision) == ("cpu", Precision.float32)
+
+
+def test_with_a_gpu_it_is_used_without_being_told():
+    found = choose(configure("task=null", "data.eval_files=[x]"), ONE)
+    assert (found.engine, found.device, found.precision, found.batch_invariant) == (
+        "cuda", "cuda:0", Precision.bfloat16, False,
+    )  # fmt: skip
+    assert (found.max_batch, found.episodes) == (1024, 2048)
+    assert str(found) == "cuda (auto: PyTorch sees NVIDIA H200, 140 GiB)"
+    here = learner_here(LearnerConfig(), ONE)
+    assert (here.device, here.precision) == ("cuda:0", Precision.bfloat16)
+
+
+def test_what_is_said_is_done():
+    config = configure(
+        "engine=torch", "engine.max_batch=7", "engine.batch_invariant=false", "model.precision=bfloat16", "rollout.concurrency=3",
+    )  # fmt: skip
+    found = choose(config, ONE)
+    assert (found.engine, str(found), found.device, found.max_batch, found.episodes) == ("torch", "torch", "cpu", 7, 3)
+    assert not found.batch_invariant and found.precision is Precision.bfloat16
+    exact = choose(configure("engine=cuda", "engine.batch_invariant=true", "model.precision=float32"), ONE)
+    assert exact.batch_invariant and exact.precision is Precision.float32 and exact.device == "cuda:0"
+    assert choose(configure("engine=scripted", "engine.script=[x]")).engine == "scripted"
+
+
+def test_the_sampler_is_beside_the_learner():
+    assert choose(configure("learner.device=cuda:1"), TWO).device == "cuda:1"
+    assert choose(configure("learner.device=cpu"), TWO).device == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "expected"),
+    [
+        ("cuda", NONE, "learner.device=cuda: PyTorch finds no CUDA device"),
+        ("cuda:0", NONE, "learner.device=cuda:0: PyTorch finds no CUDA device"),
+        ("cuda:1", ONE, "learner.device=cuda:1: this machine has 1 CUDA device"),
+        ("gpu", ONE, "learner.device=gpu: auto, cpu or cuda"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_by_name(device: str, seen: Seen, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        device_of(device, seen)
+
+
+def test_the_cuda_engine_needs_a_gpu():
+    with pytest.raises(ConfigError, match=r"engine=cuda: PyTorch sees no GPU on this machine; engine=torch"):
+        choose(configure("engine=cuda"), NONE)
+    assert choose(Config(), NONE).engine == "torch"
