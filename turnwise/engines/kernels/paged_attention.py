@@ -110,7 +110,8 @@ def paged_attention(
         return mixed
     out = q.new_zeros(len(q), q.shape[1], values.shape[-1])
     for part in torch.split(torch.nonzero(blocks.count > 0)[:, 0], REFERENCE_BLOCKS):
-        _reference(out, q, keys, values, table, _Tiles.of(blocks, part), _Layer(scale, window, softcap, sinks))
+        if len(part):  # no block at all splits into one part of none
+            _reference(out, q, keys, values, table, _Tiles.of(blocks, part), _Layer(scale, window, softcap, sinks))
     return out.flatten(1)
 
 
