@@ -81,6 +81,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_batch():
     blocks = s.blocks(1)
     together = attend(s, blocks, window=40)
     assert torch.equal(together, attend(s, s.blocks(1, order=[3, 1, 0, 2]), window=40))
+    assert torch.equal(together, attend(s, s.blocks(invariant_size(6, 2)), window=40))
     for index in (0, 1, 33, 34, 90, 103, len(blocks.first) - 1):
         assert torch.equal(together[index], alone(s, blocks, index, window=40)), index
 
