@@ -345,7 +345,7 @@ class DeviceBatcher:
         if not len(slots):
             return
         counts = (tokens >= 0).sum(axis=0)
-        bad = ((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0)
+        bad: NDArray[np.bool_] = ((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0)
         counts[bad] = 0
         stopped = self._slots.stopped(slots, counts, tokens)
         for column in np.flatnonzero(self._slots.looked_at[slots] & ~bad).tolist():
