@@ -29,9 +29,9 @@ class SmallDevice(DeviceSteps):
         _refuse(pages > self.most_pages)
         super().allocate(pages)
 
-    def decode(self, rows: Any, *, filtered: bool) -> Launched:
+    def decode(self, rows: Any, steps: int, *, filtered: bool) -> Launched:
         _refuse(len(rows) > self.most_rows)
-        return super().decode(rows, filtered=filtered)
+        return super().decode(rows, steps, filtered=filtered)
 
     def prefill(self, chunks: Any, *, filtered: bool) -> Launched:
         _refuse(sum(len(chunk.tokens) for chunk in chunks) > self.most_tokens)
