@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.learners.token_batch import Floats, TokenBatch
+from turnwise.engines.model.attention import moved
 from turnwise.errors import EngineError
 
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights")
@@ -76,11 +77,6 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
         ),
         **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
     )
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU's on the device; the host does not wait for it to arrive."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _check(batch: TokenBatch) -> None:

@@ -48,6 +48,13 @@ def positions(lengths: Sequence[int]) -> Tensor:
     return torch.cat([torch.arange(length) for length in lengths])
 
 
+def moved(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """A tensor of the CPU's on a device, or where it is; the host does not wait for it to arrive on a GPU."""
+    if device is None or device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def padded(count: int, multiple: int) -> int:
     """The next multiple: `padded(17, 16)` is 32."""
     return -(-count // multiple) * multiple
@@ -70,6 +77,9 @@ class _Bucket:
 
 def _buckets(lengths: Sequence[int], device: torch.device | None) -> tuple[list[_Bucket], Tensor]:
     """Rectangles over the packed rows, and where each packed row lies in their concatenation."""
+    if min(lengths) == max(lengths):
+        every = moved(torch.arange(sum(lengths)), device)
+        return [_Bucket(every, len(lengths), lengths[0])], every
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
@@ -92,9 +102,9 @@ def _buckets(lengths: Sequence[int], device: torch.device | None) -> tuple[list[
         rows = torch.cat([starts[i] + column.clamp(max=lengths[i] - 1) for i in group])
         for place, index in enumerate(group):
             home[starts[index] : starts[index + 1]] = base + place * width + column[: lengths[index]]
-        buckets.append(_Bucket(rows.to(device), len(group), width))
+        buckets.append(_Bucket(moved(rows, device), len(group), width))
         base += len(group) * width
-    return buckets, home.to(device)
+    return buckets, moved(home, device)
 
 
 def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend:

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, invariant_size, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate
 from turnwise.engines.model import attention
-from turnwise.engines.model.policy_model import Mixing, PolicyModel
+from turnwise.engines.model.policy_model import Attend, Mixing, PolicyModel
 
 PLAIN = Mixing()
 FLASH_HEAD = 256
@@ -58,10 +58,10 @@ class PackedAttend:
 
     def __init__(self, lengths: Sequence[int], device: torch.device, *, invariant: bool) -> None:
         self._lengths, self._device, self._invariant = list(lengths), device, invariant
-        self._rectangles = attention.packed(lengths, device)
+        self._rectangles: Attend | None = None
         self._pages = _Pages(lengths, device) if invariant else None
         starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        self._starts = starts.to(device) if device.type == "cuda" else starts
+        self._starts = attention.moved(starts, device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
         """As `Attend` promises; `layer` does not matter here."""
@@ -80,6 +80,8 @@ class PackedAttend:
         """The differentiable attention [T, Hq * Dv], by the way that suits unless one is named."""
         sizes = (k.shape[2], v.shape[2])
         if (way or way_of(self._lengths, q.device, q.dtype, sizes, mixing)) is Way.RECTANGLES:
+            if self._rectangles is None:  # many a pass needs none, and they take their time
+                self._rectangles = attention.packed(self._lengths, self._device)
             return self._rectangles(0, q, k, v, mixing)
         longest = max(self._lengths)
         scale = q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale
@@ -117,10 +119,10 @@ class _Pages:
         for row, count in enumerate(counts):
             table[row, :count] = torch.arange(next_page, next_page + count, dtype=torch.int32)
             next_page += count
-        self._table = table.to(device)
+        self._table = attention.moved(table, device)
         self._lengths, self._device = list(lengths), device
-        self._slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().to(device)
-        self._places = attention.positions(lengths).int().to(device)
+        slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()
+        self._slots, self._places = (attention.moved(x, device) for x in (slots, attention.positions(lengths).int()))
         self._blocks: dict[int, QueryBlocks] = {}
         self._room: dict[tuple[int, int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -152,7 +154,7 @@ class _Pages:
                 count.append((length - places).clamp(max=size))
                 first.append(start + places)
                 start += length
-            made = [torch.cat(parts).int().to(self._device) for parts in (first, count, slot, place)]
+            made = [attention.moved(torch.cat(parts).int(), self._device) for parts in (first, count, slot, place)]
             self._blocks[size] = QueryBlocks(made[0], made[1], made[2], made[3], size)
         return self._blocks[size]
 
