@@ -269,7 +269,13 @@ class LocalLearner:
         for name, optimizer in self._optimizers.items():
             prefix = "" if name == "policy" else f"{name}_"
             metrics[prefix + "grad_norm"] = norms[name]
-            metrics[prefix + "lr"] = optimizer.update(self.step, norms[name])
+            try:
+                metrics[prefix + "lr"] = optimizer.update(self.step, norms[name])
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"the {name}'s optimizer does not fit the learner's memory (learner.optimizer=adamw8bit, "
+                    f"learner.offload=optimizer and learner.lora_rank=16 take less): {str(error).splitlines()[0]}"
+                ) from error
         self.step += 1
         return metrics
 
