@@ -1,6 +1,5 @@
 """THE loop: collect, learn, publish; evaluate, checkpoint and log when due."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,6 @@ from turnwise.trainer.engines import Engines, open_engines
 from turnwise.trainer.loop_lag import LoopLag
 from turnwise.trainer.preparing import prepare_training
 from turnwise.trainer.train_run import TrainRun, open_train_run
-from turnwise.training.optimise import check_logprob_gap
 from turnwise.training.sequences import to_sequences, trainable, write_back
 from turnwise.training.shaping import count
 from turnwise.types import Sample
@@ -117,12 +115,10 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     metrics = stats.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
-            compare = engines.in_threads(check_logprob_gap)
-            run.note(await asyncio.to_thread(compare, engines.learner, sequences, config, exact=engines.invariant))
-        update, step = engines.in_threads(engines.update), run.progress.step
+            run.note(await engines.compare(sequences, config))
         run.mid_update = True
         try:
-            metrics |= await asyncio.to_thread(update, sequences, config, step, collected.baselines)
+            metrics |= await engines.update(sequences, config, run.progress.step, collected.baselines)
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
@@ -130,7 +126,7 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     await engines.publish(run.progress.step + 1)  # first: what is collected meanwhile comes from the new weights
     await run.recorder.record(file, trajectories)
     run.finish_step(collected.prompt_batches, trajectories)
-    metrics |= run.timings(trajectories, time.perf_counter() - start)
+    metrics |= run.timings(trajectories, time.perf_counter() - start) | engines.device_metrics()
     for text in run.alerts.after_step(metrics, trajectories):
         run.note(text)
     await run.recorder.do(run.log, metrics | lag.take())

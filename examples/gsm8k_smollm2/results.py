@@ -14,8 +14,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import yaml
 from rich.console import Console
 
+from turnwise.compose import flat
+from turnwise.config import Config
 from turnwise.metrics import Share
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.storage.transcript import transcript
@@ -52,6 +55,7 @@ def collect(runs: Path) -> Numbers:
             taught = runs / f"cold_start_{seed}"
             seeds[seed] = {
                 "cold_start": _measured(run, 0) | _cost(taught, _lines(taught, "sft/loss"), "sft/loss"),
+                "settings": _settings(taught, "sft") | _settings(run, "training", "algorithm", "learner"),
                 "rl": _measured(run, steps[-1]["step"]) | _cost(run, steps, "critic/score/mean"),
             }
     return {
@@ -100,6 +104,13 @@ def _cost(run: Path, lines: list[Numbers], shown: str) -> Numbers:
     }
 
 
+def _settings(run: Path, *parts: str) -> Numbers:
+    """What a run set otherwise than the defaults, in these parts of its config."""
+    config, usual = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")), flat(Config())
+    chosen = {f"{part}.{name}": value for part in parts for name, value in config[part].items()}
+    return {key: value for key, value in chosen.items() if key not in usual or value != usual[key]}
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -131,6 +142,8 @@ def _page(found: Numbers) -> Iterator[str]:
             course = " to ".join(f"{value:.3f}" for value in cost[shown])
             spent = f"{cost['steps']} steps of {cost['step_seconds']:.2f} s, {cost['seconds']:.0f} s in all"
             yield f"- {title}, seed {seed}: {spent}; {shown} from {course}"
+    for settings in [stages["settings"] for stages in found["seeds"].values()][:1]:
+        yield f"- settings: {', '.join(f'`{key}={value}`' for key, value in settings.items())}"
     yield f"- demonstrations: {right:,} of {played:,} played with the real tool and user are right; those are learned"
     yield from ("", "![training reward and accuracy over the steps](curve.svg)", "", "[Transcripts](transcripts.md)")
 

@@ -27,7 +27,7 @@ COLD_START = ("sft.batch_tokens=16384", "sft.lr=3e-4", "sft.warmup=20", "sft.min
 """Three times over the demonstrations, at a learning rate that suits a model of this size."""
 RL = (
     "training.groups=64", "training.group_size=8", "training.minibatches=2", "training.max_lag=1",
-    "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=2e-5", "learner.warmup=5", "learner.beta2=0.95",
+    "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-5", "learner.beta2=0.98",
     "learner.decay=linear", "learner.min_lr_ratio=0.1",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL. Few updates, so Adam has a short memory."""
@@ -36,6 +36,8 @@ SMOKE = (
     "training.groups=2", "training.group_size=2", "training.minibatches=1", "learner.warmup=0",
     "sft.steps=2", "sft.batch_tokens=2048", "sft.warmup=0",
 )  # fmt: skip
+WARMUP = 10
+"""Updates of RL, of which a step makes two."""
 EVALUATIONS = 5
 """During training, for the curve; each takes as long as one or two steps."""
 
@@ -76,8 +78,10 @@ def main() -> None:
     recipe = Recipe(model, args.out.resolve(), steps, common, tuple(args.sft), (*budget, *args.rl))
     recipe.out.mkdir(parents=True, exist_ok=True)
     prepare(recipe, args.source)
-    before(recipe)
     demonstrations = recite(recipe, 8 if args.smoke else None)
+    if args.data_only:
+        return
+    before(recipe)
     for seed in args.seeds:
         policy = cold_start(recipe, seed, demonstrations)
         reinforce(recipe, seed, policy)
@@ -139,7 +143,10 @@ def cold_start(recipe: Recipe, seed: int, demonstrations: list[Trajectory]) -> P
 
 def reinforce(recipe: Recipe, seed: int, policy: Path) -> None:
     """GRPO from the cold start on; it evaluates before and after, greedily and sampled."""
-    steps = (f"training.steps={recipe.steps}", f"training.eval_every={max(1, recipe.steps // EVALUATIONS)}")
+    steps = (
+        f"training.steps={recipe.steps}", f"training.eval_every={max(1, recipe.steps // EVALUATIONS)}",
+        f"learner.warmup={min(WARMUP, recipe.steps)}",
+    )  # fmt: skip
     asked = (f"model.path='{policy}'", f"seed={seed}", *RL, *steps, *recipe.common, *recipe.rl)
     found = tw.train(recipe.config(f"rl_{seed}", *asked, "resume=auto"))
     each = found.seconds / max(1, found.steps)
@@ -161,6 +168,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sft", nargs="+", default=[], metavar="KEY=VALUE", help="config of the cold start")
     parser.add_argument("--rl", nargs="+", default=[], metavar="KEY=VALUE", help="config of RL")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config of every stage with a model")
+    parser.add_argument(
+        "--data-only", action="store_true", help="data and demonstrations, which need no GPU; then stop"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few rows and one step, to see every stage work")
     return parser.parse_args()
 

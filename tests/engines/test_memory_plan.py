@@ -9,6 +9,7 @@ from turnwise.errors import ConfigError
 
 SMALL = ModelSize(weights=134_515_008, hidden=576, layers=30, vocabulary=49_152, cached=11_520)
 SEVEN = ModelSize(weights=7_615_616_512, hidden=3584, layers=28, vocabulary=152_064, cached=28_672)
+POLICY = Training()
 LARGE, MIDDLE = Gpu("large", 140 * 2**30), Gpu("middle", 80 * 2**30)
 
 
@@ -16,7 +17,7 @@ def plan(
     *overrides: str,
     size: ModelSize = SMALL,
     gpu: Gpu = LARGE,
-    training: Training | None = Training(),
+    training: Training | None = POLICY,
     shared: bool = True,
 ) -> MemoryPlan:
     config = configure("engine=cuda", "task=null", "data.eval_files=[x]", *overrides)

@@ -28,7 +28,7 @@ class DeviceClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._start = self._mark()
@@ -66,15 +66,15 @@ class DeviceClock:
         return 1.0 - covered(busy) / now
 
     def _mark(self) -> Mark:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def _now(self) -> tuple[Mark | None, float]:
         """The host's clock on a CPU. On a GPU the newest mark that it has reached: it has no other clock."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             mark = time.perf_counter()
             return mark, self._seconds(mark) or 0.0
         marks = [mark for span in self._spans for mark in (span.first, span.last) if mark is not None]

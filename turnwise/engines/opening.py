@@ -4,15 +4,17 @@ import asyncio
 import copy
 import inspect
 import os
+import warnings
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import EngineName, Precision
+from turnwise.choices import EngineName, ModelImplementation, Precision
 from turnwise.config import Config, EngineConfig
-from turnwise.engines.devices import choose
+from turnwise.engines.devices import Chosen, choose
+from turnwise.engines.memory_plan import MemoryPlan, Training, memory_here, shares_weights
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.checked import CheckedSampler
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
@@ -23,6 +25,9 @@ from turnwise.knobs import is_plugin
 from turnwise.plugins import call, load
 
 if TYPE_CHECKING:
+    import torch
+
+    from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.learners.local import LocalLearner
     from turnwise.engines.model.attention import Regime
     from turnwise.engines.model.policy_model import PolicyModel
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 
 API_KEY_ENV = "OPENAI_API_KEY"
 """The environment variable that holds an endpoint's key."""
+
+UNKNOWN_CACHE = 0.3
+"""The share of a GPU's free memory that becomes cache where nothing is known of the model's sizes."""
 
 Say = Callable[[str], None]
 
@@ -61,8 +69,12 @@ class OpenEngines:
     sampler: Sampler
     learner: "LocalLearner"
     exact: bool
-    """Whether their log-probs are proven to be the same to the last bit."""
+    """Whether their log-probs are the same to the last bit: proven, or by kernels that both share."""
     threads: int
+    take_turns: bool
+    """Whether the sampler gives its memory back while the learner learns."""
+    clock: "DeviceClock | None" = None
+    """Of the GPU that the sampler writes on."""
 
 
 def model_source(config: Config) -> ModelSource:
@@ -71,13 +83,17 @@ def model_source(config: Config) -> ModelSource:
 
 
 def _read(config: Config, precision: Precision) -> "PolicyModel":
-    import torch
-
     from turnwise.engines.model.loading import choose_implementation, read_model
 
     source = model_source(config)
-    dtype: torch.dtype = getattr(torch, precision.value)
-    return read_model(source, choose_implementation(source, config.model.implementation), dtype)
+    return read_model(source, choose_implementation(source, config.model.implementation), _dtype(precision))
+
+
+def _dtype(precision: Precision) -> "torch.dtype":
+    import torch
+
+    found: torch.dtype = getattr(torch, precision.value)
+    return found
 
 
 def open_sampler(
@@ -93,11 +109,13 @@ def open_sampler(
         return OpenSampler(made, threads=1)
     if is_plugin(config.engine.name):
         return _open_own(config, renderer, say)
+    chosen = choose(config)
+    if chosen.on_gpu:
+        return _open_cuda(config, chosen, renderer, say, model=model)
     from turnwise.engines.model.decoder import Decoder
     from turnwise.engines.samplers.threads import choose_threads
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
-    chosen = choose(config)
     model = model or _read(config, chosen.precision)
     packed = not chosen.batch_invariant and isinstance(model, Decoder) and model.pack_products()
     choice = choose_threads(model, config.engine.threads, batch_invariant=chosen.batch_invariant)
@@ -114,6 +132,69 @@ def open_sampler(
         say("torch engine: weights are laid out for the CPU's products, beside the plain ones (twice their memory)")
     say(f"torch engine: {sampler.capabilities}")
     return OpenSampler(sampler, choice.threads, choice.proven)
+
+
+def _open_cuda(
+    config: Config,
+    chosen: Chosen,
+    renderer: Renderer,
+    say: Say,
+    *,
+    model: "PolicyModel | None" = None,
+    memory: MemoryPlan | None = None,
+    clock: "DeviceClock | None" = None,
+) -> OpenSampler:
+    """The sampler of a GPU; `memory` says how large its cache may be, `model` is there already and in its format."""
+    import torch
+
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.samplers.cuda import CudaSampler
+    from turnwise.engines.samplers.threads import usable_cores
+
+    device, dtype = torch.device(chosen.device), _dtype(chosen.precision)
+    invariant = _invariant(config, chosen)
+    model = _on_gpu(model or _read(config, chosen.precision), device, dtype, invariant)
+    memory = memory or memory_here(config, None)
+    cache = int(torch.cuda.mem_get_info(device)[0] * UNKNOWN_CACHE) if memory is None else memory.cache
+    sampler = CudaSampler(
+        model,
+        device=device,
+        decode=renderer.tokenizer.decode,
+        max_batch=chosen.max_batch,
+        cache_bytes=cache,
+        invariant=invariant,
+        clock=clock,
+        say=lambda text: say(f"cuda engine: {text}"),
+    )
+    promise = "what a conversation's tokens are depends on rounding, which other conversations in a batch can change"
+    if invariant:
+        promise = "a conversation's tokens do not depend on what else is computed (batch-invariant kernels)"
+    elif chosen.batch_invariant and not isinstance(model, Decoder):
+        promise = f"batch-invariant kernels are of the native implementation only: {promise}"
+    say(f"cuda engine: {chosen.precision.value}, at most {chosen.max_batch} sequences at once; {promise}")
+    say(f"cuda engine: {sampler.capabilities}")
+    return OpenSampler(sampler, config.engine.threads or usable_cores())
+
+
+def _on_gpu(model: "PolicyModel", device: "torch.device", dtype: "torch.dtype", invariant: bool) -> "PolicyModel":
+    """A model as the GPU's sampler computes it; tensors that already are as wanted are shared, not copied."""
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.model.fused_decoder import FusedDecoder
+
+    if isinstance(model, Decoder):
+        return FusedDecoder.of(model, device=device, dtype=dtype, invariant=invariant)
+    return model.move(device, dtype)
+
+
+def _invariant(config: Config, chosen: Chosen) -> bool:
+    """Whether the GPU's sampler and learner take kernels that round alike; there are some for the native models."""
+    return chosen.on_gpu and chosen.batch_invariant and _implementation(config) is ModelImplementation.native
+
+
+def _implementation(config: Config) -> ModelImplementation:
+    from turnwise.engines.model.loading import choose_implementation
+
+    return choose_implementation(model_source(config), config.model.implementation).implementation
 
 
 def find_own(spec: str) -> Callable[..., Any]:
@@ -162,9 +243,12 @@ def open_learner(
     *,
     regime: "Regime | None" = None,
     model: "PolicyModel | None" = None,
+    memory: MemoryPlan | None = None,
+    say: Say | None = None,
 ) -> "LocalLearner":
     """The learner of a config: all weights or LoRA. `regime` is the sampler's, where it is proven; `model` is what it
-    trains, where the caller has read it already."""
+    trains, where the caller has read it already. `memory` bounds what its passes take of a GPU, and `say` hears when
+    they must become smaller."""
     from turnwise.engines.learners.critic import Critic
     from turnwise.engines.learners.local import LocalLearner
     from turnwise.engines.model.loading import add_lora
@@ -184,6 +268,9 @@ def open_learner(
         reference=parts.reference,
         updates=parts.updates,
         regime=regime,
+        invariant=_invariant(config, choose(config)),
+        memory_bytes=None if memory is None else memory.learner_room,
+        warn=say or warnings.warn,
         companions=PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids),
         base_model=source.base,
     )
@@ -191,24 +278,77 @@ def open_learner(
 
 @asynccontextmanager
 async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, say: Say) -> AsyncIterator[OpenEngines]:
-    """Sampler and learner on the same weights, each with a model of its own; the sampler is closed on every path."""
+    """Sampler and learner on the same weights; the sampler is closed on every path.
+
+    Each has a model of its own, but on a GPU whose sampler rests while the learner learns both compute with the same
+    tensors.
+    """
+    async with AsyncExitStack() as stack:
+
+        def keep(sampler: Sampler) -> None:
+            stack.push_async_callback(lambda: asyncio.shield(asyncio.ensure_future(sampler.close())))
+
+        chosen = choose(config)
+        yield (_open_on_gpu if chosen.on_gpu else _open_apart)(config, chosen, renderer, parts, say, keep)
+
+
+def _open_apart(
+    config: Config, chosen: Chosen, renderer: Renderer, parts: LearnerParts, say: Say, keep: Callable[[Sampler], None]
+) -> OpenEngines:
+    """A sampler on the CPU or of the user's own, and a learner wherever its device is."""
     import torch
 
     trained = _read(config, Precision.float32)
-    writer, same = None, False
-    chosen = choose(config)
+    writer, same, memory = None, False, None
     if chosen.engine == EngineName.torch:
+        memory = memory_here(config, Training(parts.critic, parts.reference))
         same = chosen.precision is Precision.float32
         writer = copy.deepcopy(trained) if same else _read(config, chosen.precision)
     opened = open_sampler(config, renderer, say, model=writer)
-    try:
-        _check_trainable(config.engine.name, opened.sampler.capabilities)
-        torch.set_num_threads(opened.threads)
-        learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained)
-        same = same and learner.device.type == "cpu" and not learner.forward.narrow
-        yield OpenEngines(opened.sampler, learner, same and opened.regime is not None, opened.threads)
-    finally:
-        await asyncio.shield(asyncio.ensure_future(opened.sampler.close()))
+    keep(opened.sampler)
+    _check_trainable(config.engine.name, opened.sampler.capabilities)
+    torch.set_num_threads(opened.threads)
+    learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
+    same = same and learner.device.type == "cpu" and not learner.forward.narrow
+    exact = same and opened.regime is not None
+    return OpenEngines(opened.sampler, learner, exact, opened.threads, bool(config.engine.sleep))
+
+
+def _open_on_gpu(
+    config: Config, chosen: Chosen, renderer: Renderer, parts: LearnerParts, say: Say, keep: Callable[[Sampler], None]
+) -> OpenEngines:
+    """A sampler on the GPU, and the learner beside it or on the CPU. The weights are read once."""
+    import torch
+
+    from turnwise.engines.device_clock import DeviceClock
+
+    memory = memory_here(config, Training(parts.critic, parts.reference))
+    learner = open_learner(config, renderer, parts, memory=memory, say=say)
+    device, clock = torch.device(chosen.device), DeviceClock(torch.device(chosen.device))
+    same = learner.device == device and not config.learner.lora_rank
+    writer = _writer(config, chosen, learner.model, share=same)
+    opened = _open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)
+    keep(opened.sampler)
+    torch.set_num_threads(opened.threads)
+    same = same and {p.dtype for p in learner.model.parameters()} == {_dtype(chosen.precision)}
+    turns = bool(config.engine.sleep) if memory is None else memory.takes_turns
+    return OpenEngines(opened.sampler, learner, same and _invariant(config, chosen), opened.threads, turns, clock)
+
+
+def _writer(config: Config, chosen: Chosen, trained: "PolicyModel", *, share: bool) -> "PolicyModel":
+    """What the GPU's sampler writes with: the learner's own tensors where it may, else a copy, an adapter merged."""
+    import torch
+
+    from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.model.fused_decoder import FusedDecoder
+
+    if not isinstance(trained, Decoder):
+        return _read(config, chosen.precision)
+    if share and isinstance(trained, FusedDecoder) and shares_weights(config, chosen, ModelImplementation.native):
+        return FusedDecoder.sharing(trained)
+    device, dtype = torch.device(chosen.device), _dtype(chosen.precision)
+    copies = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in trained.tensors().items()}
+    return Decoder(trained.config, copies)
 
 
 def _check_trainable(name: str, capabilities: Capabilities) -> None:

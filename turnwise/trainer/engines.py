@@ -1,5 +1,6 @@
 """What a training run does with its engines: publish, update, and the state that a checkpoint keeps of them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from turnwise.checks.training import check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
 from turnwise.engines import opening
+from turnwise.engines.device_clock import DeviceClock
+from turnwise.engines.learners.clocked import ClockedLearner
 from turnwise.engines.learners.learner import Learner
 from turnwise.engines.opening import LearnerParts
 from turnwise.engines.samplers.sampler import Sampler
@@ -20,11 +23,12 @@ from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
 from turnwise.trainer.state import FORMAT, KLState, LoaderPosition, Progress, RunState, write_json
 from turnwise.training import kl
-from turnwise.training.optimise import needs_critic, needs_reference, optimise
+from turnwise.training.optimise import check_logprob_gap, needs_critic, needs_reference, optimise
 from turnwise.training.sequences import TrainSequence
 
 P = ParamSpec("P")
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -37,29 +41,61 @@ class Engines:
     invariant: bool
     """Whether the sampler's arithmetic is proven not to depend on batching: its log-probs can be compared exactly."""
     threads: int
+    take_turns: bool = False
+    """The sampler gives its memory back while the learner learns: from the first look at a step to `publish`."""
+    clock: DeviceClock | None = None
+    device: torch.device = CPU
+    """Where the learner computes."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
         return token_context(prepared, prepared.renderer or make_renderer(prepared.config), self.sampler, sampling)
 
+    async def compare(self, sequences: Sequence[TrainSequence], config: Config) -> str:
+        """Before the first update, sampler and learner must agree about the same tokens; how far they do."""
+        return await self._compute(check_logprob_gap, self.learner, sequences, config, exact=self.invariant)
+
+    async def update(
+        self, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None]
+    ) -> dict[str, float]:
+        """One optimisation step on these sequences; returns its metrics. Collection goes on meanwhile if it may."""
+        controller = self.kl_controller
+        return await self._compute(
+            optimise, self.learner, sequences, config, step, kl_controller=controller, baselines=baselines
+        )
+
+    async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.take_turns:
+            await self.sampler.sleep()
+        return await asyncio.to_thread(self.in_threads(work), *args, **kwargs)
+
     def in_threads(self, work: Callable[P, T]) -> Callable[P, T]:
-        """The work with the engines' number of threads, which belongs to the thread that computes."""
+        """The work with the engines' number of threads and GPU, which belong to the thread that computes."""
 
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
             torch.set_num_threads(self.threads)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
             return work(*args, **kwargs)
 
         return wrapped
 
-    def update(
-        self, sequences: Sequence[TrainSequence], config: Config, step: int, baselines: dict[int, float | None]
-    ) -> dict[str, float]:
-        """One optimisation step on these sequences; returns its metrics."""
-        return optimise(self.learner, sequences, config, step, kl_controller=self.kl_controller, baselines=baselines)
-
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
         await self.sampler.publish(self.learner.weights(), version)
+        if self.take_turns:
+            await self.sampler.wake()
+
+    def device_metrics(self) -> dict[str, float]:
+        """Of the GPU since this was last asked: the share of the time it had nothing to do, and the most it held."""
+        if self.clock is None:
+            return {}
+        idle = self.clock.take()
+        found = {} if idle is None else {"gpu/idle_share": idle}
+        if self.device.type == "cuda":
+            found["gpu/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return found
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:
         """Write a checkpoint: a Hugging Face folder `policy`, peft's `policy_adapter` with LoRA, and the state."""
@@ -87,4 +123,16 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))
     controller = kl.controller(config.algorithm.kl_reward, config.algorithm.kl_target)
     async with opening.open_engines(config, renderer, parts, say) as opened:
-        yield Engines(opened.learner, controller, opened.sampler, opened.exact, opened.threads)
+        learner: Learner = opened.learner
+        if opened.clock is not None and opened.learner.device == opened.clock.device:
+            learner = ClockedLearner(learner, opened.clock)
+        yield Engines(
+            learner,
+            controller,
+            opened.sampler,
+            opened.exact,
+            opened.threads,
+            opened.take_turns,
+            opened.clock,
+            opened.learner.device,
+        )

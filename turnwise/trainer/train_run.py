@@ -94,16 +94,19 @@ class TrainRun(ResumableRun[RunState]):
         self.note(f"step {self.progress.step}: {numbers or 'no episode was scored'}")
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
-        """How long the step took and how fast it was; collection is what came before the update."""
+        """How long the step took and how fast it was; collection is what came before the update, or went on meanwhile
+        where it may run ahead."""
         now = time.perf_counter()
         step = now - self._step_started
         tokens = sum(len(ledger) for t in trajectories for ledger in t.segments)
+        written = sum(turn.completion_tokens for t in trajectories for turn in t.turns)
         return {
             "timing_s/step": step,
             "timing_s/update_actor": update,
             "timing_s/gen": step - update,
             "perf/total_num_tokens": float(tokens),
             "perf/throughput": tokens / step,
+            "perf/sampler_tokens_per_second": written / (step if self.config.training.max_lag else step - update),
             **self.trackers.metrics(),
         }
 

@@ -40,29 +40,39 @@ def check(heads, dims, dtype, size, splits=1, **settings):
     torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("heads", "dims"), SHAPES)
-def test_the_kernel_is_the_reference_for_every_shape(heads, dims, dtype):
+def test_the_kernel_is_the_reference_for_every_shape(heads, dims):
     for size in (1, 16):
-        check(heads, dims, dtype, size)
+        check(heads, dims, torch.bfloat16, size)
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 64])
+@pytest.mark.parametrize(("heads", "dims"), [((9, 3), (64, 64)), ((4, 2), (80, 128)), ((8, 1), (256, 256))])
+def test_the_kernel_is_the_reference_for_every_number_type(heads, dims):
+    check(heads, dims, torch.float32, 16)
+    check(heads, dims, torch.float16, 1)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_the_kernel_is_the_reference_for_every_kind_of_layer(settings, size):
-    for dtype in TOLERANCE:
-        check((9, 3), (64, 64), dtype, size, **settings)
+def test_the_kernel_is_the_reference_for_every_kind_of_layer(settings):
+    for size in (1, 5, 16, 64):
+        check((9, 3), (64, 64), torch.bfloat16, size, **settings)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS[1:])
 def test_keys_shared_by_several_programs_give_the_same(settings):
-    for splits in (2, 8):
-        check((12, 2), (128, 128), torch.bfloat16, 1, splits, **settings)
-        check((9, 3), (64, 64), torch.float16, 4, splits, **settings)
+    for size in (1, 5):
+        check((12, 3), (64, 64), torch.bfloat16, size, splits=4, **settings)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("heads", "dims"), SHAPES[:6])
+@pytest.mark.parametrize(
+    ("heads", "dims", "dtype"),
+    [
+        ((9, 3), (64, 64), torch.bfloat16),
+        ((16, 8), (128, 128), torch.bfloat16),
+        ((2, 2), (80, 80), torch.bfloat16),
+        ((12, 2), (128, 128), torch.float32),
+    ],
+)
 def test_a_query_has_the_same_bits_alone_in_any_batch_and_in_a_small_block(heads, dims, dtype):
     s = sequences(LENGTHS, heads, dims, dtype).to("cuda")
     one = s.blocks(1)

@@ -63,7 +63,10 @@ def _part(block, head, tile, ROWS: tl.constexpr):
 
 
 # fmt: off
-@triton.jit(do_not_specialize_on_alignment=("TABLE", "FIRST", "COUNT", "SLOT", "PLACE", "SINKS"))
+@triton.jit(
+    do_not_specialize=("table_row",),  # sampler and learner have tables of other widths and want the same kernel
+    do_not_specialize_on_alignment=("TABLE", "FIRST", "COUNT", "SLOT", "PLACE", "SINKS"),
+)
 def _attend(
     Q, K, V, OUT, TABLE, FIRST, COUNT, SLOT, PLACE, SINKS, TOPS, TOTALS, scale, cap, window,
     q_token, q_head, k_page, k_head, k_row, v_page, v_head, v_row, table_row, out_token,
@@ -160,7 +163,7 @@ def _combine(
 
 
 # fmt: off
-@triton.jit(do_not_specialize_on_alignment=("TABLE", "SLOTS", "PLACES"))
+@triton.jit(do_not_specialize=("table_row",), do_not_specialize_on_alignment=("TABLE", "SLOTS", "PLACES"))
 def _write(
     KEYS, VALUES, K, V, TABLE, SLOTS, PLACES, table_row,
     from_k_token, from_k_head, from_v_token, from_v_head, k_page, k_head, k_row, v_page, v_head, v_row,

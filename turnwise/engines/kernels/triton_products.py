@@ -3,6 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from turnwise.engines.kernels.triton_rows import ready
 
 ROWS, COLUMNS, GROUP = 64, 128, 8
 """The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
@@ -47,9 +50,9 @@ def _product(
     tl.store(y_at, sums.to(Y.dtype.element_ty), mask=(row < T)[:, None] & (column < N)[None, :])
 
 
-def product(x, weight, bias, out_dtype):
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus the bias, in `out_dtype`."""
-    x, weight = x.contiguous(), weight.contiguous()
+    x, weight = ready(x), ready(weight)
     (rows, depth), columns = x.shape, len(weight)
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
     step = DEPTH[x.dtype]

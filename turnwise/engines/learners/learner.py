@@ -54,8 +54,10 @@ class UpdateResult:
 class Learner(Protocol):
     """Trains a policy. Batches hold numpy arrays and objectives are data: both can be sent to another process."""
 
-    step: int
-    """How many times the weights have changed."""
+    @property
+    def step(self) -> int:
+        """How many times the weights have changed."""
+        ...
 
     @property
     def token_budget(self) -> int:

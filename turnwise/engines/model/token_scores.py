@@ -65,6 +65,8 @@ def token_scores(
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
     """Logprobs of given tokens [T] under logits [T, V]: what `choose` reports; temperature 0 leaves logits unscaled."""
+    if use_triton(logits):
+        return score_rows(logits, token_ids, temperature).logprobs
     scaled = logits if temperature in (0.0, 1.0) else logits / torch.tensor(temperature, dtype=torch.float32)
     return torch.log_softmax(scaled, dim=-1).gather(1, token_ids.unsqueeze(1)).squeeze(1)
 

@@ -22,6 +22,7 @@ SHOWN = {
     "timing_s/step": "seconds",
     "timing_s/gen": "collect s",
     "timing_s/update_actor": "learn s",
+    "gpu/idle_share": "GPU idle",
 }
 """Metrics and their labels; a narrow terminal shows the first ones."""
 ROWS = 12
@@ -103,6 +104,6 @@ class ConsoleTracker:
 
 
 def _number(name: str, value: float) -> str:
-    if name == "val/accuracy":
+    if name in ("val/accuracy", "gpu/idle_share"):
         return f"{value:.1%}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -136,7 +136,7 @@ function time(left) {
   const phases = [...left].filter((name) => /^timing_s\/[^/]+$/.test(name));
   phases.forEach((name) => left.delete(name));
   const panels = phases.length ? [panel("Seconds per phase", phases.map((name) => ({ label: words(name), metric: name })))] : [];
-  return [...panels, ...families(left, ["perf/throughput", "perf/", "timing_s/", "timing_per_token_ms/"])];
+  return [...panels, ...families(left, ["perf/throughput", "perf/", "gpu/", "timing_s/", "timing_per_token_ms/"])];
 }
 
 // Panels for every name with one of the prefixes; mean, max and min of one thing are a line with a band.
@@ -181,7 +181,7 @@ const PLAIN = {
   "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
   "timing_s/gen": "rollouts", "timing_s/update_actor": "update", "timing_s/step": "whole step", "timing_s/loop_lag_max": "longest wait of the event loop",
   "timing_s/agent_loop/generate_sequences": "Generating, seconds per episode", "timing_s/agent_loop/tool_calls": "Waiting for tools and users, seconds per episode",
-  "rollout/engine_lost": "Tries whose engine was lost", "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
+  "rollout/engine_lost": "Tries whose engine was lost", "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "perf/sampler_tokens_per_second": "Tokens the sampler writes per second", "gpu/idle_share": "GPU without work", "gpu/memory_gib": "GPU memory at most, GiB", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
 };
 const SPELT_OUT = [
   [/abs_diff_max$/, "largest log-prob difference"], [/abs_diff_mean$/, "mean log-prob difference"], [/abs_diff_p99$/, "log-prob difference, 99th percentile"],
