@@ -4,6 +4,8 @@ from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.memory_plan import memory_here
+from turnwise.training.optimise import beside_policy
 
 
 def config_warnings(config: Config) -> list[str]:
@@ -42,6 +44,15 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
+    memory = (
+        memory_here(config, beside_policy(config) if training else None)
+        if prepared.implementation is not None
+        else None
+    )
+    if memory is not None:
+        lines += [
+            ("memory       " if number == 0 else "             ") + line for number, line in enumerate(memory.lines())
+        ]
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
