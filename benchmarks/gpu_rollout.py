@@ -67,7 +67,7 @@ def user_words(turn: int) -> str:
     return f"Please go on and tell me more about this: {words(turn, 90)}"
 
 
-def zero(**_: Any) -> float:
+def zero(trajectory: Any) -> float:
     """No answer is judged here."""
     return 0.0
 

@@ -48,7 +48,7 @@ async def main() -> None:
         clock=clock,
         say=print,
     )
-    print(f"opened in {time.perf_counter() - start:.1f} s")  # noqa: T201
+    print(f"opened in {time.perf_counter() - start:.1f} s")
     for size in sizes:
         for round_ in range(5):
             clock.take()
@@ -56,7 +56,7 @@ async def main() -> None:
             tokens = await measure(sampler, size, round_)
             seconds = time.perf_counter() - start
             idle = clock.take()
-            print(f"{size} at once, round {round_}: {tokens / seconds:,.0f} tokens/s, idle {idle}, {sampler.stats}")  # noqa: T201
+            print(f"{size} at once, round {round_}: {tokens / seconds:,.0f} tokens/s, idle {idle}, {sampler.stats}")
     await sampler.close()
 
 

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from paged import Pages, continued
 from torch import Tensor
 
-from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, paged_attention
-from turnwise.engines.kernels.rows import Rotation, rotate_into_pages
 from turnwise.engines.model.attention import packed, positions
 from turnwise.engines.model.checkpoint_format import DecoderConfig, Llama3Rope, RopeConfig
 from turnwise.engines.model.decoder import ROPE_CHUNK, Decoder
 from turnwise.engines.model.fused_decoder import FusedAttend, FusedDecoder, FusedLoraDecoder
 from turnwise.engines.model.lora import LoraDecoder
 from turnwise.engines.model.packed_attention import PackedAttend, attend_for
-from turnwise.engines.model.policy_model import ALL, Mixing, ModelInputs, PolicyModel
+from turnwise.engines.model.policy_model import ALL, ModelInputs, PolicyModel
 from turnwise.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -97,51 +96,13 @@ def test_recompute_counts_the_leading_layers(recompute: int) -> None:
         assert [calls.count(layer) for layer in range(3)] == [2] * again + [1] * (3 - again)
 
 
-class Pages:
-    """Two sequences in scattered pages, as a sampler keeps them."""
-
-    def __init__(self, model: Decoder, size: int) -> None:
-        c, weight, self.size = model.config, model.embed, size
-        self.table = torch.tensor([[5, 0, 3], [1, 6, 2]], dtype=torch.int32, device=weight.device)
-        shape = (7, c.num_kv_heads, PAGE, c.head_dim)
-        self.layers = [[torch.full(shape, 9.0).to(weight) for _ in "kv"] for _ in range(c.num_layers)]
-        self.blocks, self.slots = QueryBlocks(*(torch.zeros(1, dtype=torch.int32),) * 4, 1), torch.zeros(1)
-
-    def chunk(self, slot: int, start: int, end: int) -> None:
-        device = self.table.device
-        first = torch.arange(0, end - start, self.size, dtype=torch.int32, device=device)
-        count = (end - start - first).clamp(max=self.size)
-        self.blocks = QueryBlocks(first, count, torch.full_like(first, slot), start + first, self.size)
-        self.slots = torch.full((end - start,), slot, dtype=torch.int32, device=device)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
-        raise AssertionError("a fused decoder rotates into the pages")
-
-    def rotated(self, layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
-        keys, values = self.layers[layer]
-        q = rotate_into_pages(fused, rotation, keys, values, self.table, self.slots)
-        return paged_attention(q, keys, values, self.table, self.blocks, scale=rotation.head_dim**-0.5)
-
-
-@torch.no_grad()
-def continued(model: FusedDecoder, tokens: Tensor, parts: tuple[int, ...], size: int, slot: int) -> Tensor:
-    """States of one sequence fed in parts."""
-    pages, start, found = Pages(model, size), 0, []
-    assert isinstance(pages, FusedAttend)
-    for part in parts:
-        pages.chunk(slot, start, start + part)
-        places = torch.arange(start, start + part, device=tokens.device)
-        found.append(model(ModelInputs(tokens[start : start + part], places), pages))
-        start += part
-    return torch.cat(found)
-
-
 def test_a_sequence_continued_from_pages_is_the_whole_one(pair: tuple[Decoder, FusedDecoder]) -> None:
     _, fused = pair
     tokens = TOKENS[:37]
     with torch.no_grad():
         whole = fused(ModelInputs(tokens, torch.arange(37)), packed([37]))
-    found = continued(fused, tokens, (20, 13, 1, 1, 1, 1), 4, slot=1)
+    assert isinstance(Pages(fused, 1, 1, 1), FusedAttend)
+    found = continued(fused, tokens, (20, 13, 1, 1, 1, 1), 4)
     torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -71,8 +71,8 @@ def test_steps_states_and_publishing_cross_devices(lora: bool) -> None:
     two = make("cpu", None, lora)
     two.load_state({name: tensor.cpu() for name, tensor in tensors.items()}, info)
     published = {name: tensor.cpu() for name, tensor in one.model.tensors().items()}
-    for name, tensor in two.model.tensors().items():
-        torch.testing.assert_close(tensor, published[name], atol=1e-5, rtol=1e-5)
+    for name, tensor in two.model.tensors().items():  # without LoRA published weights are the float32 ones, rounded
+        torch.testing.assert_close(tensor.to(published[name].dtype), published[name], atol=1e-5, rtol=1e-5)
     after = score(one, (TOKENS, LENGTHS, INDEX))
     torch.testing.assert_close(score(two, (TOKENS, LENGTHS, INDEX)), after, atol=0.03, rtol=0.03)
     assert (after - before).abs().max() > 0.03

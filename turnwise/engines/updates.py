@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.errors import EngineError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,6 +18,11 @@ class FullWeights:
     shapes: Mapping[str, tuple[int, ...]]
     tensors: "Iterator[tuple[str, Tensor]]"
     """To be read once, before the next step changes them."""
+
+    def refused_by(self, shapes: Mapping[str, tuple[int, ...]]) -> EngineError | None:
+        """What is wrong with these for a model that takes weights of such shapes."""
+        wrong = sorted(name for name in self.shapes.keys() | shapes.keys() if self.shapes.get(name) != shapes.get(name))
+        return EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}") if wrong else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Norms, SwiGLU and rotation by Triton: against sums in float64, into pages as into rows, and one row as among many."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 
 import pytest
@@ -16,7 +16,7 @@ from turnwise.engines.kernels.rows import Rotation
 CUDA = torch.cuda.is_available()
 DEVICES = [
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a GPU")]),
-    pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
+    pytest.param("interpreter", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
 ]
 CLOSE = {torch.float32: (1e-5, 2e-5), torch.bfloat16: (1e-2, 2e-2)}
 """Relative and absolute: bfloat16 has eight bits, and a norm rounds twice."""
@@ -25,13 +25,25 @@ NORMED = pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"
 COMPANY = (1, 3, 64, 1000) if CUDA else (1, 3, 7)
 
 
-@pytest.fixture(params=DEVICES)
-def device(request):
-    """A device whose tensors take the Triton way."""
-    if request.param == "cpu":
+@contextmanager
+def taking(way: str) -> Iterator[str]:
+    """The device whose tensors take that way."""
+    if way == "interpreter":
         pytest.importorskip("triton")
-    with nullcontext() if request.param == "cuda" else interpreted():
-        yield request.param
+    with interpreted() if way == "interpreter" else nullcontext():
+        yield "cuda" if way == "cuda" else "cpu"
+
+
+@pytest.fixture(params=DEVICES)
+def triton_device(request):
+    with taking(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=["plain", *DEVICES])
+def device(request):
+    with taking(request.param) as device:
+        yield device
 
 
 def noise(seed: int, *shape: int) -> Tensor:
@@ -84,11 +96,12 @@ def on(rotation: Rotation, device: str, dtype: torch.dtype) -> Rotation:
 
 
 @TYPES
-@pytest.mark.parametrize(("length", "hidden"), [(5, 576), (3, 77)] + [(2500, 576), (300, 5000)] * CUDA)
+@pytest.mark.parametrize(("length", "hidden"), [(3, 77), *([(2500, 576), (300, 5000)] if CUDA else [(5, 576)])])
 def test_norms_and_their_gradients(device, dtype, length, hidden):
     x, residual, weight = noise(1, length, hidden), noise(2, length, hidden), 1 + 0.3 * noise(3, hidden)
     agree(lambda x, r, w: rows.add_rms_norm(x, r, w, 1e-5), [x, residual, weight], dtype, device)
-    agree(lambda x, w: rows.add_rms_norm(x, None, w, 1e-5)[:1], [x, weight], dtype, device)
+    if hidden == 77:  # each size is compiled anew
+        agree(lambda x, w: rows.add_rms_norm(x, None, w, 1e-5)[:1], [x, weight], dtype, device)
 
 
 def test_a_norm_whose_stream_or_result_nobody_asks_about(device):
@@ -106,7 +119,7 @@ def test_a_norm_whose_stream_or_result_nobody_asks_about(device):
 
 
 @TYPES
-@pytest.mark.parametrize(("length", "size"), [(4, 96), (3, 77), (2, 1536)] + [(3000, 1536)] * CUDA)
+@pytest.mark.parametrize(("length", "size"), [(3, 77), (3000 if CUDA else 2, 1536)])
 def test_swiglu_and_its_gradient(device, dtype, length, size):
     agree(lambda x: (rows.swiglu(x),), [3 * noise(5, length, 2 * size)], dtype, device)
 
@@ -114,7 +127,8 @@ def test_swiglu_and_its_gradient(device, dtype, length, size):
 @TYPES
 @NORMED
 @pytest.mark.parametrize(
-    ("length", "heads", "kv_heads", "dim"), [(5, 9, 3, 64), (3, 4, 1, 80), (2, 17, 2, 12)] + [(3000, 16, 8, 128)] * CUDA
+    ("length", "heads", "kv_heads", "dim"),
+    [(5, 9, 3, 64), (3, 4, 1, 80), (3000, 16, 8, 128) if CUDA else (2, 17, 2, 12)],
 )
 def test_rotation_and_its_gradient(device, dtype, normed, length, heads, kv_heads, dim):
     rotation = rotation_of(heads, kv_heads, dim, length, normed)
@@ -144,7 +158,7 @@ def test_gradients_of_a_rotation_come_in_any_layout_or_not_at_all(device, normed
 
 @TYPES
 @NORMED
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 2, 80)] + [(16, 8, 128), (6, 6, 96)] * CUDA)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 1, 80)] + [(16, 8, 128)] * CUDA)
 def test_into_pages_is_the_same_to_the_bit(device, dtype, normed, heads, kv_heads, dim):
     length, page = 6, 4
     rotation = on(rotation_of(heads, kv_heads, dim, length, normed), device, dtype)
@@ -170,7 +184,8 @@ def test_into_pages_is_the_same_to_the_bit(device, dtype, normed, heads, kv_head
 
 @TYPES
 @pytest.mark.parametrize("hidden", [576, 77])
-def test_a_row_has_the_same_bits_in_any_company(device, dtype, hidden):
+def test_a_row_has_the_same_bits_in_any_company(triton_device, dtype, hidden):
+    device = triton_device
     many = COMPANY[-1]
     x, residual = (noise(seed, many, hidden).to(dtype).to(device) for seed in (1, 2))
     weight = (1 + 0.3 * noise(3, hidden)).to(dtype).to(device)

@@ -77,6 +77,18 @@ def on_the_cpu(logits: Tensor, params: list[SamplingParams], keys: Tensor, place
     return cpu_sampling.choose(logits, cpu_sampling.Rules.of(params), noise)
 
 
+def assert_drawn(logits: Tensor, temperatures: Tensor, ids: Tensor, keys: Tensor, places: Tensor) -> None:
+    """Each token's share of [0, 1) holds its noise, to a millionth: a GPU's exp rounds otherwise than a CPU's."""
+    noise = sampling.uniforms(keys, places)
+    scaled = logits.double() / torch.where(temperatures == 0.0, 1.0, temperatures).double().unsqueeze(1)
+    upper = torch.softmax(scaled, -1).cumsum(-1)
+    above = upper.gather(1, ids.unsqueeze(1)).squeeze(1)
+    below = torch.where(ids == 0, 0.0, upper.gather(1, (ids - 1).clamp(min=0).unsqueeze(1)).squeeze(1))
+    held = (below - 1e-6 <= noise) & (noise <= above + 1e-6)
+    assert (held | (temperatures == 0.0)).all(), (~held).nonzero()
+    assert torch.equal(ids[temperatures == 0.0], logits[temperatures == 0.0].argmax(-1))
+
+
 def test_the_noise_is_that_of_the_cpu_sampler_to_the_bit() -> None:
     keys, places = noise_keys(2000), torch.arange(2000, dtype=torch.int32) * 31
     wanted = cpu_sampling.uniforms(keys.numpy().view(np.uint64), places.numpy().astype(np.int64))
@@ -115,8 +127,10 @@ def test_every_way_draws_the_tokens_of_the_cpu_sampler(device: str, count: int, 
     temperatures = [(1.0, 0.0, 0.7, 1.9)[i % 4] for i in range(count)]
     wanted = on_the_cpu(logits, [SamplingParams(1, temperature=t) for t in temperatures], keys, places)
     found = draw(logits, device, torch.tensor(temperatures), keys=keys, places=places)
-    assert torch.equal(found[0], wanted[0])
-    torch.testing.assert_close(found[1], wanted[1], atol=4e-6, rtol=1e-6)
+    assert_drawn(logits, torch.tensor(temperatures), found[0], keys, places)
+    same = found[0] == wanted[0]
+    assert (~same).sum() <= (vocab > 5000), "rounding decides one draw in thousands"
+    torch.testing.assert_close(found[1][same], wanted[1][same], atol=4e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("device", [WAYS[0], WAYS[2]], indirect=True)
@@ -221,9 +235,11 @@ def test_a_gpu_draws_as_the_cpu_does_whatever_the_batch_and_inside_a_graph(vocab
     ids, logprobs = sampling.choose(logits, keys, places, temperature)
     params = [SamplingParams(1, temperature=round(t, 3)) for t in temperature.tolist()]
     wanted = on_the_cpu(logits.cpu(), params, keys.cpu(), places.cpu())
-    assert (ids.cpu() != wanted[0]).sum() == 0, "at one in a million draws rounding may decide; not among these"
-    torch.testing.assert_close(logprobs.cpu(), wanted[1], atol=1e-5, rtol=1e-6)
-    for part in (slice(0, 1), slice(1, 2), slice(3, 70), slice(255, 511)):
+    assert_drawn(logits.cpu(), temperature.cpu(), ids.cpu(), keys.cpu(), places.cpu())
+    same = ids.cpu() == wanted[0]
+    assert (~same).sum() <= 8, "rounding decides few draws"
+    torch.testing.assert_close(logprobs.cpu()[same], wanted[1][same], atol=1e-5, rtol=1e-6)
+    for part in (slice(0, 1), slice(1, 2), slice(3, 70), slice(101, 255)):
         some = sampling.choose(logits[part], keys[part], places[part], temperature[part])
         assert torch.equal(some[0], ids[part]) and torch.equal(some[1], logprobs[part])
     ones = temperature == 1.0
@@ -254,7 +270,7 @@ class Slots:
             "last_token": torch.full((self.count,), -7),
             "places": torch.zeros(self.count, dtype=torch.int32),
             "remaining": torch.zeros(self.count, dtype=torch.int32),
-            "stop_ids": torch.full((self.count, sampling.STOP_IDS), -1),
+            "stop_ids": torch.full((self.count, sampling.STOP_IDS), -1, dtype=torch.int32),
             "out_tokens": torch.full((self.lines, self.width), -99),
             "out_logprobs": torch.full((self.lines, self.width), 99.0),
             "step": torch.zeros(1, dtype=torch.int32),
@@ -264,19 +280,19 @@ class Slots:
         return {name: tensor.clone().to(device) for name, tensor in self.tensors.items()}
 
 
-def loop(state: dict[str, Tensor], tokens: Tensor, logprobs: Tensor, rows: Tensor, at: Tensor | None) -> None:
+def loop(state: dict[str, Tensor], tokens: Tensor, logprobs: Tensor, rows: Tensor) -> None:
     """The same one row at a time."""
     line = int(state["step"])
     if line == len(state["out_tokens"]):
         return
     for row, slot in enumerate(rows.tolist()):
-        moving = slot >= 0 and (at is not None or bool(state["active"][slot]))
+        moving = slot >= 0 and bool(state["active"][slot])
         state["out_tokens"][line, row] = tokens[row] if moving else -1
         state["out_logprobs"][line, row] = logprobs[row] if moving else 0.0
         if not moving:
             continue
         state["last_token"][slot] = tokens[row]
-        state["places"][slot] = state["places"][slot] + 1 if at is None else at[row]
+        state["places"][slot] += 1
         state["remaining"][slot] -= 1
         over = int(state["remaining"][slot]) <= 0 or bool(logprobs[row].isnan())
         state["active"][slot] = int(not over and int(tokens[row]) not in state["stop_ids"][slot].tolist())
@@ -290,22 +306,19 @@ def test_slots_move_as_a_plain_loop_moves_them(device: str, data: st.DataObject)
     state = Slots(slots, width, lines=4)
     numbers = st.integers(0, 5)
     for slot in range(slots):
+        state.tensors["active"][slot] = data.draw(st.sampled_from([1, 1, 0]))
         state.tensors["remaining"][slot] = data.draw(st.integers(1, 4))
+        state.tensors["places"][slot] = data.draw(st.integers(0, 99))
         stops = data.draw(st.lists(numbers, max_size=sampling.STOP_IDS))
-        state.tensors["stop_ids"][slot, : len(stops)] = torch.tensor(stops, dtype=torch.int64)
+        state.tensors["stop_ids"][slot, : len(stops)] = torch.tensor(stops, dtype=torch.int32)
     wanted, found = state.to("cpu"), state.to(device)
     names = st.permutations(list(range(slots)) + [-1] * width)
     rows = torch.tensor(data.draw(names)[:width], dtype=torch.int32)
     for turn in range(5):
         tokens = torch.tensor([data.draw(numbers) for _ in range(width)])
         logprobs = torch.tensor([data.draw(st.sampled_from([-1.0, -0.25, -3.0, float("nan")])) for _ in range(width)])
-        at = torch.arange(10, 10 + width, dtype=torch.int32) if turn == 0 else None
-        loop(wanted, tokens, logprobs, rows, at)
-        given = (tokens.to(device), logprobs.to(device), rows.to(device))
-        if at is not None:
-            sampling.begin_rows(*given, at.to(device), **found)
-        else:
-            sampling.advance(*given, **found)
+        loop(wanted, tokens, logprobs, rows)
+        sampling.advance(tokens.to(device), logprobs.to(device), rows.to(device), **found)
         for name, tensor in wanted.items():
             assert torch.equal(found[name].cpu().nan_to_num(-55), tensor.nan_to_num(-55)), (turn, name)
 
@@ -322,7 +335,7 @@ def test_many_rows_move_at_once(device: str) -> None:
     tokens, logprobs = torch.randint(0, 9, (width,), generator=generator), -torch.rand(width, generator=generator)
     wanted, found = state.to("cpu"), state.to(device)
     for _ in range(2):
-        loop(wanted, tokens, logprobs, rows, None)
+        loop(wanted, tokens, logprobs, rows)
         sampling.advance(tokens.to(device), logprobs.to(device), rows.to(device), **found)
     for name, tensor in wanted.items():
         assert torch.equal(found[name].cpu(), tensor), name

@@ -15,9 +15,12 @@ from turnwise.engines.kernels.dispatch import use_triton
 PAGE = 32
 """Tokens of a page."""
 KEY_BLOCK = 64
-"""Keys that are mixed at a time, counted from position 0 whoever asks, so that every query rounds at the same places."""
+"""Keys that are mixed at a time, counted from position 0 whoever asks: every query rounds at the same places."""
 SMALL_TILE = 16
 """Rows of the tile that holds the query heads of one key head; the least that tensor cores take."""
+MOST_SPLITS = 32
+SPLIT_KEYS = 256
+"""Fewer keys than these are not worth a program of their own."""
 REFERENCE_BLOCKS = 512
 """Query blocks that the reference computes at a time: it copies their keys."""
 
@@ -50,10 +53,21 @@ def invariant_size(num_heads: int, num_kv_heads: int) -> int:
     return max(1, SMALL_TILE // (num_heads // num_kv_heads))
 
 
+def useful_splits(programs: int, longest: int, processors: int) -> int:
+    """How many programs should share the keys of a query: `programs` (blocks times Hkv) alone leave processors idle.
+
+    `longest` is the most keys a query may have. A power of two, since each number is a kernel of its own.
+    """
+    splits = 1
+    while splits < MOST_SPLITS and programs * splits * 2 <= processors * 2 and longest >= splits * 2 * SPLIT_KEYS:
+        splits *= 2
+    return splits
+
+
 def write_pages(
     keys: Tensor, values: Tensor, k: Tensor, v: Tensor, table: Tensor, slots: Tensor, places: Tensor
 ) -> None:
-    """Put k [T, Hkv, D] and v [T, Hkv, Dv] where positions `places` of the sequences `slots` lie; slot -1 is skipped."""
+    """Put k [T, Hkv, D] and v [T, Hkv, Dv] at positions `places` of the sequences in `slots`; slot -1 is skipped."""
     if use_triton(k):
         from turnwise.engines.kernels import triton_attention
 
@@ -77,22 +91,25 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    splits: int = 1,
 ) -> Tensor:
     """Queries q [T, Hq, D] of `blocks` mixed over positions 0 to their own, the last `window` of them -> [T, Hq * Dv].
 
     Rows of no block come out undefined. In blocks of at most `invariant_size` a query's bits depend on that query and
-    its keys alone: not on the other blocks, its row, or what else lies in the cache.
+    its keys alone: not on the other blocks, its row, or what else lies in the cache. With `splits` of more than one
+    that many programs share the keys of a query and round elsewhere; a GPU that few queries leave idle wants it.
     """
     if q.shape[1] % keys.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads do not share {keys.shape[1]} key heads evenly")
     if use_triton(q):
         from turnwise.engines.kernels import triton_attention
 
-        return triton_attention.paged_attention(
-            q, keys, values, table, blocks, scale=scale, window=window, softcap=softcap, sinks=sinks
+        mixed: Tensor = triton_attention.paged_attention(
+            q, keys, values, table, blocks, scale=scale, window=window, softcap=softcap, sinks=sinks, splits=splits
         )
+        return mixed
     out = q.new_zeros(len(q), q.shape[1], values.shape[-1])
-    for part in torch.nonzero(blocks.count > 0)[:, 0].split(REFERENCE_BLOCKS):
+    for part in torch.split(torch.nonzero(blocks.count > 0)[:, 0], REFERENCE_BLOCKS):
         _reference(out, q, keys, values, table, _Tiles.of(blocks, part), _Layer(scale, window, softcap, sinks))
     return out.flatten(1)
 
@@ -169,7 +186,7 @@ def _reference(
 
 
 def _block(cache: Tensor, table: Tensor, slot: Tensor, place: Tensor, live: Tensor) -> Tensor:
-    """[n, Hkv, KEY_BLOCK, D] float32 of positions `place`; zeros where not `live [n, KEY_BLOCK]`, whatever lies there."""
+    """Positions `place` as [n, Hkv, KEY_BLOCK, D] in float32; zeros where not `live [n, KEY_BLOCK]`, garbage or not."""
     column = (place // PAGE).clamp(max=table.shape[1] - 1)
     pages = table[slot.unsqueeze(1), column].long().masked_fill(~live, 0)
     rows = cache[pages, :, place % PAGE].transpose(1, 2).float()

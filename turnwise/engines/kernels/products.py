@@ -73,4 +73,4 @@ class _InvariantLinear(_Product):
         from turnwise.engines.kernels import triton_products
 
         ctx.save_for_backward(x, weight)
-        return cast(Tensor, triton_products.product(x, weight, bias, out_dtype))
+        return triton_products.product(x, weight, bias, out_dtype)

@@ -4,7 +4,6 @@ T tokens (rows), H hidden size, I size of the MLP, Hq and Hkv heads of queries a
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if use_triton(gate_up):
         from turnwise.engines.kernels import triton_rows
 
-        return cast(Tensor, triton_rows.swiglu(gate_up))
+        return triton_rows.swiglu(gate_up)
     gate, up = gate_up.to(_wide(gate_up)).chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
@@ -70,7 +69,7 @@ def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
 
         return triton_rotation.rotate(fused, rotation)
     counts = [rotation.num_heads, rotation.num_kv_heads, rotation.num_kv_heads]
-    q, k, v = torch.split(fused.unflatten(1, (sum(counts), rotation.head_dim)), counts, dim=1)
+    q, k, v = torch.split(fused.view(len(fused), sum(counts), rotation.head_dim), counts, dim=1)
     return _turned(q, rotation.q_norm, rotation), _turned(k, rotation.k_norm, rotation), v
 
 
@@ -85,7 +84,7 @@ def rotate_into_pages(
     if use_triton(fused):
         from turnwise.engines.kernels import triton_rotation
 
-        return cast(Tensor, triton_rotation.rotate_into_pages(fused, rotation, keys, values, table, slots))
+        return triton_rotation.rotate_into_pages(fused, rotation, keys, values, table, slots)
     with torch.no_grad():
         kept = slots >= 0
         places = torch.where(kept, rotation.positions, 0).long()

@@ -37,6 +37,7 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Token ids (int64) and their log-probs [B] from float32 logits [B, V], by inverting the cumulative distribution.
 
+    A row's result depends on that row alone, and is the CPU sampler's but where the rounding of exp decides a draw.
     `places` are the absolute positions of the tokens drawn. Temperature 0 takes the likeliest token, the lowest id of
     equals, and reports its log-prob in the unscaled distribution. top_k below 1 and top_p from 1 on filter nothing;
     log-probs are those before the filters. A row with NaN gets a NaN log-prob; its id is valid and means nothing.
@@ -123,62 +124,25 @@ def advance(
     Before a step `last_token[slot]` stands at `places[slot]` and has not been fed; afterwards the token drawn does, one
     place further. It is written to line `step` of `out_tokens` and `out_logprobs` [steps, B], where rows without an
     active slot get -1 and 0; then `step` counts one up. A slot ends (`active` 0) with a stop id, with its last
-    `remaining` token, and with a NaN log-prob. When all lines are full nothing moves, so no token can be lost.
+    `remaining` token, and with a NaN log-prob. When all lines are full nothing moves, so no token can be lost. A prompt
+    whose last token is the slot's `last_token` begins its turn in the same way.
     """
-    slots = (active, last_token, places, remaining, stop_ids)
-    _take(tokens, logprobs, rows, None, slots, (out_tokens, out_logprobs), step)
-
-
-def begin_rows(
-    tokens: Tensor,
-    logprobs: Tensor,
-    rows: Tensor,
-    at: Tensor,
-    *,
-    active: Tensor,
-    last_token: Tensor,
-    places: Tensor,
-    remaining: Tensor,
-    stop_ids: Tensor,
-    out_tokens: Tensor,
-    out_logprobs: Tensor,
-    step: Tensor,
-) -> None:
-    """The same for tokens drawn behind prompts: the token stands at `at[B]`, the prompt's length.
-
-    Each slot that `rows` names is active afterwards, whatever it was, unless the token ended it.
-    """
-    slots = (active, last_token, places, remaining, stop_ids)
-    _take(tokens, logprobs, rows, at, slots, (out_tokens, out_logprobs), step)
-
-
-def _take(
-    tokens: Tensor,
-    logprobs: Tensor,
-    rows: Tensor,
-    at: Tensor | None,
-    slots: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    out: tuple[Tensor, Tensor],
-    step: Tensor,
-) -> None:
     if use_triton(tokens):
         from turnwise.engines.kernels import triton_sampling
 
-        triton_sampling.take(tokens, logprobs, rows, at, slots, out, step)
+        slots = (active, last_token, places, remaining, stop_ids)
+        triton_sampling.advance(tokens, logprobs, rows, slots, out_tokens, out_logprobs, step)
         return
-    active, last_token, places, remaining, stop_ids = slots
-    out_tokens, out_logprobs = out
     line = int(step)
     if line >= len(out_tokens):
         return
-    named = rows >= 0
-    moving = named if at is not None else named & (active[rows.clamp(min=0).long()] != 0)
+    moving = (rows >= 0) & (active[rows.clamp(min=0).long()] != 0)
     out_tokens[line] = torch.where(moving, tokens, -1)
     out_logprobs[line] = torch.where(moving, logprobs, 0.0)
     slot, token = rows[moving].long(), tokens[moving]
     last_token[slot] = token
-    places[slot] = places[slot] + 1 if at is None else at[moving]
+    places[slot] += 1
     remaining[slot] -= 1
-    stopped = (stop_ids[slot] == token.unsqueeze(1)).any(-1) | (remaining[slot] <= 0) | logprobs[moving].isnan()
-    active[slot] = torch.where(stopped, 0, 1).to(active.dtype)
+    ended = (stop_ids[slot] == token.unsqueeze(1)).any(-1) | (remaining[slot] <= 0) | logprobs[moving].isnan()
+    active[slot] = (~ended).to(active.dtype)
     step += 1

@@ -3,12 +3,15 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from turnwise.engines.kernels.triton_rows import ready
 
 ROWS, COLUMNS, GROUP = 64, 128, 8
 """The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
 DEPTH = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 """How much of K one step takes."""
-STAGES = 4
+WARPS, STAGES = 4, 4
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -47,15 +50,15 @@ def _product(
     tl.store(y_at, sums.to(Y.dtype.element_ty), mask=(row < T)[:, None] & (column < N)[None, :])
 
 
-def product(x, weight, bias, out_dtype):
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus the bias, in `out_dtype`."""
-    x, weight = x.contiguous(), weight.contiguous()
+    x, weight = ready(x), ready(weight)
     (rows, depth), columns = x.shape, len(weight)
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
     step = DEPTH[x.dtype]
     if rows:
         _product[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)](
             x, weight, x if bias is None else bias.contiguous(), y, rows, columns, depth,
-            ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None, num_warps=4, num_stages=STAGES,
+            ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
     return y

@@ -7,8 +7,10 @@ pages or not is one kernel with two endings, so that both give the same bits.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from turnwise.engines.kernels.rows import Rotation
 from turnwise.engines.kernels.triton_rows import PROGRAMS, ready
 
 HEADS = 16
@@ -176,12 +178,14 @@ def _tiles(rotation):
     return pairs, tile, triton.cdiv(heads, tile), min(max(tile * pairs // 512, 1), 8)
 
 
-def rotate(fused, rotation):
+def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """See rows.rotate."""
     return _Rotate.apply(fused, rotation.q_norm, rotation.k_norm, rotation)
 
 
-def rotate_into_pages(fused, rotation, keys, values, table, slots):
+def rotate_into_pages(
+    fused: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor
+) -> Tensor:
     """See rows.rotate_into_pages."""
     if keys.stride(3) != 1 or values.stride(3) != 1:
         raise ValueError("a head's numbers lie beside each other in a page")
@@ -234,6 +238,7 @@ class _Rotate(torch.autograd.Function):
         gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
         strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
         pairs, tile, tiles, warps = _tiles(rotation)
+        warps = min(2 * warps, 8)  # a gradient takes more registers
         rows, dim = ctx.shape[0], rotation.head_dim
         programs = min(rows, max(PROGRAMS // (tiles * warps), 1)) if normed else rows
         to_fused = given.new_empty(ctx.shape)

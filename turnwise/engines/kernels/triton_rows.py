@@ -7,6 +7,7 @@ choose another order of sums for a count of one or for an odd address.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PROGRAMS = 2112
@@ -16,20 +17,20 @@ It is fixed, so that a gradient has the same bits on every GPU.
 """
 
 
-def ready(x):
+def ready(x: Tensor) -> Tensor:
     """x in rows without gaps, at an address that vectors can be loaded from."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def add_rms_norm(x, residual, weight, eps):
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See rows.add_rms_norm."""
     if residual is None:
         return _Norm.apply(x, weight, eps), x
     return _AddNorm.apply(x, residual, weight, eps)
 
 
-def swiglu(gate_up):
+def swiglu(gate_up: Tensor) -> Tensor:
     """See rows.swiglu."""
     return _SwiGlu.apply(gate_up)
 

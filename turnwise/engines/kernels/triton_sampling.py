@@ -79,11 +79,10 @@ def _pick(
 
 
 @triton.jit
-def _take(
+def _advance(
     tokens,
     logprobs,
     rows,
-    at,
     active,
     last_token,
     places,
@@ -94,7 +93,6 @@ def _take(
     step,
     count,
     lines,
-    BEGIN: tl.constexpr,
     STOPS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -108,15 +106,14 @@ def _take(
         inside = (row < count) & room
         slot = tl.load(rows + row, mask=inside, other=-1).to(tl.int64)
         moving = inside & (slot >= 0)
-        if not BEGIN:
-            moving = moving & (tl.load(active + slot, mask=moving, other=0) != 0)
+        moving = moving & (tl.load(active + slot, mask=moving, other=0) != 0)
         token = tl.load(tokens + row, mask=moving, other=-1)
         logprob = tl.load(logprobs + row, mask=moving, other=0.0)
         out = line.to(tl.int64) * count + row
         tl.store(out_tokens + out, token, mask=inside)
         tl.store(out_logprobs + out, logprob, mask=inside)
         left = tl.load(remaining + slot, mask=moving, other=0) - 1
-        place = tl.load(at + row, mask=moving, other=0) if BEGIN else tl.load(places + slot, mask=moving, other=0) + 1
+        place = tl.load(places + slot, mask=moving, other=0) + 1
         ended = (left <= 0) | (logprob != logprob)
         for k in tl.static_range(STOPS):
             ended = ended | (tl.load(stop_ids + slot * STOPS + k, mask=moving, other=-1) == token)
@@ -142,21 +139,19 @@ def choose(logits: Tensor, keys: Tensor, places: Tensor, temperature: Tensor) ->
     return tokens, logprobs, sums
 
 
-def take(
+def advance(
     tokens: Tensor,
     logprobs: Tensor,
     rows: Tensor,
-    at: Tensor | None,
     slots: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    out: tuple[Tensor, Tensor],
+    out_tokens: Tensor,
+    out_logprobs: Tensor,
     step: Tensor,
 ) -> None:
-    """See `sampling.advance` and `sampling.begin_rows`."""
-    _, _, _, _, stop_ids = slots
-    lines, count = out[0].shape
-    assert len(tokens) == len(rows) == count
-    assert all(part.is_contiguous() for part in (tokens, logprobs, rows, *slots, *out))
+    """See `sampling.advance`; `slots` are active, last_token, places, remaining and stop_ids."""
+    lines, count = out_tokens.shape
+    given = (tokens, logprobs, rows, *slots, out_tokens, out_logprobs)
+    assert len(tokens) == len(rows) == count and all(part.is_contiguous() for part in given)
     block = min(1024, max(128, triton.next_power_of_2(count)))
-    given = (tokens, logprobs, rows, rows if at is None else at.contiguous(), *slots, *out, step)
-    known = {"BEGIN": at is not None, "STOPS": stop_ids.shape[1], "BLOCKS": triton.cdiv(count, block), "BLOCK": block}
-    _take[(1,)](*given, count, lines, **known, num_warps=4)
+    known = {"STOPS": slots[4].shape[1], "BLOCKS": triton.cdiv(count, block), "BLOCK": block}
+    _advance[(1,)](*given, step, count, lines, **known, num_warps=4)

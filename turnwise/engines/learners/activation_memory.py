@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from turnwise.config import LearnerConfig
+from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.model.policy_model import PolicyModel
 
-CPU_TOKENS = 8192
-"""Of a pass on the CPU, where caches are small and memory is not what runs out."""
 MOST_TOKENS = 65_536
 """More in one pass make a GPU no faster."""
 WANTED_TOKENS = 16_384
@@ -120,7 +119,7 @@ class ActivationMemory:
     def token_budget(self) -> int:
         """Tokens of the next passes; on a GPU also decides how many layers are computed again."""
         if self._device.type != "cuda":
-            tokens = self._asked or CPU_TOKENS
+            tokens = self._asked or TOKEN_BUDGET
         elif self._asked is not None:
             tokens = self._asked
         else:
@@ -153,6 +152,10 @@ class ActivationMemory:
             activations = now - before - self._logits
             expected = tokens * self._first.per_token(self.recompute)
             self._scale = min(4.0, max(0.5, activations / expected))
+
+    def exceeded_by(self, tokens: int) -> bool:
+        """Whether a pass of so many tokens is more than what is known not to fit allows."""
+        return self._limit is not None and tokens > self._limit
 
     def shrink(self, tokens: int) -> int:
         """After a pass of so many tokens did not fit: what later ones may have at most."""

@@ -186,6 +186,9 @@ class LocalLearner:
         waiting = [whole(batch)]
         while waiting:
             part = waiting.pop()
+            if self._memory.exceeded_by(len(part.batch.tokens)) and len(smaller := halves(part)) > 1:
+                waiting += reversed(smaller)
+                continue
             try:
                 done.append((part, work(part.batch)))
                 continue
@@ -288,7 +291,11 @@ class LocalLearner:
         """The policy as a sampler has it: bits are promised of the native decoder only, LoRA merged into it."""
         if not isinstance(self.model, Decoder):
             raise EngineError(f"{type(self.model).__name__} has no arithmetic that is proven to be the sampler's")
-        return Decoder(self.model.config, self.model.tensors()) if self.model.has_adapter else self.model
+        if not self.model.has_adapter:
+            return self.model
+        merged = Decoder(self.model.config, self.model.tensors())
+        dtype = torch.bfloat16 if computes_narrow(self._config) else torch.float32
+        return make_working(merged, self.device, dtype, invariant=True)[0] if self.forward.invariant else merged
 
     def weights(self) -> FullWeights:
         """The policy's weights, an adapter merged; live ones, so a sampler copies them before the next step."""

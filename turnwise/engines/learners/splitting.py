@@ -1,6 +1,7 @@
 """A batch that did not fit as two smaller ones: whole trajectories each, with gradients that add up to its own."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,7 @@ def halves(part: BatchPart) -> list[BatchPart]:
     if len(order) < 2:
         return [part]
     sizes = np.bincount(owners[owners >= 0], weights=batch.lengths[owners >= 0])[order]
-    cut = int(np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)) + 1
-    cut = min(cut, len(order) - 1)
+    cut = int(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2).argmin()) + 1
     return [_chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
 
 
@@ -45,7 +45,7 @@ def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
     sequences = np.isin(owners, trajectories)
     tokens = np.repeat(sequences, batch.lengths)
     written = tokens[batch.index]
-    arrays = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    arrays: dict[str, Any] = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
     smaller = replace(
         batch,
         tokens=batch.tokens[tokens],

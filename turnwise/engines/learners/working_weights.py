@@ -14,7 +14,7 @@ from turnwise.errors import EngineError
 
 def working_dtype(config: LearnerConfig, model: PolicyModel) -> torch.dtype:
     """The number format of what is trained; bfloat16 on a CPU and below an adapter is autocast's affair."""
-    on_gpu = torch.device(device_of(config.device)).type == "cuda"
+    on_gpu = device_of(config.device) != "cpu"
     narrow = on_gpu and computes_narrow(config) and not model.has_adapter
     return torch.bfloat16 if narrow else torch.float32
 

@@ -162,7 +162,9 @@ class FusedDecoder(Decoder):
         return product(hidden, self.unembed, None, torch.float32)
 
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
-        return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
+        return token_scores(
+            hidden, self.unembed, targets, temperature=temperature, chunk=chunk, invariant=self.invariant
+        )
 
     def pack_products(self) -> bool:
         """Never: the layout is for a CPU's products."""

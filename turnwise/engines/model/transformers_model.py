@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from turnwise.engines.kernels.products import linear
 from turnwise.engines.model.gguf_file import dequantised
 from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
 from turnwise.engines.model.tensor_file import write_tensors
@@ -162,6 +163,8 @@ class TransformersModel(PolicyModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         head = self._head
+        if hidden.is_cuda:  # which keeps the sums of narrow products wide at no cost
+            return self._logits.apply(linear(hidden, head.weight, head.bias, torch.float32))
         return self._logits.apply(functional.linear(hidden, head.weight, head.bias).float())
 
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:

@@ -192,11 +192,7 @@ class Batcher:
 
     def refuse(self, update: FullWeights) -> EngineError | None:
         """What is wrong with weights that are not this model's; nothing has changed then."""
-        shapes = self._model.weight_shapes()
-        wrong = sorted(
-            name for name in update.shapes.keys() | shapes.keys() if update.shapes.get(name) != shapes.get(name)
-        )
-        return EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}") if wrong else None
+        return update.refused_by(self._model.weight_shapes())
 
     def _take_weights(self, update: FullWeights, version: int) -> None:
         self._model.load(update.tensors)

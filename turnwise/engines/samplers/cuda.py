@@ -1,5 +1,6 @@
 """The sampler of a GPU in this process: paged keys and values, several tokens per round trip, all in CUDA graphs."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from turnwise.engines.kernels.paged_attention import invariant_size
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.device_batching import KNOB, DeviceBatcher
-from turnwise.engines.samplers.device_steps import SMALLEST_PASS, DeviceSteps, page_bytes
+from turnwise.engines.samplers.device_batching import DeviceBatcher
+from turnwise.engines.samplers.device_steps import DeviceSteps, page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
+from turnwise.engines.samplers.pass_shapes import SMALLEST_PASS
 from turnwise.errors import EngineError
 
+LOG = logging.getLogger(__name__)
 STEPS_PER_RUN = 8
 PREFILL_TOKENS = 8192
 QUERY_BLOCK = 16
@@ -41,7 +44,7 @@ class CudaSampler(InProcessSampler):
         policy_version: int = 0,
         invariant: bool,
         clock: DeviceClock | None = None,
-        say: Callable[[str], None],
+        say: Callable[[str], None] = LOG.warning,
         steps_per_run: int = STEPS_PER_RUN,
         prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
@@ -50,6 +53,8 @@ class CudaSampler(InProcessSampler):
         if max_batch < 1 or steps_per_run < 1 or prefill_tokens < 1:
             found = f"{max_batch}, {steps_per_run} and {prefill_tokens}"
             raise EngineError(f"max_batch, steps_per_run and prefill_tokens must be positive, found {found}")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         reason = model.shape.no_caching or model.shape.no_packing
         if reason is not None:
             raise EngineError(f"the cuda sampler cannot write with this model: {reason}")
@@ -71,8 +76,10 @@ class CudaSampler(InProcessSampler):
             clock=clock,
             say=say,
         )
-        pages = _allocated(steps, cache_bytes // page_bytes(model.shape.caches, steps.dtype), say)
-        batcher = DeviceBatcher(model, decode, steps, slots=max_batch, pages=pages, prefill_tokens=prefill_tokens)
+        pages = cache_bytes // page_bytes(model.shape.caches, steps.dtype)
+        batcher = DeviceBatcher(
+            model, decode, steps, slots=max_batch, pages=pages, prefill_tokens=prefill_tokens, say=say
+        )
 
         @contextmanager
         def on_worker() -> Iterator[None]:
@@ -85,15 +92,3 @@ class CudaSampler(InProcessSampler):
                 yield
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
-
-
-def _allocated(steps: DeviceSteps, pages: int, say: Callable[[str], None]) -> int:
-    """Make the pool, of half as many pages where the device has not got them; how many there are."""
-    while pages > 0:
-        try:
-            steps.allocate(pages)
-            return pages
-        except torch.OutOfMemoryError:
-            say(f"no room for a cache of {pages} pages, trying half as many (lower {KNOB} to leave more)")
-            pages //= 2
-    raise EngineError(f"there is no room for a cache of keys and values: raise {KNOB}")

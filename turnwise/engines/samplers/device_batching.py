@@ -2,24 +2,26 @@
 
 A turn waits, gets a slot and pages (those of its kept conversation, or of a prompt that began alike, are there
 already), is fed in passes over many prompts, and decodes with all others. Everything is launched on one stream, so
-what is launched later finds what was launched before computed: pages are shared, freed and given out again at launch,
-while the host learns of tokens one round later. Synchronous and owned by one thread; `in_process.py` puts asyncio in
-front of it.
+what is launched later finds all that was launched before: pages are shared, freed and given out again at launch, while
+the host learns of tokens one round later. Synchronous and owned by one thread.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.device_steps import DeviceSteps, Launched, PromptChunk
+from turnwise.engines.samplers.device_steps import DeviceSteps, Launched
 from turnwise.engines.samplers.device_turns import Turn
+from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
+from turnwise.engines.samplers.pass_shapes import PromptChunk
 from turnwise.engines.samplers.slot_book import SlotBook
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
@@ -53,13 +55,17 @@ class DeviceBatcher:
         slots: int,
         pages: int,
         prefill_tokens: int,
+        say: Say,
     ) -> None:
         self.stats = SamplerStats()
         self.policy_version = 0
         self.asleep = False
         self._model, self._decode_text, self._steps = model, decode_text, steps
-        self._pages, self._prefill_tokens = pages, prefill_tokens
-        self._cache = PagedCache(pages)
+        self._prefill_tokens, self._say = prefill_tokens, say
+        self._most_rows = slots
+        """Rows of one decode run; fewer than there are slots once the device ran out of memory."""
+        self._pages = self._allocate(pages)
+        self._cache = PagedCache(self._pages)
         self._turns: dict[str, Turn] = {}
         """Every turn that waits or runs, by conversation."""
         self._waiting: deque[Turn] = deque()
@@ -81,7 +87,7 @@ class DeviceBatcher:
 
     @property
     def cached_bytes(self) -> int:
-        """The part of it that conversations hold between turns."""
+        """The part that conversations hold between turns."""
         return self._cache.kept_pages * (self._steps.bytes // self._pages)
 
     def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
@@ -128,11 +134,7 @@ class DeviceBatcher:
 
     def refuse(self, update: FullWeights) -> EngineError | None:
         """What is wrong with weights that are not this model's; nothing has changed then."""
-        shapes = self._model.weight_shapes()
-        wrong = sorted(
-            name for name in update.shapes.keys() | shapes.keys() if update.shapes.get(name) != shapes.get(name)
-        )
-        return EngineError(f"these are not the weights of this model: {', '.join(wrong[:5])}") if wrong else None
+        return update.refused_by(self._model.weight_shapes())
 
     def publish(self, update: FullWeights, version: int) -> None:
         """Write with other weights from the next step on.
@@ -158,16 +160,31 @@ class DeviceBatcher:
 
     def wake(self) -> None:
         """Go on from where everybody stood."""
-        if self.asleep:
-            self._steps.allocate(self._pages)
-            self.asleep = False
+        if not self.asleep:
+            return
+        pages = self._allocate(self._pages)
+        if pages < self._pages:
+            self._pages, before = pages, self._cache.evicted
+            self._cache = PagedCache(pages)
+            self._cache.evicted = before
+        self.asleep = False
+
+    def _allocate(self, pages: int) -> int:
+        """Make the pool, of half as many pages where the device has not got them; how many there are."""
+        while pages > 0:
+            try:
+                self._steps.allocate(pages)
+                return pages
+            except torch.OutOfMemoryError:
+                self._say(
+                    f"no room for a cache of {pages * PAGE} tokens, trying half of it; {KNOB} says how much to take"
+                )
+                pages //= 2
+        raise EngineError(f"there is no room for a cache of keys and values: change {KNOB}")
 
     def waited(self, request: QueuedRequest) -> float:
         """Seconds a request has waited for its slot or stood still; any thread may ask."""
-        now, since, begun = time_budget.clock(), request.stopped, request.begun
-        if begun is None:
-            return now - request.asked
-        return begun - request.asked + request.paused + (0.0 if since is None else now - since)
+        return request.waited()
 
     def step(self) -> list[Outcome]:
         """Launch passes over what waits and one decode run, then read what was launched in the step before."""
@@ -183,9 +200,8 @@ class DeviceBatcher:
         ended, self._ended = self._ended, []
         return ended
 
-    # What is launched.
-
     def _feed(self) -> None:
+        """A pass that does not fit into memory changes nothing: its turns are still to be fed, by smaller ones."""
         budget = PASSES * self._prefill_tokens
         while budget > 0 and (chunks := self._next_chunks(min(budget, self._prefill_tokens))):
             budget -= sum(len(chunk.tokens) for _, chunk in chunks)
@@ -198,7 +214,9 @@ class DeviceBatcher:
         coming: set[bytes] = set()
         for turn in self._feeding:
             coming.update(turn.known_digests or ())
-            budget -= self._cut_chunk(turn, budget, work)
+            if budget > 0:
+                work.append((turn, turn.next_chunk(budget)))
+                budget -= len(work[-1][1].tokens)
         passed_over: list[Turn] = []
         while self._waiting and self._slots.free and budget > 0 and len(work) < MOST_CHUNKS:
             turn = self._waiting.popleft()
@@ -214,45 +232,27 @@ class DeviceBatcher:
                 break
             coming.update(turn.known_digests or ())
             self._feeding.append(turn)
-            budget -= self._cut_chunk(turn, budget, work)
+            work.append((turn, turn.next_chunk(budget)))
+            budget -= len(work[-1][1].tokens)
         self._waiting.extendleft(reversed(passed_over))
         return work
 
-    def _cut_chunk(self, turn: Turn, budget: int, work: list[tuple[Turn, PromptChunk]]) -> int:
-        if budget <= 0:
-            return 0
-        tokens = turn.tokens[turn.fed : turn.fed + budget]
-        chunk = PromptChunk(turn.slot, turn.fed, tokens, last=turn.fed + len(tokens) == len(turn.tokens))
-        work.append((turn, chunk))
-        return len(tokens)
-
     def _enter(self, turn: Turn) -> bool:
         """Give a turn a slot and pages for its prompt; False when there are too few pages now."""
-        tokens = np.concatenate((turn.request.token_ids, turn.ids)) if len(turn.ids) else turn.request.token_ids
-        kept = self._cache.resume(turn.name) if self._cache.get(turn.name) is not None else None
-        if kept is not None:
-            pages, fed = kept.pages, kept.fed
-        else:
-            known = self._cache.known(turn.digests)
-            pages, fed = self._cache.hold(turn.digests[:known]), known * PAGE
-        wanted = -(-len(tokens) // PAGE) - len(pages)
-        running = self._slots.taken
+        tokens = turn.sequence()
+        digests = turn.digests if self._cache.get(turn.name) is None else ()
         # One page more for each that runs, so that those who enter are not the ones who must leave at once.
-        spare = self._cache.unused + self._cache.kept_pages - wanted
-        more = None if running and spare < running else self._cache.take(max(wanted, 0))
-        if more is None:
-            if kept is not None:
-                self._cache.keep(turn.name, kept)
-            else:
-                self._cache.give(pages)
+        held = self._cache.begin(turn.name, digests, -(-len(tokens) // PAGE), spare=self._slots.taken)
+        if held is None:
             return False
-        self._slots.enter(turn, tokens, fed, np.concatenate((pages, more)))
+        pages, fed = held
+        self._slots.enter(turn, tokens, fed, pages)
         self.stats.reused_tokens += fed
         return True
 
     def _refuse_too_long(self, turn: Turn) -> bool:
         """A sequence that does not fit even alone would wait forever."""
-        length, room = len(turn.request.token_ids) + len(turn.ids), self._pages * PAGE
+        length, room = len(turn.sequence()), self._pages * PAGE
         if length <= room:
             return False
         del self._turns[turn.name]
@@ -264,7 +264,11 @@ class DeviceBatcher:
         self._slots.tell(self._steps)
         chunks = [chunk for _, chunk in work]
         slots = np.array([chunk.slot if chunk.last else -1 for chunk in chunks], dtype=np.int64)
-        launched = self._steps.prefill(chunks, filtered=bool(self._slots.filtered[slots[slots >= 0]].any()))
+        try:
+            launched = self._steps.prefill(chunks, filtered=bool(self._slots.filtered[slots[slots >= 0]].any()))
+        except torch.OutOfMemoryError as error:
+            self._prefill_tokens = self._halved(sum(len(chunk.tokens) for chunk in chunks), "tokens of prompts", error)
+            return
         for turn, chunk in work:
             turn.fed += len(chunk.tokens)
             self.stats.prefilled_tokens += len(chunk.tokens)
@@ -282,11 +286,26 @@ class DeviceBatcher:
         if not self._reserve():
             return
         self._slots.tell(self._steps)
-        slots = self._slots.unfinished()
-        launched = self._steps.decode(slots.astype(np.int32), filtered=bool(self._slots.filtered[slots].any()))
+        slots, start = self._slots.unfinished(), 0
+        while start < len(slots):
+            part = slots[start : start + self._most_rows]
+            try:
+                launched = self._steps.decode(part.astype(np.int32), filtered=bool(self._slots.filtered[part].any()))
+            except torch.OutOfMemoryError as error:
+                self._most_rows = self._halved(len(part), "rows of a decode run", error)
+                continue
+            self._in_flight.append(_Run(launched, part, self._slots.tenancy[part]))
+            start += len(part)
         self._slots.run_ahead(slots, self._steps.steps)
         self.stats.steps += self._steps.steps
-        self._in_flight.append(_Run(launched, slots, self._slots.tenancy[slots]))
+
+    def _halved(self, count: int, what: str, error: torch.OutOfMemoryError) -> int:
+        """Half of what the device had no memory for; nothing of it was computed."""
+        if count <= 1:
+            raise EngineError(f"the device has no memory left for one of the {what}: lower {KNOB}") from error
+        self._say(f"out of memory with {count} {what}: going on with {count // 2} at a time (lower {KNOB})")
+        self._steps.shrink()
+        return count // 2
 
     def _reserve(self) -> bool:
         """Pages for every token that the next run may feed; where there are none, the last to come leave again.
@@ -317,8 +336,6 @@ class DeviceBatcher:
         self._stop(last)
         self._waiting.appendleft(last)
         self.stats.preempted += 1
-
-    # What is read.
 
     def _read(self, run: _Run) -> None:
         tokens, logprobs = run.launched.read(len(run.slots))
@@ -355,7 +372,7 @@ class DeviceBatcher:
             self._ended.append((turn.request, result))
             return
         if turn.request.keep_cache:
-            sequence = np.concatenate((turn.request.token_ids, turn.ids))
+            sequence = turn.sequence()
             fed = len(sequence) - 1
             used = -(-fed // PAGE)
             self._cache.keep(turn.name, Kept(sequence, fed, pages[:used]))

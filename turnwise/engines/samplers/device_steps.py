@@ -20,37 +20,20 @@ from turnwise.engines.kernels.sampling import advance, choose
 from turnwise.engines.model.model_shape import LayerCache
 from turnwise.engines.model.policy_model import Mixing, ModelInputs, PolicyModel
 from turnwise.engines.samplers.graphs import Graphs, Say
+from turnwise.engines.samplers.pass_shapes import (
+    Numbers,
+    PromptChunk,
+    chunk_bucket,
+    decode_bucket,
+    packed_chunks,
+    pass_bucket,
+)
 from turnwise.engines.samplers.slots import ENTRY, SlotState
+from turnwise.errors import EngineError
 
-Numbers = NDArray[np.int32]
-SMALLEST_PASS = 256
 UPDATE_SIZES = (16, 128, 1024, 8192)
 """Slot entries of one update; it lays four times as many pages."""
 PAGES_PER_ENTRY = 4
-
-
-def decode_bucket(rows: int) -> int:
-    """The next size of a decode batch: powers of two, and from 256 on also those half-way between."""
-    size = 1
-    while size < rows:
-        size *= 2
-    return 3 * size // 4 if size > 256 and rows <= 3 * size // 4 else size
-
-
-def pass_bucket(tokens: int, smallest: int) -> int:
-    """The next size of a pass over prompts."""
-    size = smallest
-    while size < tokens:
-        size *= 2
-    return size
-
-
-def chunk_bucket(chunks: int) -> int:
-    """The next number of chunks in a pass."""
-    size = 8
-    while size < chunks:
-        size *= 4
-    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +162,10 @@ class DeviceSteps:
         self._inputs.clear()
         self._outputs.clear()
         self._pool = None
+        self.shrink()
+
+    def shrink(self) -> None:
+        """Give memory back that nobody uses now."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -213,7 +200,7 @@ class DeviceSteps:
 
             self._graphs.run(("update", size), work)
 
-    def prefill(self, chunks: "Sequence[PromptChunk]", *, filtered: bool) -> Launched:
+    def prefill(self, chunks: Sequence[PromptChunk], *, filtered: bool) -> Launched:
         """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
         tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), self.smallest_pass)
         rows = chunk_bucket(len(chunks))
@@ -247,8 +234,13 @@ class DeviceSteps:
             output.step.zero_()
             drawing = self._drawing(buffer, filtered)
             each = torch.arange(size, dtype=torch.int32, device=self._device)
-            for _ in range(self.steps):
-                self._decode_step(buffer, each, drawing, output)
+            for done in range(self.steps):
+                try:
+                    self._decode_step(buffer, each, drawing, output)
+                except torch.OutOfMemoryError as error:
+                    if not done or torch.cuda.is_current_stream_capturing():
+                        raise  # nothing has moved
+                    raise EngineError("the device ran out of memory in the middle of a run") from error
 
         return self._launch(key, work, output)
 
@@ -256,14 +248,14 @@ class DeviceSteps:
         state = self._state
         live = state.active.index_select(0, drawing.slots)
         places = state.places.index_select(0, drawing.slots)
-        slots = torch.where(live > 0, rows, -1)
+        slots = rows.masked_fill(live <= 0, -1)
         attend = PagedAttend(self._pages, state.table, slots, places, QueryBlocks(each, live, slots, places, 1))
         tokens = state.last_token.index_select(0, drawing.slots)
         self._draw(self._model(ModelInputs(tokens, places.long()), attend), rows, drawing, output)
 
     def _drawing(self, rows: Tensor, filtered: bool) -> "_Drawing":
         state = self._state
-        slots = torch.where(rows < 0, state.padding, rows).long()
+        slots = rows.masked_fill(rows < 0, state.padding).long()
         return _Drawing(
             slots,
             state.keys.index_select(0, slots),
@@ -343,43 +335,3 @@ class _Drawing:
     temperature: Tensor
     top_k: Tensor | None
     top_p: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptChunk:
-    """The next tokens of a prompt: where they begin, and whether they end it."""
-
-    slot: int
-    start: int
-    tokens: NDArray[np.int64]
-    last: bool
-
-
-def packed_chunks(chunks: Sequence[PromptChunk], tokens: int, rows: int, block: int) -> Numbers:
-    """All numbers of a pass in one array: ids, places and slots by token; first row, count, slot and place by block of
-    queries; by chunk the slot that draws (-1: none) and its last row."""
-    lengths = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-    starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
-    slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
-    ends = np.cumsum(lengths, dtype=np.int32)
-    begins, total = ends - lengths, int(ends[-1])
-    per_chunk = -(-lengths // block)
-    count = int(per_chunk.sum())
-    owner = np.repeat(np.arange(len(chunks)), per_chunk)
-    within = (np.arange(count) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)) * block
-    blocks = tokens // block + rows
-    by_token = np.zeros((3, tokens), dtype=np.int32)
-    by_token[2] = -1
-    by_token[0, :total] = np.concatenate([chunk.tokens for chunk in chunks])
-    by_token[1, :total] = np.arange(total) + np.repeat(starts - begins, lengths)
-    by_token[2, :total] = np.repeat(slots, lengths)
-    by_block = np.zeros((4, blocks), dtype=np.int32)
-    by_block[0, :count] = begins[owner] + within
-    by_block[1, :count] = np.minimum(lengths[owner] - within, block)
-    by_block[2, :count] = slots[owner]
-    by_block[3, :count] = starts[owner] + within
-    by_row = np.zeros((2, rows), dtype=np.int32)
-    by_row[0] = -1
-    by_row[0, : len(chunks)] = np.where([chunk.last for chunk in chunks], slots, -1)
-    by_row[1, : len(chunks)] = ends - 1
-    return np.concatenate([by_token.ravel(), by_block.ravel(), by_row.ravel()])

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest
 from turnwise.engines.samplers.kv_cache import block_hashes
+from turnwise.engines.samplers.pass_shapes import PromptChunk
 from turnwise.types import Completion, FinishReason, VersionRun
 
 NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -63,6 +64,15 @@ class Turn:
         """Whether the device alone cannot tell its end: a stop string, or more stop ids than a slot has."""
         params = self.request.params
         return bool(params.stop_strings) or len(params.stop_ids) > STOP_IDS
+
+    def sequence(self) -> NDArray[np.int64]:
+        """The prompt and what was written; the turn has no slot now."""
+        return np.concatenate((self.request.token_ids, self.ids)) if len(self.ids) else self.request.token_ids
+
+    def next_chunk(self, most: int) -> PromptChunk:
+        """What is to be fed next."""
+        tokens = self.tokens[self.fed : self.fed + most]
+        return PromptChunk(self.slot, self.fed, tokens, last=self.fed + len(tokens) == len(self.tokens))
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's; the turn has no slot now."""

@@ -64,3 +64,4 @@ class Graphs:
     def clear(self) -> None:
         """Give the memory back; kernels stay compiled."""
         self._graphs.clear()
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None

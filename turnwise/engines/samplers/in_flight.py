@@ -34,6 +34,13 @@ class QueuedRequest:
     stopped: float | None = None
     """Since when it has been without the slot it had; a batcher that takes slots away writes it."""
 
+    def waited(self) -> float:
+        """Seconds without a slot, of such a batcher."""
+        now, since, begun = time_budget.clock(), self.stopped, self.begun
+        if begun is None:
+            return now - self.asked
+        return begun - self.asked + self.paused + (0.0 if since is None else now - since)
+
 
 Outcome = tuple[QueuedRequest, Completion | EngineError]
 

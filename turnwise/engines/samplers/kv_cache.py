@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
 from turnwise.engines.model.model_shape import LayerCache
 from turnwise.engines.model.policy_model import PolicyModel
 
-PREFIX_BLOCK = 32
+PREFIX_BLOCK = PAGE
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
 FIRST_ROWS = 8
 GROWTH = 1.25

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK
+
 Pages = NDArray[np.int32]
 NO_PAGES: Pages = np.zeros(0, dtype=np.int32)
 
@@ -126,6 +128,25 @@ class PagedCache:
         kept = self._kept.pop(conversation)
         self.kept_pages -= len(kept.pages)
         return kept
+
+    def begin(self, conversation: str, digests: Sequence[bytes], pages: int, *, spare: int) -> tuple[Pages, int] | None:
+        """So many pages for a turn, and how many of its tokens they hold: those of the kept conversation, or else of a
+        prompt that began with the same blocks. None, and nothing has changed, when fewer than `spare` would be left."""
+        kept = self._kept.get(conversation)
+        if kept is None:
+            known = self.known(digests)
+            held, fed = self.hold(digests[:known]), known * PREFIX_BLOCK
+        else:
+            held, fed = self.resume(conversation).pages, kept.fed
+        wanted = max(pages - len(held), 0)
+        more = self.take(wanted) if self.unused + self.kept_pages - wanted >= spare else None
+        if more is not None:
+            return np.concatenate((held, more)), fed
+        if kept is None:
+            self.give(held)
+        else:
+            self.keep(conversation, kept)
+        return None
 
     def drop(self, conversation: str) -> None:
         """Forget a conversation; unknown names are fine."""
