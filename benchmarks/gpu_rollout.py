@@ -59,7 +59,7 @@ class Insists:
                 said = sum(message["role"] == "assistant" for message in messages)
                 return said >= TURNS, user_words(said), 0.0, {}
 
-        return User()
+        return User({})
 
 
 def user_words(turn: int) -> str:
@@ -92,7 +92,9 @@ def samples_of(count: int, length: int) -> list[Any]:
     ]
 
 
-async def play(prepared: Any, sampler: Any, rounds: int) -> list[tuple[int, float, list[Any], float | None]]:
+async def play(
+    prepared: Any, sampler: Any, clock: Any, rounds: int
+) -> list[tuple[int, float, list[Any], float | None]]:
     """(tokens, seconds, trajectories, idle share of the GPU) of each round."""
     from turnwise.assemble import token_context
     from turnwise.eval import play_all
@@ -102,34 +104,35 @@ async def play(prepared: Any, sampler: Any, rounds: int) -> list[tuple[int, floa
     async with prepared.running(lambda text: None):
         for number in range(rounds):
             trajectories: list[Any] = []
-            sampler.clock.take()
+            clock.take()
             start = time.perf_counter()
             await play_all(prepared, context, trajectories, lambda trajectory: None, step=number)
             seconds = time.perf_counter() - start
             tokens = sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
-            found.append((tokens, seconds, trajectories, sampler.clock.take()))
+            found.append((tokens, seconds, trajectories, clock.take()))
     return found
 
 
 def ours(arguments: argparse.Namespace) -> None:
     """Our side: writes results and vLLM's prompts into the folder --exchange."""
     import torch
-    from turnwise.engines.model.fused_decoder import FusedDecoder
-    from turnwise.engines.samplers.cuda import CudaSampler
 
     from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.model.checkpoint_format import DecoderConfig
     from turnwise.engines.model.decoder import Decoder
+    from turnwise.engines.model.fused_decoder import FusedDecoder
+    from turnwise.engines.samplers.cuda import CudaSampler
 
     device = torch.device(arguments.device)
     exchange = Path(arguments.exchange)
+    clock = DeviceClock(device)
 
     def sampler_of(model: Any, prepared: Any, batch: int) -> Any:
         fused = FusedDecoder.of(model, device=device, dtype=torch.bfloat16, invariant=arguments.invariant)
         free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 4 << 30
         return CudaSampler(
             fused, device=device, decode=prepared.renderer.tokenizer.decode, max_batch=batch,
-            cache_bytes=free // 2, invariant=arguments.invariant, clock=DeviceClock(device),
+            cache_bytes=free // 2, invariant=arguments.invariant, clock=clock,
         )  # fmt: skip
 
     results: dict[str, Any] = {}
@@ -148,7 +151,7 @@ def ours(arguments: argparse.Namespace) -> None:
 
             async def single(prepared: Any = prepared, sampler: Any = sampler) -> list[Any]:
                 try:
-                    return await play(prepared, sampler, 3)
+                    return await play(prepared, sampler, clock, 3)
                 finally:
                     await sampler.close()
 
@@ -162,7 +165,7 @@ def ours(arguments: argparse.Namespace) -> None:
         del model
         torch.cuda.empty_cache()
     if arguments.model:
-        results["chat"] = chat_ours(arguments, sampler_of)
+        results["chat"] = chat_ours(arguments, sampler_of, clock)
     (exchange / "ours.json").write_text(json.dumps(results))
 
 
@@ -181,7 +184,7 @@ def _random(decoder: Any, config: Any) -> Any:
     return decoder(config, tensors)
 
 
-def chat_ours(arguments: argparse.Namespace, sampler_of: Any) -> list[Any]:
+def chat_ours(arguments: argparse.Namespace, sampler_of: Any, clock: Any) -> list[Any]:
     import torch
 
     from turnwise.engines.model.decoder import Decoder
@@ -197,7 +200,7 @@ def chat_ours(arguments: argparse.Namespace, sampler_of: Any) -> list[Any]:
 
     async def chat() -> list[Any]:
         try:
-            return await play(prepared, sampler, 3)
+            return await play(prepared, sampler, clock, 3)
         finally:
             await sampler.close()
 

@@ -113,7 +113,9 @@ def fed(model: PolicyModel, passes: list[list[Chunk]], size: int) -> Tensor:
     found: dict[tuple[int, int], Tensor] = {}
     for chunks in passes:
         states = pages.states(model, SEQUENCES, chunks)
-        for (slot, start, end), part in zip(chunks, states.split([end - start for _, start, end in chunks]), strict=True):
+        for (slot, start, end), part in zip(
+            chunks, states.split([end - start for _, start, end in chunks]), strict=True
+        ):
             found[slot, start] = part
     return torch.cat([found[key] for key in sorted(found)])
 

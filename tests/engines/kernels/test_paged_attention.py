@@ -6,8 +6,10 @@ from paged_sequences import Sequences, alone, attend, sequences
 from torch import Tensor
 
 from turnwise.engines.kernels.paged_attention import (
+    PAGE,
     QueryBlocks,
     invariant_size,
+    paged_attention,
     useful_splits,
     write_pages,
 )
@@ -92,3 +94,11 @@ def test_keys_are_split_where_queries_leave_processors_idle():
     assert useful_splits(programs=8, longest=100, processors=132) == 1
     assert 1 < useful_splits(programs=96, longest=4096, processors=132) <= 4
     assert [invariant_size(heads, 2) for heads in (2, 6, 32, 64)] == [16, 5, 1, 1]
+
+
+def test_blocks_that_hold_nothing_are_no_trouble() -> None:
+    q, cache = torch.ones(3, 2, 8), torch.ones(2, 1, PAGE, 8)
+    none = torch.zeros(3, dtype=torch.int32)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    mixed = paged_attention(q, cache, cache, table, QueryBlocks(none, none, none - 1, none, 1), scale=1.0)
+    assert mixed.shape == (3, 16)

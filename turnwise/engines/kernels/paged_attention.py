@@ -109,7 +109,8 @@ def paged_attention(
         )
         return mixed
     out = q.new_zeros(len(q), q.shape[1], values.shape[-1])
-    for part in torch.split(torch.nonzero(blocks.count > 0)[:, 0], REFERENCE_BLOCKS):
+    live = torch.nonzero(blocks.count > 0)[:, 0]
+    for part in torch.split(live, REFERENCE_BLOCKS) if len(live) else ():
         _reference(out, q, keys, values, table, _Tiles.of(blocks, part), _Layer(scale, window, softcap, sinks))
     return out.flatten(1)
 
