@@ -66,7 +66,7 @@ class ForwardPass:
     def _states(
         self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor, recompute: int
     ) -> Tensor:
-        places = attention.moved(attention.positions(lengths), self.device)
+        places = attention.sent(attention.positions(lengths), self.device)
         states: Tensor = model(
             ModelInputs(tokens, places), self._attend(model, lengths), rows=rows, recompute=recompute
         )
