@@ -30,7 +30,7 @@ examples:
   turnwise sft                                                      scripted episodes of the task
   turnwise sft sft.recorded=[runs/first] sft.min_reward=1           the good episodes of a training run
   turnwise sft run=NAME resume=auto                                 go on with a run that was stopped
-  turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16 learner.device=cuda
+  turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16
   turnwise train model.path=runs/SFT_RUN/policy                     reinforcement learning from there
 """
 
