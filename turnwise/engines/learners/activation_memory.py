@@ -10,7 +10,7 @@ from turnwise.config import LearnerConfig
 from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.model.policy_model import PolicyModel
 
-MOST_TOKENS = 65_536
+MOST_TOKENS = 32_768
 """More in one pass make a GPU no faster."""
 WANTED_TOKENS = 16_384
 """Fewer leave a GPU idle between kernels: layers are computed twice before a pass gets smaller than this."""

@@ -213,6 +213,11 @@ class Batcher:
                 prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
                 self.stats.prefilled_tokens += chunk.length
 
+    def close(self) -> None:
+        """Forget everything; whoever still waits is told by others."""
+        self.forget()
+        self._rows = ActiveRows.of(self._model, 0)
+
     def step(self) -> list[Outcome]:
         """Prefill what waits, within the budget, then decode one token of every row; returns what ended."""
         outcomes: list[Outcome] = []

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
@@ -88,7 +89,7 @@ class CudaSampler(InProcessSampler):
                 return
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             torch.cuda.set_device(device)
-            with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+            with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
                 yield
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)

@@ -7,6 +7,7 @@ numbers go up in one copy, tokens and log-probs come down behind an event. Nothi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from turnwise.errors import EngineError
 UPDATE_SIZES = (16, 128, 1024, 8192)
 """Slot entries of one update; it lays four times as many pages."""
 PAGES_PER_ENTRY = 4
+MANY_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,8 @@ class DeviceSteps:
         clock: DeviceClock | None,
         say: Say,
     ) -> None:
-        """`steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
-        self.steps, self.block, self.smallest_pass = steps, block, smallest_pass
+        """At most `steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
+        self._most_steps, self.block, self.smallest_pass = steps, block, smallest_pass
         self.max_pages = -(-model.shape.context_length // PAGE)
         self.dtype = next(model.parameters()).dtype
         self._model, self._device, self._slots = model, device, slots
@@ -157,7 +159,9 @@ class DeviceSteps:
             torch.cuda.current_stream(self._device).synchronize()  # another stream may use it first
 
     def free(self) -> None:
-        """Give back the pool, the graphs and all buffers; nothing may be under way."""
+        """Give back the pool, the graphs and all buffers, when all that was launched has run."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         self._graphs.clear()
         self._inputs.clear()
         self._outputs.clear()
@@ -221,20 +225,25 @@ class DeviceSteps:
 
         return self._launch(key, work, output)
 
-    def decode(self, rows: Numbers, *, filtered: bool) -> Launched:
-        """Write `steps` more tokens in each of these slots, or fewer where a turn ends."""
+    def steps_of(self, rows: int) -> int:
+        """How many tokens to write in one run of so many rows: a step of many takes long enough to hide the host's
+        work in fewer of them, and a turn that ends waits less for the next."""
+        return self._most_steps if rows <= MANY_ROWS else max(1, self._most_steps // 2)
+
+    def decode(self, rows: Numbers, steps: int, *, filtered: bool) -> Launched:
+        """Write so many more tokens in each of these slots, or fewer where a turn ends."""
         size = decode_bucket(len(rows))
-        key = ("decode", size, filtered)
+        key = ("decode", size, steps, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
         numbers[: len(rows)] = rows
         buffer = self._upload(key, numbers)
-        output = self._output(key, self.steps, size)
+        output = self._output(key, steps, size)
 
         def work() -> None:
             output.step.zero_()
             drawing = self._drawing(buffer, filtered)
             each = torch.arange(size, dtype=torch.int32, device=self._device)
-            for done in range(self.steps):
+            for done in range(steps):
                 try:
                     self._decode_step(buffer, each, drawing, output)
                 except torch.OutOfMemoryError as error:
@@ -320,9 +329,9 @@ class DeviceSteps:
         down = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (output.tokens, output.logprobs)]
         for target, source in zip(down, (output.tokens, output.logprobs), strict=True):
             target.copy_(source, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived: torch.cuda.Event = cast(Any, torch.cuda.Event)()  # torch does not type it
         arrived.record()
-        return Launched(*down, arrived)
+        return Launched(down[0], down[1], arrived)
 
 
 @dataclass(frozen=True, slots=True)
