@@ -2,16 +2,23 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from turnwise import configure
 from turnwise.assemble import make_renderer, prepare, token_context
+from turnwise.choices import Precision
 from turnwise.engines import opening
+from turnwise.engines.devices import Gpu, Seen, choose
+from turnwise.engines.memory_plan import Training, memory_here
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.opening import LearnerParts, OpenEngines, open_engines, open_sampler
-from turnwise.engines.samplers.request import NoiseKey
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights
 from turnwise.errors import ConfigError
@@ -113,3 +120,54 @@ def test_lost_turns_are_asked_for_as_often_as_the_config_says() -> None:
         "c", NoiseKey(0, 0, "s", 0), []
     )
     assert backend.retry.retries == 7
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_the_engines_of_a_gpu_are_opened_side_by_side(precision: Precision) -> None:
+    """With the kernels' references on the CPU: what is opened, planned and published is what a GPU gets."""
+    config = configure(*SMALL, "engine.max_batch=4", f"model.precision={precision.value}", "learner.device=cpu")
+    seen, said, kept = Seen((Gpu("a GPU", 80 * 2**30),)), list[str](), list[Any]()
+    memory = memory_here(config, Training(), seen=seen)
+    chosen = replace(choose(config, seen), device="cpu")
+    assert memory is not None and memory.cache > 0
+    memory, renderer, before = replace(memory, cache=1 << 22), make_renderer(config), torch.get_num_threads()
+
+    async def body() -> None:
+        given = opening.Together(config, chosen, memory, renderer, ONE_UPDATE, said.append, kept.append)
+        engines = opening.open_on_gpu(given)
+        try:
+            assert (
+                kept == [engines.sampler] and engines.clock is not None and not engines.exact and not engines.take_turns
+            )
+            await same_weights(engines)
+            with torch.no_grad():
+                next(iter(engines.learner.model.parameters())).mul_(0.5)
+            await engines.sampler.publish(engines.learner.weights(), 1)
+            await same_weights(engines)
+            ids, params = renderer.tokenizer.encode("2 + 2 =").ids, SamplingParams(max_tokens=3)
+            written = await engines.sampler.generate(Request("a", np.array(ids), params, NoiseKey(0, 0, "a", 0)))
+            assert len(written.token_ids) == 3 and written.policy_version == 1
+        finally:
+            await engines.sampler.close()
+
+    try:
+        asyncio.run(body())
+    finally:
+        torch.set_num_threads(before)
+    assert said[0].startswith(f"cuda engine: {precision.value}, at most 4 sequences at once")
+
+
+def test_on_a_gpu_a_sampler_that_rests_shares_the_learner_s_weights() -> None:
+    config = configure(*SMALL, "learner.device=cpu")
+    chosen = replace(choose(config, Seen((Gpu("a GPU", 80 * 2**30),))), device="cpu")
+    plain = Decoder.read(opening.model_source(config).folder)
+    trained = FusedDecoder.of(plain, device=torch.device("cpu"), dtype=torch.bfloat16)
+
+    def places(made: Any) -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in made.tensors().items()}
+
+    def writer(*overrides: str) -> Any:
+        return opening._writer(configure(*SMALL, *overrides), chosen, trained, share=True)
+
+    assert places(writer("training.max_lag=0")) == places(trained)
+    assert not set(places(writer("training.max_lag=1")).values()) & set(places(trained).values())

@@ -18,6 +18,7 @@ from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import model_source, open_endpoint, open_sampler
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
@@ -143,6 +144,7 @@ def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | N
     """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
     if config.engine.name not in IN_PROCESS:
         return None
+    choose_devices(config)  # a GPU that is not there is refused before anything is written
     from turnwise.engines.model.loading import choose_implementation, model_facts
 
     source = model_source(config)

@@ -4,6 +4,8 @@ from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.memory_plan import memory_here
+from turnwise.training.optimise import beside_policy
 
 
 def config_warnings(config: Config) -> list[str]:
@@ -42,6 +44,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
+        lines += _memory(config, training)
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
@@ -96,6 +99,13 @@ def _engine(config: Config) -> str:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
     return f"{choose_devices(config)}, model {config.model.path}"
+
+
+def _memory(config: Config, training: bool) -> list[str]:
+    """Who gets what of the GPU, where one is used."""
+    found = memory_here(config, beside_policy(config) if training else None)
+    table = [] if found is None else list(found.lines())
+    return [f"{'' if number else 'memory':13}{line}" for number, line in enumerate(table)]
 
 
 def _scorer(prepared: Prepared, data_source: str) -> str:

@@ -17,11 +17,13 @@ from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import model_source
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task import load_task
+from turnwise.training.optimise import beside_policy
 
 SAMPLES_LOOKED_AT = 256
 
@@ -130,6 +132,9 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     report.add("forecast", Outcome.OK, text)
     if config.engine.name in IN_PROCESS:
         report.add("forecast", Outcome.OK, _memory(config, max(prompts)))
+        report.memory = memory_here(config, beside_policy(config) if _trains(config) else None)
+        for line in () if report.memory is None else report.memory.lines():
+            report.add("memory", Outcome.OK, line)
 
 
 def _memory(config: Config, prompt: int) -> str:
@@ -139,12 +144,12 @@ def _memory(config: Config, prompt: int) -> str:
     weights = f"weights {model_source(config).weight_bytes / 1e6:.1f} MB on disk"
     if facts.cached_numbers is None:
         return f"{weights}; config.json does not tell what its cache holds"
-    chosen_here = choose_devices(config)
-    per_token = facts.cached_numbers * (4 if chosen_here.precision is Precision.float32 else 2)
+    here = choose_devices(config)
+    per_token = facts.cached_numbers * (4 if here.precision is Precision.float32 else 2)
     length = prompt + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
     length = length if facts.context_length is None else min(length, facts.context_length)
-    cache = per_token * length * chosen_here.max_batch
+    cache = per_token * length * here.max_batch
     return (
         f"{weights}, KV cache {per_token / 1e3:.1f} kB a token, "
-        f"about {cache / 1e6:.0f} MB for {chosen_here.max_batch} sequences of {length} tokens"
+        f"about {cache / 1e6:.0f} MB for {here.max_batch} sequences of {length} tokens"
     )

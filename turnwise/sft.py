@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,6 +18,8 @@ from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
 from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_demonstrations
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.devices import device_of
+from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opening import LearnerParts, model_source, open_learner
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
@@ -34,6 +36,9 @@ from turnwise.trainer.sft_run import SftRun, open_sft_run
 from turnwise.training.sequences import TrainSequence, to_sequences
 from turnwise.training.sft import check_sequences, count_updates, fingerprint, learn, learner_config, shuffled
 from turnwise.types import Group, Sample, Trajectory
+
+if TYPE_CHECKING:
+    import torch
 
 POLICY, ADAPTER = "policy", "policy_adapter"
 P = ParamSpec("P")
@@ -163,11 +168,14 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
     # Tokens are learned as they are, whatever temperature they were sampled at.
     sampling = replace(config.sampling, temperature=1.0)
     taught = replace(config, learner=learner_config(config.learner, config.sft), sampling=sampling)
-    learner = open_learner(taught, renderer, LearnerParts(updates=steps))
+    memory = memory_here(config, Training(), samples=False)
+    learner = open_learner(taught, renderer, LearnerParts(updates=steps), memory=memory, say=run.note)
     run.begin(learner, steps, fingerprint(sequences))
     progress = run.progress
     run.note(_plan(config, steps, sequences))
-    in_threads = _in_threads(config)
+    for line in () if memory is None else memory.lines():
+        run.note(line)
+    in_threads = _in_threads(config, learner.device)
     batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
     update, budget = in_threads(learn), config.learner.token_budget
     with run.stop_on_signal(), _progress(run.console) as bars:
@@ -187,13 +195,15 @@ async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None
         run.note(f"train the policy further with: turnwise train model.path={policy}")
 
 
-def _in_threads(config: Config) -> "Callable[[Callable[P, T]], Callable[P, T]]":
-    """Work with the configured number of threads, which belongs to the thread that computes."""
+def _in_threads(config: Config, device: "torch.device") -> "Callable[[Callable[P, T]], Callable[P, T]]":
+    """Work with the configured number of threads and GPU, which belong to the thread that computes."""
     import torch
 
     def wrap(work: Callable[P, T]) -> Callable[P, T]:
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
             torch.set_num_threads(max(1, config.engine.threads))  # more is slower on small models and busy machines
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
             return work(*args, **kwargs)
 
         return wrapped
@@ -210,7 +220,7 @@ def _plan(config: Config, steps: int, sequences: list[TrainSequence]) -> str:
     early = f"; sft.warmup={sft.warmup} is not over by then" if sft.warmup >= steps else ""
     return (
         f"{tokens:,} tokens, {learned:,} of them the policy's; {steps} steps of at most {sft.batch_tokens} tokens are "
-        f"{passes:.3g} passes; {trained} on {learner.device}, lr {sft.lr:g}{early}"
+        f"{passes:.3g} passes; {trained} on {device_of(learner.device)}, lr {sft.lr:g}{early}"
     )
 
 

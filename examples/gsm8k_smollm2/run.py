@@ -23,7 +23,7 @@ from turnwise.types import Trajectory
 
 TASK = Path(__file__).resolve().parent / "task.py"
 
-COLD_START = ("sft.batch_tokens=16384", "sft.lr=3e-4", "sft.warmup=20", "sft.min_reward=1")
+COLD_START = ("sft.batch_tokens=16384", "sft.lr=3e-4", "sft.warmup=20", "sft.min_reward=1", "training.save_every=0")
 """Three times over the demonstrations, at a learning rate that suits a model of this size."""
 RL = (
     "training.groups=64", "training.group_size=8", "training.minibatches=2", "training.max_lag=1",

@@ -112,10 +112,8 @@ def fed(model: PolicyModel, passes: list[list[Chunk]], size: int) -> Tensor:
     pages = Pages(model, len(LENGTHS), max(LENGTHS), size)
     found: dict[tuple[int, int], Tensor] = {}
     for chunks in passes:
-        states = pages.states(model, SEQUENCES, chunks)
-        for (slot, start, end), part in zip(
-            chunks, states.split([end - start for _, start, end in chunks]), strict=True
-        ):
+        sizes = [end - start for _, start, end in chunks]
+        for (slot, start, _), part in zip(chunks, pages.states(model, SEQUENCES, chunks).split(sizes), strict=True):
             found[slot, start] = part
     return torch.cat([found[key] for key in sorted(found)])
 

@@ -5,6 +5,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from turnwise.engines.memory_plan import MemoryPlan
 from turnwise.errors import TurnwiseError
 
 
@@ -33,6 +34,8 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     plan: str = ""
+    memory: MemoryPlan | None = None
+    """Of the GPU, where one is used."""
 
     @property
     def errors(self) -> list[Finding]:

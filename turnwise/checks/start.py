@@ -11,6 +11,7 @@ from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
 from turnwise.data.lint import faults
+from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import find_own, open_endpoint
 from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError, EngineError
@@ -73,7 +74,8 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
 
 
 def _check_cacheable(prepared: Prepared) -> None:
-    """Refuse what is known before its weights are read; `threads.check_cacheable` refuses what only they show."""
+    """Refuse what is known before its weights are read, a GPU that is too small for them included;
+    `threads.check_cacheable` refuses what only they show."""
     chosen = choose_model(prepared.config)
     if chosen is not None and (layers := chosen[1].stateful) is not None:
         kind = chosen[1].model_type
@@ -81,6 +83,7 @@ def _check_cacheable(prepared: Prepared) -> None:
             f"the torch sampler cannot write with this model: {layers} ({kind}) carry a state from token to token that "
             "is not attention"
         )
+    memory_here(prepared.config, None)
 
 
 def _check_samples(prepared: Prepared) -> None:

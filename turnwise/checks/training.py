@@ -5,12 +5,13 @@ from turnwise.choices import Decay, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
-from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
+from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
 from turnwise.training.custom import check_choices
+from turnwise.training.optimise import beside_policy
 
 
 def check_training(config: Config) -> None:
@@ -38,8 +39,13 @@ def check_training(config: Config) -> None:
             f"learner.warmup={config.learner.warmup}: the {config.learner.decay.value} decay after it must end within "
             f"{total_updates(config)} updates (training.steps x epochs x minibatches)"
         )
-    choose_devices(config)
+    if config.engine.sleep and training.max_lag:
+        raise ConfigError(
+            f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
+            "learner learns and cannot sleep; set training.max_lag=0"
+        )
     device_of(config.learner.device)
+    memory_here(config, beside_policy(config))
 
 
 def check_fine_tuning(config: Config) -> None:
@@ -52,8 +58,8 @@ def check_fine_tuning(config: Config) -> None:
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
             "fine-tuning has none (the learner's is learner.precision)"
         )
-    choose_devices(config)
     device_of(config.learner.device)
+    memory_here(config, Training(), samples=False)
 
 
 def total_updates(config: Config) -> int:

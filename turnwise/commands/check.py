@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         findings = [{"check": f.check, "outcome": f.outcome.value, "text": f.text} for f in report.findings]
         config = {k: {"value": value, "from": composed.origins[k]} for k, value in flat(composed.config).items()}
-        sys.stdout.write(json.dumps({"passed": report.passed, "findings": findings, "config": config}) + "\n")
+        memory = None if report.memory is None else report.memory.as_json()
+        found = {"passed": report.passed, "findings": findings, "config": config, "memory": memory}
+        sys.stdout.write(json.dumps(found) + "\n")
     return 0 if report.passed else 1
 
 

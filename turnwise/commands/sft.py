@@ -13,7 +13,7 @@ HELP = "fine-tune a model on scripted or recorded trajectories"
 READ = (
     "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
-    "learner.lora_alpha",
+    "learner.lora_alpha", "learner.optimizer", "learner.offload",
 )  # fmt: skip
 """What fine-tuning reads of the sections that are made for reinforcement learning."""
 INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}
@@ -30,7 +30,7 @@ examples:
   turnwise sft                                                      scripted episodes of the task
   turnwise sft sft.recorded=[runs/first] sft.min_reward=1           the good episodes of a training run
   turnwise sft run=NAME resume=auto                                 go on with a run that was stopped
-  turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16 learner.device=cuda
+  turnwise sft model.path=FOLDER sft.recorded=[a.parquet] sft.lr=1e-4 learner.lora_rank=16
   turnwise train model.path=runs/SFT_RUN/policy                     reinforcement learning from there
 """
 

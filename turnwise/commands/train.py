@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 examples:
   turnwise train run=first board=true                        with a live board
   turnwise train run=first resume=auto training.steps=100    resume it, and go further
-  turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet learner.device=cuda
+  turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet
   turnwise train algorithm.advantage=gae training.max_lag=1 learner.lora_rank=16
 """
 

@@ -288,47 +288,62 @@ async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, 
         def keep(sampler: Sampler) -> None:
             stack.push_async_callback(lambda: asyncio.shield(asyncio.ensure_future(sampler.close())))
 
-        chosen = choose(config)
-        yield (_open_on_gpu if chosen.on_gpu else _open_apart)(config, chosen, renderer, parts, say, keep)
+        chosen, memory = choose(config), None
+        if not is_plugin(config.engine.name):  # of another engine nobody knows what it leaves
+            memory = memory_here(config, Training(parts.critic, parts.reference))
+        together = Together(config, chosen, memory, renderer, parts, say, keep)
+        yield open_on_gpu(together) if chosen.on_gpu else _open_apart(together)
 
 
-def _open_apart(
-    config: Config, chosen: Chosen, renderer: Renderer, parts: LearnerParts, say: Say, keep: Callable[[Sampler], None]
-) -> OpenEngines:
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What sampler and learner of a training are opened with."""
+
+    config: Config
+    chosen: Chosen
+    memory: MemoryPlan | None
+    renderer: Renderer
+    parts: LearnerParts
+    say: Say
+    keep: Callable[[Sampler], None]
+    """Is told of the sampler, which will be closed from then on."""
+
+
+def _open_apart(given: Together) -> OpenEngines:
     """A sampler on the CPU or of the user's own, and a learner wherever its device is."""
     import torch
 
+    config, chosen, renderer = given.config, given.chosen, given.renderer
     trained = _read(config, Precision.float32)
-    writer, same, memory = None, False, None
+    writer, same = None, False
     if chosen.engine == EngineName.torch:
-        memory = memory_here(config, Training(parts.critic, parts.reference))
         same = chosen.precision is Precision.float32
         writer = copy.deepcopy(trained) if same else _read(config, chosen.precision)
-    opened = open_sampler(config, renderer, say, model=writer)
-    keep(opened.sampler)
+    opened = open_sampler(config, renderer, given.say, model=writer)
+    given.keep(opened.sampler)
     _check_trainable(config.engine.name, opened.sampler.capabilities)
     torch.set_num_threads(opened.threads)
-    learner = open_learner(config, renderer, parts, regime=opened.regime, model=trained, memory=memory, say=say)
+    learner = open_learner(
+        config, renderer, given.parts, regime=opened.regime, model=trained, memory=given.memory, say=given.say
+    )
     same = same and learner.device.type == "cpu" and not learner.forward.narrow
     exact = same and opened.regime is not None
     return OpenEngines(opened.sampler, learner, exact, opened.threads, bool(config.engine.sleep))
 
 
-def _open_on_gpu(
-    config: Config, chosen: Chosen, renderer: Renderer, parts: LearnerParts, say: Say, keep: Callable[[Sampler], None]
-) -> OpenEngines:
-    """A sampler on the GPU, and the learner beside it or on the CPU. The weights are read once."""
+def open_on_gpu(given: Together) -> OpenEngines:
+    """A sampler on the GPU, and the learner beside it or on the CPU. A native model is read once."""
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
 
-    memory = memory_here(config, Training(parts.critic, parts.reference))
-    learner = open_learner(config, renderer, parts, memory=memory, say=say)
+    config, chosen, memory = given.config, given.chosen, given.memory
+    learner = open_learner(config, given.renderer, given.parts, memory=memory, say=given.say)
     device, clock = torch.device(chosen.device), DeviceClock(torch.device(chosen.device))
     same = learner.device == device and not config.learner.lora_rank
     writer = _writer(config, chosen, learner.model, share=same)
-    opened = _open_cuda(config, chosen, renderer, say, model=writer, memory=memory, clock=clock)
-    keep(opened.sampler)
+    opened = _open_cuda(config, chosen, given.renderer, given.say, model=writer, memory=memory, clock=clock)
+    given.keep(opened.sampler)
     torch.set_num_threads(opened.threads)
     same = same and {p.dtype for p in learner.model.parameters()} == {_dtype(chosen.precision)}
     turns = bool(config.engine.sleep) if memory is None else memory.takes_turns

@@ -12,6 +12,7 @@ from turnwise.config import Config
 from turnwise.engines.learners.forward_pass import computes_narrow
 from turnwise.engines.learners.learner import Learner, Who
 from turnwise.engines.learners.objective import Objective
+from turnwise.engines.memory_plan import Training
 from turnwise.errors import TurnwiseError
 from turnwise.knobs import is_plugin
 from turnwise.training import importance, kl
@@ -37,6 +38,11 @@ def needs_reference(config: Config) -> bool:
 def needs_critic(config: Config) -> bool:
     """Only token-level credit wants a value for every token."""
     return config.algorithm.advantage == Advantage.gae
+
+
+def beside_policy(config: Config) -> Training:
+    """What a learner of this config has beside the policy, for the memory plan."""
+    return Training(critic=needs_critic(config), reference=needs_reference(config))
 
 
 def optimise(

@@ -14,10 +14,12 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.engines.kernels.rows import Rotation
 from turnwise.engines.kernels.triton_launch import Launcher
-from turnwise.engines.kernels.triton_rows import PROGRAMS, column_sums, ready
+from turnwise.engines.kernels.triton_rows import column_sums, ready
 
 HEADS = 16
 """Heads of a tile, at most."""
+WARPS = 2112
+"""Warps that sum the gradient of heads' norms, each over its share of the rows; fixed, so that its bits are too."""
 
 
 @triton.jit
@@ -245,7 +247,7 @@ def turned_gradient(
     pairs, tile, tiles, warps = _tiles(*heads)
     warps = min(2 * warps, 8)  # a gradient takes more registers
     rows, dim = len(given), rotation.head_dim
-    programs = min(rows, max(PROGRAMS // (tiles * warps), 1)) if normed else rows
+    programs = min(rows, max(WARPS // (tiles * warps), 1)) if normed else rows
     to_fused = given.new_empty((rows, (rotation.num_heads + 2 * rotation.num_kv_heads) * dim))
     parts = given.new_empty((programs * tiles, 2 * dim), dtype=torch.float32) if normed else given
     if rows:

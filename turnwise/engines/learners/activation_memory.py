@@ -10,7 +10,7 @@ from turnwise.config import LearnerConfig
 from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.model.policy_model import PolicyModel
 
-MOST_TOKENS = 65_536
+MOST_TOKENS = 32_768
 """More in one pass make a GPU no faster."""
 WANTED_TOKENS = 16_384
 """Fewer leave a GPU idle between kernels: layers are computed twice before a pass gets smaller than this."""
@@ -111,7 +111,7 @@ class ActivationMemory:
         self._limit: int | None = None
         """Lower than a number of tokens that did not fit."""
         chosen = config.gradient_checkpointing
-        self._free_choice = chosen is None and device.type == "cuda"
+        self._free_choice = chosen is None and device.type == "cuda" and all(model.recomputes for model in models)
         self.recompute = self._first.layers if chosen else 0
         """Layers that are computed again in backward."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.learners.token_batch import Floats, TokenBatch
+from turnwise.engines.model.attention import sent
 from turnwise.errors import EngineError
 
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights")
@@ -60,15 +61,15 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
     ends = np.searchsorted(batch.index, np.cumsum(batch.lengths))
 
     def floats(array: Floats | None) -> Tensor | None:
-        return None if array is None else moved(torch.tensor(array, dtype=torch.float32), device)
+        return None if array is None else sent(torch.tensor(array, dtype=torch.float32), device)
 
     return DeviceBatch(
-        tokens=moved(torch.tensor(batch.tokens), device),
+        tokens=sent(torch.tensor(batch.tokens), device),
         lengths=tuple(batch.lengths.tolist()),
         written=tuple(np.diff(ends, prepend=0).tolist()),
-        index=moved(torch.tensor(batch.index), device),
-        trajectory=moved(torch.tensor(batch.trajectory), device),
-        trajectory_tokens=moved(torch.tensor(batch.trajectory_tokens), device),
+        index=sent(torch.tensor(batch.index), device),
+        trajectory=sent(torch.tensor(batch.trajectory), device),
+        trajectory_tokens=sent(torch.tensor(batch.trajectory_tokens), device),
         minibatch_tokens=batch.minibatch_tokens,
         minibatch_trajectories=batch.minibatch_trajectories,
         whole_trajectories=np.array_equal(
@@ -76,11 +77,6 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
         ),
         **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
     )
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU's on the device; the host does not wait for it to arrive."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _check(batch: TokenBatch) -> None:

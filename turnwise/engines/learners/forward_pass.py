@@ -10,7 +10,7 @@ from torch import Tensor
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import learner_here
-from turnwise.engines.learners.device_batch import DeviceBatch, moved
+from turnwise.engines.learners.device_batch import DeviceBatch
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
@@ -66,7 +66,7 @@ class ForwardPass:
     def _states(
         self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor, recompute: int
     ) -> Tensor:
-        places = moved(attention.positions(lengths), self.device)
+        places = attention.sent(attention.positions(lengths), self.device)
         states: Tensor = model(
             ModelInputs(tokens, places), self._attend(model, lengths), rows=rows, recompute=recompute
         )

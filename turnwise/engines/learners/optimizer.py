@@ -53,6 +53,8 @@ class Optimizer:
         given = wide or {}
         self.masters = {name: self._master(p, given.get(name, p)) for name, p in self.parameters.items()}
         self._parts = _adamw(self.masters.values(), config, lr)
+        self._staged: dict[str, Tensor] = {}
+        """Gradients as the next step takes them."""
         self._staging: dict[str, Tensor] = {}
         """With offload, page-locked memory that gradients come down to."""
 
@@ -63,8 +65,11 @@ class Optimizer:
         return nn.Parameter(_pinned(source.detach().to(home, torch.float32, copy=True), self._device))
 
     def gradient_norm(self) -> Tensor:
-        """Of all gradients together, still on the device; 0 when there are none."""
-        return total_norm(self.gradients.total(), self._device)
+        """Of all gradients together, still on the device; 0 when there are none. A step is to follow."""
+        gradients = self.gradients.total()
+        norm = total_norm(gradients, self._device)
+        self._staged = self._at_home(gradients)  # while the caller waits for the norm
+        return norm
 
     def broken(self) -> list[str]:
         """Parameters whose gradient is not finite."""
@@ -72,9 +77,11 @@ class Optimizer:
 
     @torch.no_grad()
     def update(self, step: int, norm: float) -> float:
-        """Clip by the given norm, take one step and forget the gradients; returns the learning rate."""
+        """Clip by the norm, take one step and forget the gradients; returns the learning rate."""
         lr, limit = lr_at(step, self._lr, self._config, self._updates), self._config.grad_clip
-        gradients = self._at_home(self.gradients.total())
+        gradients = self._staged or self._at_home(self.gradients.total())
+        if self._offload and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what has come down
         if limit < norm and gradients:
             torch._foreach_mul_(list(gradients.values()), limit / norm)
         for name, gradient in gradients.items():
@@ -95,8 +102,6 @@ class Optimizer:
             if name not in self._staging:
                 self._staging[name] = _pinned(torch.empty_like(self.masters[name]), self._device)
             wide[name] = self._staging[name].copy_(wide[name], non_blocking=True)
-        if away:
-            torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what has come down
         return wide
 
     def _publish(self, names: Iterable[str]) -> None:
@@ -116,6 +121,7 @@ class Optimizer:
     def forget(self) -> None:
         """Drop the accumulated gradients."""
         self.gradients.forget()
+        self._staged = {}
         for master in self.masters.values():
             master.grad = None
 

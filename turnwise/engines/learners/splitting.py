@@ -45,7 +45,8 @@ def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
     sequences = np.isin(owners, trajectories)
     tokens = np.repeat(sequences, batch.lengths)
     written = tokens[batch.index]
-    arrays: dict[str, Any] = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    arrays = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    cut: dict[str, Any] = {name: None if array is None else array[written] for name, array in arrays.items()}
     smaller = replace(
         batch,
         tokens=batch.tokens[tokens],
@@ -53,6 +54,6 @@ def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
         index=(np.cumsum(tokens) - 1)[batch.index[written]],
         trajectory=np.searchsorted(trajectories, batch.trajectory[written]),
         trajectory_tokens=batch.trajectory_tokens[trajectories],
-        **{name: None if array is None else array[written] for name, array in arrays.items()},
+        **cut,
     )
     return BatchPart(smaller, part.places[written])

@@ -48,6 +48,11 @@ def positions(lengths: Sequence[int]) -> Tensor:
     return torch.cat([torch.arange(length) for length in lengths])
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, for which the host does not wait."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 def padded(count: int, multiple: int) -> int:
     """The next multiple: `padded(17, 16)` is 32."""
     return -(-count // multiple) * multiple
@@ -68,8 +73,8 @@ class _Bucket:
     width: int
 
 
-def _buckets(lengths: Sequence[int], device: torch.device | None) -> tuple[list[_Bucket], Tensor]:
-    """Rectangles over the packed rows, and where each packed row lies in their concatenation."""
+def _buckets(lengths: Sequence[int]) -> tuple[list[_Bucket], Tensor]:
+    """Rectangles over the packed rows, and where each packed row lies in their concatenation; both on the CPU."""
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)
@@ -92,17 +97,20 @@ def _buckets(lengths: Sequence[int], device: torch.device | None) -> tuple[list[
         rows = torch.cat([starts[i] + column.clamp(max=lengths[i] - 1) for i in group])
         for place, index in enumerate(group):
             home[starts[index] : starts[index + 1]] = base + place * width + column[: lengths[index]]
-        buckets.append(_Bucket(rows.to(device), len(group), width))
+        buckets.append(_Bucket(rows, len(group), width))
         base += len(group) * width
-    return buckets, home.to(device)
+    return buckets, home
 
 
 def packed(lengths: Sequence[int], device: torch.device | None = None) -> Attend:
     """Causal attention within each of several concatenated sequences, on the CPU if not told; differentiable."""
     if not lengths or min(lengths) < 1:
         raise ValueError(f"sequence lengths must be positive, found {list(lengths)}")
-    buckets, home = _buckets(lengths, device)
+    buckets, home = _buckets(lengths)
     whole = len(buckets) == 1 and buckets[0].count * buckets[0].width == len(home)
+    if device is not None and not whole:  # nobody asks a whole rectangle which rows fill it
+        buckets = [_Bucket(sent(bucket.rows, device), bucket.count, bucket.width) for bucket in buckets]
+        home = sent(home, device)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         mixed: list[Tensor] = []

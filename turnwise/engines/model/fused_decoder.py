@@ -1,6 +1,6 @@
 """The native model by fused kernels: for a GPU's sampler inside CUDA graphs, and for a learner with gradients."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -30,6 +30,21 @@ class FusedAttend(Protocol):
         ...
 
 
+Rotated = Callable[[int, Tensor, Rotation], Tensor]
+"""What `FusedAttend.rotated` is."""
+
+
+def _rotated_of(attend: Attend) -> Rotated:
+    """Rotation and attention together, of an attention that may only know the latter."""
+    if isinstance(attend, FusedAttend):
+        return attend.rotated
+
+    def rotated(layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
+        return attend(layer, *rotate(fused, rotation), PLAIN)
+
+    return rotated
+
+
 class FusedLayer(Layer):
     """A layer whose input and output are a pair: the stream, and what is still to be added to it.
 
@@ -46,6 +61,7 @@ class FusedLayer(Layer):
         sin: Tensor,
         positions: Tensor,
         attend: Attend,
+        rotated: Rotated,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Attention and SwiGLU over x [T, H]; past the attention only `rows` go on."""
@@ -64,11 +80,7 @@ class FusedLayer(Layer):
         if torch.is_grad_enabled() and self._plain() and not torch.is_autocast_enabled(x.device.type):
             return self._trained(x, added, rotation, attend, rows)
         y, x = add_rms_norm(x, added, self.attention_norm, c.norm_eps)
-        fused = self.linear("qkv", y)
-        if isinstance(attend, FusedAttend):
-            mixed = attend.rotated(self.index, fused, rotation)
-        else:
-            mixed = attend(self.index, *rotate(fused, rotation), PLAIN)
+        mixed = rotated(self.index, self.linear("qkv", y), rotation)
         if rows is not None:  # past the last attention nobody looks at the others any more
             x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
         y, x = add_rms_norm(x, self.linear("output", mixed), self.mlp_norm, c.norm_eps)
@@ -173,10 +185,11 @@ class FusedDecoder(Decoder):
         cos, sin = self._tables[-1]
         x: Tensor = functional.embedding(inputs.tokens, self.embed)
         added: Tensor | None = None
+        rotated = _rotated_of(attend)
         again = layers_recomputed(recompute, len(self.layers))
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
-            given = (x, added, cos, sin, positions, attend, wanted)
+            given = (x, added, cos, sin, positions, attend, rotated, wanted)
             if index < again:
                 x, added = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:

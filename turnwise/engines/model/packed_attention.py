@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,8 @@ from torch.autograd.function import once_differentiable
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, invariant_size, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate
 from turnwise.engines.model import attention
-from turnwise.engines.model.policy_model import Mixing, PolicyModel
+from turnwise.engines.model.attention import sent
+from turnwise.engines.model.policy_model import Attend, Mixing, PolicyModel
 
 PLAIN = Mixing()
 FLASH_HEAD = 256
@@ -57,14 +59,23 @@ class PackedAttend:
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device, *, invariant: bool) -> None:
-        self._lengths, self._device, self._invariant = list(lengths), device, invariant
-        self._rectangles = attention.packed(lengths, device)
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"sequence lengths must be positive, found {list(lengths)}")
+        self._lengths, self._device = list(lengths), device
         self._pages = _Pages(lengths, device) if invariant else None
         starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        self._starts = starts.to(device) if device.type == "cuda" else starts
+        self._starts = sent(starts, device)
+
+    @cached_property
+    def _rectangles(self) -> Attend:
+        """Made when a layer asks for it: with flash attention none does."""
+        return attention.packed(self._lengths, self._device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
         """As `Attend` promises; `layer` does not matter here."""
+        if q.is_cuda and torch.is_autocast_enabled("cuda"):  # as torch's own attention does
+            dtype = torch.get_autocast_dtype("cuda")
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if self._pages is None:
             return self.fast(q, k, v, mixing)
         if not torch.is_grad_enabled():
@@ -117,10 +128,10 @@ class _Pages:
         for row, count in enumerate(counts):
             table[row, :count] = torch.arange(next_page, next_page + count, dtype=torch.int32)
             next_page += count
-        self._table = table.to(device)
+        self._table = sent(table, device)
         self._lengths, self._device = list(lengths), device
-        self._slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().to(device)
-        self._places = attention.positions(lengths).int().to(device)
+        slots = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()
+        self._slots, self._places = sent(slots, device), sent(attention.positions(lengths).int(), device)
         self._blocks: dict[int, QueryBlocks] = {}
         self._room: dict[tuple[int, int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -152,7 +163,7 @@ class _Pages:
                 count.append((length - places).clamp(max=size))
                 first.append(start + places)
                 start += length
-            made = [torch.cat(parts).int().to(self._device) for parts in (first, count, slot, place)]
+            made = [sent(torch.cat(parts).int(), self._device) for parts in (first, count, slot, place)]
             self._blocks[size] = QueryBlocks(made[0], made[1], made[2], made[3], size)
         return self._blocks[size]
 

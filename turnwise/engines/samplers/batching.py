@@ -213,6 +213,11 @@ class Batcher:
                 prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
                 self.stats.prefilled_tokens += chunk.length
 
+    def close(self) -> None:
+        """Forget everything; whoever still waits is told by others."""
+        self.forget()
+        self._rows = ActiveRows.of(self._model, 0)
+
     def step(self) -> list[Outcome]:
         """Prefill what waits, within the budget, then decode one token of every row; returns what ended."""
         outcomes: list[Outcome] = []
@@ -245,7 +250,9 @@ class Batcher:
                 passed_over.append(request)
                 continue
             coming.update(missing)
-            running = self._enter(request, len(self._active) + len(work), cached, known)
+            row = len(self._active) + len(work)
+            self._rows.reserve(row + 1, len(request.token_ids))  # who comes for one passed over may be longer
+            running = self._enter(request, row, cached, known)
             budget -= self._take(running, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
@@ -72,6 +73,7 @@ class CudaSampler(InProcessSampler):
             slots=max_batch,
             steps=steps_per_run,
             block=block,
+            invariant=invariant,
             smallest_pass=min(SMALLEST_PASS, prefill_tokens),
             clock=clock,
             say=say,
@@ -88,7 +90,7 @@ class CudaSampler(InProcessSampler):
                 return
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             torch.cuda.set_device(device)
-            with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+            with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
                 yield
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)

@@ -22,7 +22,7 @@ from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
 from turnwise.engines.samplers.pass_shapes import PromptChunk
-from turnwise.engines.samplers.slot_book import SlotBook
+from turnwise.engines.samplers.slot_book import SlotBook, Slots
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
@@ -169,6 +169,11 @@ class DeviceBatcher:
             self._cache.evicted = before
         self.asleep = False
 
+    def close(self) -> None:
+        """Give all memory back; whoever still waits is told by others."""
+        self._in_flight.clear()
+        self._steps.free()
+
     def _allocate(self, pages: int) -> int:
         """Make the pool, of half as many pages where the device has not got them; how many there are."""
         while pages > 0:
@@ -218,7 +223,7 @@ class DeviceBatcher:
                 work.append((turn, turn.next_chunk(budget)))
                 budget -= len(work[-1][1].tokens)
         passed_over: list[Turn] = []
-        while self._waiting and self._slots.free and budget > 0 and len(work) < MOST_CHUNKS:
+        while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_CHUNKS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:
                 missing = turn.digests[self._cache.known(turn.digests) :]
@@ -283,21 +288,21 @@ class DeviceBatcher:
         self._in_flight.append(_Run(launched, slots, tenancy))
 
     def _decode(self) -> None:
-        if not self._reserve():
-            return
+        slots, steps = self._reserve()
         self._slots.tell(self._steps)
-        slots, start = self._slots.unfinished(), 0
+        start = 0
         while start < len(slots):
             part = slots[start : start + self._most_rows]
             try:
-                launched = self._steps.decode(part.astype(np.int32), filtered=bool(self._slots.filtered[part].any()))
+                longest, filtered = self._slots.longest(part), bool(self._slots.filtered[part].any())
+                launched = self._steps.decode(part.astype(np.int32), steps, longest, filtered=filtered)
             except torch.OutOfMemoryError as error:
                 self._most_rows = self._halved(len(part), "rows of a decode run", error)
                 continue
             self._in_flight.append(_Run(launched, part, self._slots.tenancy[part]))
             start += len(part)
-        self._slots.run_ahead(slots, self._steps.steps)
-        self.stats.steps += self._steps.steps
+        self._slots.run_ahead(slots, steps)
+        self.stats.steps += steps if len(slots) else 0
 
     def _halved(self, count: int, what: str, error: torch.OutOfMemoryError) -> int:
         """Half of what the device had no memory for; nothing of it was computed."""
@@ -307,18 +312,17 @@ class DeviceBatcher:
         self._steps.shrink()
         return count // 2
 
-    def _reserve(self) -> bool:
-        """Pages for every token that the next run may feed; where there are none, the last to come leave again.
-
-        False when nobody has a token left to write.
-        """
+    def _reserve(self) -> tuple[Slots, int]:
+        """Who decodes next and how many steps, with pages for all of it; where there are none, the last to come leave
+        again."""
         while True:
             slots = self._slots.unfinished()
-            lacking = self._slots.lacking(slots, self._steps.steps)
+            steps = self._steps.steps_of(min(len(slots), self._most_rows))
+            lacking = self._slots.lacking(slots, steps)
             pages = self._cache.take(int(lacking.sum()))
             if pages is not None:
                 self._slots.extend(slots, lacking, pages)
-                return bool(len(slots))
+                return slots, steps
             if self._in_flight:  # some may have ended
                 self._read(self._in_flight.popleft())
             else:
@@ -341,28 +345,10 @@ class DeviceBatcher:
         tokens, logprobs = run.launched.read(len(run.slots))
         # A turn that ended, or left, while this was under way has nothing here any more.
         mine = (run.slots >= 0) & (self._slots.tenancy[run.slots] == run.tenancy)
-        slots, tokens, logprobs = run.slots[mine], tokens[:, mine], logprobs[:, mine]
-        if not len(slots):
-            return
-        counts = (tokens >= 0).sum(axis=0)
-        bad = ((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0)
-        counts[bad] = 0
-        stopped = self._slots.stopped(slots, counts, tokens)
-        for column in np.flatnonzero(self._slots.looked_at[slots] & ~bad).tolist():
-            turn = self._slots.tenant(slots[column])
-            cut = turn.cut(tokens[: counts[column], column].tolist(), self._decode_text)
-            if cut is not None:
-                counts[column], stopped[column] = cut, True
-        self._slots.written.append(slots, counts, tokens, logprobs)
-        self.stats.decoded_tokens += int(counts.sum())
-        full = self._slots.written.count[slots] >= self._slots.limit[slots]
-        for column in np.flatnonzero(bad | stopped | full).tolist():
-            turn = self._slots.tenant(slots[column])
-            if bad[column]:
-                fed = len(turn.tokens) + int(self._slots.written.count[turn.slot])
-                self._end(turn, EngineError(f"the model's logits are NaN after {fed} tokens"))
-            else:
-                self._end(turn, FinishReason.STOP if stopped[column] else FinishReason.LENGTH)
+        count, ended = self._slots.accept(run.slots[mine], tokens[:, mine], logprobs[:, mine], self._decode_text)
+        self.stats.decoded_tokens += count
+        for turn, result in ended:
+            self._end(turn, result)
 
     def _end(self, turn: Turn, result: FinishReason | EngineError) -> None:
         del self._turns[turn.name]

@@ -7,6 +7,7 @@ numbers go up in one copy, tokens and log-probs come down behind an event. Nothi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ from turnwise.errors import EngineError
 UPDATE_SIZES = (16, 128, 1024, 8192)
 """Slot entries of one update; it lays four times as many pages."""
 PAGES_PER_ENTRY = 4
+MANY_ROWS = 256
+FEW_PROGRAMS, LONG, SPLITS = 64, 1024, 8
+"""Few sequences, of which one is long, leave most of a GPU idle unless several programs share the keys of a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class PagedAttend:
     """[T] int32, -1 for rows that belong to nobody."""
     places: Tensor
     blocks: QueryBlocks
+    splits: int = 1
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
         keys, values = self.pool.layers[layer]
@@ -86,13 +91,15 @@ class PagedAttend:
             window=mixing.window,
             softcap=mixing.softcap,
             sinks=mixing.sinks,
+            splits=self.splits,
         )
 
     def rotated(self, layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
         """Rotation, pages and attention of a plain layer."""
         keys, values = self.pool.layers[layer]
         q = rotate_into_pages(fused, rotation, keys, values, self.table, self.slots)
-        return paged_attention(q, keys, values, self.table, self.blocks, scale=rotation.head_dim**-0.5)
+        scale = rotation.head_dim**-0.5
+        return paged_attention(q, keys, values, self.table, self.blocks, scale=scale, splits=self.splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +135,17 @@ class DeviceSteps:
         slots: int,
         steps: int,
         block: int,
+        invariant: bool,
         smallest_pass: int,
         clock: DeviceClock | None,
         say: Say,
     ) -> None:
-        """`steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
-        self.steps, self.block, self.smallest_pass = steps, block, smallest_pass
+        """At most `steps` tokens are decoded in one run; `block` queries of a prompt are mixed together."""
+        self._most_steps, self.block, self.smallest_pass = steps, block, smallest_pass
         self.max_pages = -(-model.shape.context_length // PAGE)
         self.dtype = next(model.parameters()).dtype
         self._model, self._device, self._slots = model, device, slots
-        self._clock, self._say = clock, say
+        self._clock, self._invariant = clock, invariant
         self._pool: PagePool | None = None
         self._state = SlotState.on(device, slots, self.max_pages)
         self._graphs = Graphs(device, say, off=model.shape.no_graphs)
@@ -157,7 +165,9 @@ class DeviceSteps:
             torch.cuda.current_stream(self._device).synchronize()  # another stream may use it first
 
     def free(self) -> None:
-        """Give back the pool, the graphs and all buffers; nothing may be under way."""
+        """Give back the pool, the graphs and all buffers, when all that was launched has run."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         self._graphs.clear()
         self._inputs.clear()
         self._outputs.clear()
@@ -221,22 +231,29 @@ class DeviceSteps:
 
         return self._launch(key, work, output)
 
-    def decode(self, rows: Numbers, *, filtered: bool) -> Launched:
-        """Write `steps` more tokens in each of these slots, or fewer where a turn ends."""
+    def steps_of(self, rows: int) -> int:
+        """How many tokens to write in one run of so many rows: a step of many takes long enough to hide the host's
+        work in fewer of them, and a turn that ends waits less for the next."""
+        return self._most_steps if rows <= MANY_ROWS else max(1, self._most_steps // 2)
+
+    def decode(self, rows: Numbers, steps: int, longest: int, *, filtered: bool) -> Launched:
+        """Write so many more tokens in each of these slots, or fewer where a turn ends; `longest` has so many."""
         size = decode_bucket(len(rows))
-        key = ("decode", size, filtered)
+        few = size * min(cache.kv_heads for cache in self._model.shape.caches) <= FEW_PROGRAMS
+        splits = SPLITS if few and longest >= LONG and not self._invariant else 1
+        key = ("decode", size, steps, splits, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
         numbers[: len(rows)] = rows
         buffer = self._upload(key, numbers)
-        output = self._output(key, self.steps, size)
+        output = self._output(key, steps, size)
 
         def work() -> None:
             output.step.zero_()
             drawing = self._drawing(buffer, filtered)
             each = torch.arange(size, dtype=torch.int32, device=self._device)
-            for done in range(self.steps):
+            for done in range(steps):
                 try:
-                    self._decode_step(buffer, each, drawing, output)
+                    self._decode_step(buffer, each, drawing, output, splits)
                 except torch.OutOfMemoryError as error:
                     if not done or torch.cuda.is_current_stream_capturing():
                         raise  # nothing has moved
@@ -244,12 +261,13 @@ class DeviceSteps:
 
         return self._launch(key, work, output)
 
-    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output) -> None:
+    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output, splits: int) -> None:
         state = self._state
         live = state.active.index_select(0, drawing.slots)
         places = state.places.index_select(0, drawing.slots)
         slots = rows.masked_fill(live <= 0, -1)
-        attend = PagedAttend(self._pages, state.table, slots, places, QueryBlocks(each, live, slots, places, 1))
+        blocks = QueryBlocks(each, live, slots, places, 1)
+        attend = PagedAttend(self._pages, state.table, slots, places, blocks, splits)
         tokens = state.last_token.index_select(0, drawing.slots)
         self._draw(self._model(ModelInputs(tokens, places.long()), attend), rows, drawing, output)
 
@@ -320,9 +338,9 @@ class DeviceSteps:
         down = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (output.tokens, output.logprobs)]
         for target, source in zip(down, (output.tokens, output.logprobs), strict=True):
             target.copy_(source, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived: torch.cuda.Event = cast(Any, torch.cuda.Event)()  # torch does not type it
         arrived.record()
-        return Launched(*down, arrived)
+        return Launched(down[0], down[1], arrived)
 
 
 @dataclass(frozen=True, slots=True)

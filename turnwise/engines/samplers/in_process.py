@@ -128,6 +128,10 @@ class Batching(Protocol):
         """Compute a little further; what ended."""
         ...
 
+    def close(self) -> None:
+        """Give all memory back; whoever still waits is told by others."""
+        ...
+
 
 class InProcessSampler:
     """Implements the Sampler protocol on a batcher, in this process.
@@ -252,6 +256,7 @@ class InProcessSampler:
         try:
             with self._on_worker(), torch.inference_mode():
                 self._serve()
+                self._batcher.close()
         except BaseException as error:  # not swallowed: every pending and future request raises from it
             ended = (f"the sampler's worker failed: {error!r}", error)
         with self._lock:

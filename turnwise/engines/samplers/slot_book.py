@@ -8,8 +8,11 @@ from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.samplers.device_steps import DeviceSteps
 from turnwise.engines.samplers.device_turns import Turn, WrittenTokens
+from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.paged_cache import Pages
 from turnwise.engines.samplers.slots import empty_entry, no_entries, slot_entry
+from turnwise.errors import EngineError
+from turnwise.types import FinishReason
 
 Slots = NDArray[np.int64]
 NOBODY = -2
@@ -24,11 +27,11 @@ class SlotBook:
         self.tenancy = np.zeros(slots, dtype=np.int64)
         """How often a slot has changed hands."""
         self.decoding = np.zeros(slots, dtype=bool)
-        self.limit = np.zeros(slots, dtype=np.int64)
+        self._limit = np.zeros(slots, dtype=np.int64)
         """Tokens that may be written in this slot."""
-        self.looked_at = np.zeros(slots, dtype=bool)
+        self._looked_at = np.zeros(slots, dtype=bool)
         self.filtered = np.zeros(slots, dtype=bool)
-        self.written = WrittenTokens(slots)
+        self._written = WrittenTokens(slots)
         self.table = np.zeros((slots, max_pages), dtype=np.int32)
         self._held = np.zeros(slots, dtype=np.int64)
         """Pages of each slot."""
@@ -48,7 +51,7 @@ class SlotBook:
         """How many slots somebody has."""
         return len(self._tenants) - len(self.free)
 
-    def tenant(self, slot: int) -> Turn:
+    def _tenant(self, slot: int) -> Turn:
         """Whose slot it is."""
         turn = self._tenants[slot]
         if turn is None:
@@ -72,11 +75,11 @@ class SlotBook:
         turn.slot, turn.order, turn.tokens, turn.fed = slot, self._entered, tokens, fed
         self._tenants[slot] = turn
         limit = turn.limit - len(turn.ids)
-        self.limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
+        self._limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
         stops = sorted(request.params.stop_ids)[:STOP_IDS]
         self._stops[slot] = NOBODY
         self._stops[slot, : len(stops)] = stops
-        self.looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered
+        self._looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered
         self._held[slot] = 0
         self.extend(np.array([slot]), np.array([len(pages)]), pages)
         self._entries[slot] = slot_entry(
@@ -86,7 +89,7 @@ class SlotBook:
     def leave(self, turn: Turn) -> Pages:
         """Take a turn's slot from it, with what it wrote there; returns its pages."""
         slot = turn.slot
-        ids, logprobs = self.written.take(slot)
+        ids, logprobs = self._written.take(slot)
         turn.ids, turn.logprobs = np.concatenate((turn.ids, ids)), np.concatenate((turn.logprobs, logprobs))
         turn.slot = -1
         self._tenants[slot] = None
@@ -99,6 +102,10 @@ class SlotBook:
     def unfinished(self) -> Slots:
         """Slots with tokens left to write when all that is launched has run."""
         return np.flatnonzero(self.decoding & (self._place < self._final))
+
+    def longest(self, slots: Slots) -> int:
+        """Tokens of the longest sequence among these."""
+        return int(self._place[slots].max())
 
     def lacking(self, slots: Slots, steps: int) -> Slots:
         """How many pages each needs for so many steps."""
@@ -121,11 +128,31 @@ class SlotBook:
         """So many more steps of these slots are launched."""
         self._place[slots] = np.minimum(self._place[slots] + steps, self._final[slots])
 
-    def stopped(self, slots: Slots, counts: Slots, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the device ended each turn by a stop id: the last of its tokens, the first `counts` of [steps, n]."""
+    def accept(
+        self, slots: Slots, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], decode_text: DecodeText
+    ) -> tuple[int, list[tuple[Turn, FinishReason | EngineError]]]:
+        """Take what was written in these slots [steps, n], -1 where nothing was; how many tokens, and who ended why."""
+        counts = (tokens >= 0).sum(axis=0)
+        bad = np.asarray(((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0))
+        counts[bad] = 0
+        # The device ends a turn at the first stop id it knows, so only the last token can be one.
         last = tokens[np.maximum(counts - 1, 0), np.arange(len(slots))]
-        found: NDArray[np.bool_] = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
-        return found
+        stopped = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
+        for column in np.flatnonzero(self._looked_at[slots] & ~bad).tolist():
+            cut = self._tenant(slots[column]).cut(tokens[: counts[column], column].tolist(), decode_text)
+            if cut is not None:
+                counts[column], stopped[column] = cut, True
+        self._written.append(slots, counts, tokens, logprobs)
+        full = self._written.count[slots] >= self._limit[slots]
+        ended: list[tuple[Turn, FinishReason | EngineError]] = []
+        for column in np.flatnonzero(bad | stopped | full).tolist():
+            turn = self._tenant(slots[column])
+            fed = len(turn.tokens) + int(self._written.count[turn.slot])
+            result: FinishReason | EngineError = FinishReason.STOP if stopped[column] else FinishReason.LENGTH
+            ended.append(
+                (turn, EngineError(f"the model's logits are NaN after {fed} tokens") if bad[column] else result)
+            )
+        return int(counts.sum()), ended
 
     def tell(self, steps: DeviceSteps) -> None:
         """Slots and pages that have changed, to the device."""

@@ -1,0 +1,114 @@
+"""Sampler and learner take turns with memory: asleep from the first look at a step until new weights are published."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from turnwise import configure
+from turnwise.assemble import Prepared, prepare
+from turnwise.data.loader import Loader
+from turnwise.engines.device_clock import DeviceClock
+from turnwise.engines.learners.clocked import ClockedLearner
+from turnwise.engines.learners.local import LocalLearner
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.opening import LearnerParts, model_source, open_learner
+from turnwise.engines.samplers.cuda import CudaSampler
+from turnwise.engines.samplers.in_process import InProcessSampler
+from turnwise.engines.samplers.threads import UNPADDED
+from turnwise.engines.samplers.torch_cpu import TorchSampler
+from turnwise.trainer.collecting import Collected, Groups
+from turnwise.trainer.engines import Engines
+from turnwise.training import kl
+from turnwise.training.sequences import to_sequences
+
+CPU = torch.device("cpu")
+SMALL = (
+    "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=2", "training.group_size=3",
+    "sampling.max_tokens=24", "engine.threads=1",
+)  # fmt: skip
+
+
+def torch_sampler(model: Decoder, prepared: Prepared, clock: DeviceClock) -> InProcessSampler:
+    assert prepared.renderer is not None
+    decode = prepared.renderer.tokenizer.decode
+    return TorchSampler(model, decode=decode, max_batch=8, threads=1, regime=UNPADDED)
+
+
+def cuda_sampler(model: Decoder, prepared: Prepared, clock: DeviceClock) -> InProcessSampler:
+    """As on a GPU, with the kernels' references."""
+    assert prepared.renderer is not None
+    return CudaSampler(
+        model, device=CPU, decode=prepared.renderer.tokenizer.decode, max_batch=8, cache_bytes=1 << 22,
+        invariant=False, clock=clock, say=print,
+    )  # fmt: skip
+
+
+class Watched(LocalLearner):
+    """Says at each piece of work whether the sampler slept and what it held."""
+
+    sampler: InProcessSampler
+    seen: list[tuple[bool, int]]
+
+    def score(self, *arguments: Any) -> Any:
+        self.seen.append((self.sampler._batcher.asleep, self.sampler.held_bytes))
+        return super().score(*arguments)
+
+    def update(self, *arguments: Any) -> Any:
+        self.seen.append((self.sampler._batcher.asleep, self.sampler.held_bytes))
+        return super().update(*arguments)
+
+
+@pytest.mark.parametrize("make", [torch_sampler, cuda_sampler])
+@pytest.mark.parametrize("take_turns", [True, False])
+def test_the_sampler_sleeps_while_the_learner_learns(
+    make: Callable[[Decoder, Prepared, DeviceClock], InProcessSampler], take_turns: bool
+) -> None:
+    config, before = configure(*SMALL), torch.get_num_threads()
+    prepared = prepare(config, "train", limit=2)
+    assert prepared.renderer is not None
+    learner, clock = open_learner(config, prepared.renderer, LearnerParts(1)), DeviceClock(CPU)
+    learner.__class__ = Watched
+    assert isinstance(learner, Watched)
+
+    async def body() -> dict[str, float]:
+        sampler = make(Decoder.read(model_source(config).folder), prepared, clock)
+        learner.sampler, learner.seen = sampler, []
+        engines = Engines(
+            ClockedLearner(learner, clock), kl.controller(0.0, None), sampler, False, 1, take_turns, clock
+        )
+        try:
+            await engines.publish(0)
+            collected = await one_step(engines, prepared)
+            assert sampler.stats.decoded_tokens > 0
+            sequences = to_sequences(collected.groups)
+            for sequence in sequences:  # groups that are all wrong teach nothing
+                sequence.reward = float(sequence.trajectory % 2)
+            assert "log-probs differ by" in await engines.compare(sequences, config)
+            await engines.update(sequences, config, 0, collected.baselines)
+            assert sampler._batcher.asleep == take_turns
+            await engines.publish(1)
+            assert not sampler._batcher.asleep and sampler.policy_version == 1
+            await one_step(engines, prepared)
+            return engines.device_metrics()
+        finally:
+            await sampler.close()
+
+    try:
+        metrics = asyncio.run(body())
+    finally:
+        torch.set_num_threads(before)
+    assert learner.step > 0 and len(learner.seen) >= 2
+    assert {asleep for asleep, _ in learner.seen} == {take_turns}
+    assert not take_turns or {held for _, held in learner.seen} == {0}
+    assert metrics.keys() == {"gpu/idle_share"} and 0.0 <= metrics["gpu/idle_share"] < 1.0
+
+
+async def one_step(engines: Engines, prepared: Prepared) -> Collected:
+    loader = Loader(prepared.samples, 2, 0, shuffle=False)
+    groups = Groups(engines, replace(prepared), loader, 0)
+    async with groups.collector:
+        return await groups.next_step(0)
