@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from turnwise.engines.kernels.triton_launch import Launcher
 
 PROGRAMS = 924
-"""Programs with two warps each that sum a norm's gradient, each over its share of the rows: the 7 that fit the registers
-of a core, for 132 cores. It is fixed, so that a gradient has the same bits on every GPU.
+"""Programs with two warps each that sum a norm's gradient, each over its share of the rows: 7 for each of 132 cores, as
+many as their registers hold. It is fixed, so that a gradient has the same bits on every GPU.
 """
 
 
