@@ -24,6 +24,7 @@ from turnwise.engines.samplers.graphs import Graphs, Say
 from turnwise.engines.samplers.pass_shapes import (
     Numbers,
     PromptChunk,
+    block_count,
     chunk_bucket,
     decode_bucket,
     packed_chunks,
@@ -217,7 +218,7 @@ class DeviceSteps:
         key = ("prefill", tokens, rows, filtered)
         buffer = self._upload(key, packed_chunks(chunks, tokens, rows, self.block))
         output = self._output(key, 1, rows)
-        blocks = tokens // self.block + rows
+        blocks = block_count(tokens, rows, self.block)
         sizes = [tokens] * 3 + [blocks] * 4 + [rows] * 2
 
         def work() -> None:

@@ -34,6 +34,11 @@ def chunk_bucket(chunks: int) -> int:
     return size
 
 
+def block_count(tokens: int, rows: int, block: int) -> int:
+    """Blocks of queries that so many tokens of so many chunks can need: each chunk may end inside one."""
+    return -(-tokens // block) + rows
+
+
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
     """The next tokens of a prompt: where they begin, and whether they end it."""
@@ -56,7 +61,7 @@ def packed_chunks(chunks: Sequence[PromptChunk], tokens: int, rows: int, block: 
     count = int(per_chunk.sum())
     owner = np.repeat(np.arange(len(chunks)), per_chunk)
     within = (np.arange(count) - np.repeat(np.cumsum(per_chunk) - per_chunk, per_chunk)) * block
-    blocks = tokens // block + rows
+    blocks = block_count(tokens, rows, block)
     by_token = np.zeros((3, tokens), dtype=np.int32)
     by_token[2] = -1
     by_token[0, :total] = np.concatenate([chunk.tokens for chunk in chunks])
