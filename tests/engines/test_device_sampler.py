@@ -426,6 +426,22 @@ def test_bfloat16_on_a_gpu_does_not_depend_on_company_when_invariant(decoder: De
     assert all(-20 < logprob <= 0 for turn in first for logprob in turn.logprobs)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gets_its_memory_back_in_sleep_and_at_the_end(decoder: Decoder) -> None:
+    async def body(sampler: CudaSampler) -> int:
+        await crowd(sampler)
+        held, before = sampler.held_bytes, torch.cuda.memory_allocated()
+        await sampler.sleep()
+        assert before - torch.cuda.memory_allocated() >= held
+        await sampler.wake()
+        await turns(sampler, "later", key(), prompt(20))
+        return held
+
+    held = with_sampler(decoder, body, "cuda", pages=20_000)
+    assert held > 100 << 20 and torch.cuda.memory_allocated() < held
+
+
 FAMILIES = ["gemma3_text", "gpt_oss", "deepseek_v3"]
 """Windows, sinks, and keys of another size than values."""
 
