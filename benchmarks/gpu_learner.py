@@ -5,7 +5,7 @@ entropies of the policy's tokens, backward, and a step of AdamW; 256 of 384 toke
 batch and makes the logits of every token with sdpa attention, weights and moments in bfloat16. Tokens are real ones,
 padding is not counted.
 
-    python benchmarks/gpu_learner.py [--steps 10] [--sequences 64] [--length 384] [--sides ours theirs ...]
+    python benchmarks/gpu_learner.py [--steps 10] [--sequences 64] [--length 384] [--sides ours theirs ...] [--profile]
 """
 
 import argparse
@@ -124,7 +124,17 @@ SIDES: dict[str, Callable[[Path, Work], Step]] = {
 }
 
 
-def measure(make: Callable[[], Step], steps: int) -> tuple[float, float, float, float, float]:
+def profile(step: Step) -> None:
+    """Where the time of one step goes, on the GPU and on the host."""
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    for by in ("self_device_time_total", "self_cpu_time_total"):
+        print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60))
+
+
+def measure(make: Callable[[], Step], steps: int, profiled: bool) -> tuple[float, float, float, float, float]:
     """Seconds of a step, peak bytes, loss and gradient norm of the first step, and seconds until three were done."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -142,6 +152,8 @@ def measure(make: Callable[[], Step], steps: int) -> tuple[float, float, float, 
         step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
+    if profiled:
+        profile(step)
     return float(np.median(times)), torch.cuda.max_memory_allocated(), loss, norm, warm
 
 
@@ -152,6 +164,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=384)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--cases", nargs="+", choices=("equal", "uneven"), default=["equal", "uneven"])
+    parser.add_argument("--profile", action="store_true", help="print which kernels and calls a step consists of")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU: PyTorch finds no CUDA device here")
@@ -164,7 +177,9 @@ def main() -> None:
             peer: tuple[float, ...] | None = None
             for side in arguments.sides:
                 try:
-                    found = measure(lambda side=side, work=work: SIDES[side](Path(folder), work), arguments.steps)
+                    found = measure(
+                        lambda side=side, work=work: SIDES[side](Path(folder), work), arguments.steps, arguments.profile
+                    )
                 except Exception as error:  # one side that fails must not cost the others their run
                     print(f"  {side:18s} failed: {type(error).__name__}: {error}", flush=True)
                     continue

@@ -29,9 +29,9 @@ class SmallDevice(DeviceSteps):
         _refuse(pages > self.most_pages)
         super().allocate(pages)
 
-    def decode(self, rows: Any, steps: int, *, filtered: bool) -> Launched:
+    def decode(self, rows: Any, steps: int, longest: int, *, filtered: bool) -> Launched:
         _refuse(len(rows) > self.most_rows)
-        return super().decode(rows, steps, filtered=filtered)
+        return super().decode(rows, steps, longest, filtered=filtered)
 
     def prefill(self, chunks: Any, *, filtered: bool) -> Launched:
         _refuse(sum(len(chunk.tokens) for chunk in chunks) > self.most_tokens)
@@ -45,7 +45,8 @@ def _refuse(refused: bool) -> None:
 
 def batcher_of(decoder: Decoder, said: list[str], *, slots: int = 8, pages: int = 64, **sizes: int) -> DeviceBatcher:
     model = FusedDecoder.of(decoder, device=CPU, dtype=torch.float32, invariant=False)
-    steps = SmallDevice(model, CPU, slots=slots, steps=4, block=16, smallest_pass=16, clock=None, say=said.append)
+    shape = {"slots": slots, "steps": 4, "block": 16, "smallest_pass": 16}
+    steps = SmallDevice(model, CPU, **shape, invariant=False, clock=None, say=said.append)
     for name, size in sizes.items():
         setattr(steps, name, size)
     return DeviceBatcher(model, str, steps, slots=slots, pages=pages, prefill_tokens=64, say=said.append)

@@ -64,7 +64,7 @@ def with_sampler(
             **given | options,
         )
         try:
-            return await asyncio.wait_for(body(sampler), 120)
+            return await asyncio.wait_for(body(sampler), 60)
         finally:
             await sampler.close()
 
@@ -78,7 +78,7 @@ def on_the_cpu(model: PolicyModel, body: Callable[[InProcessSampler], Awaitable[
         given = {"decode": letters, "max_batch": 8, "threads": 1, "regime": REGIMES[0], **options}
         sampler = TorchSampler(model, **given)
         try:
-            return await asyncio.wait_for(body(sampler), 120)
+            return await asyncio.wait_for(body(sampler), 60)
         finally:
             await sampler.close()
 
@@ -294,8 +294,7 @@ def test_cancelled_requests_free_their_slot_and_pages(decoder: Decoder, device: 
     async def body(sampler: CudaSampler) -> None:
         params = SamplingParams(max_tokens=200)
         tasks = [asyncio.create_task(write(sampler, f"c{i}", prompt(20, i), params, key(i))) for i in range(5)]
-        while sampler.stats.decoded_tokens < 10:
-            await asyncio.sleep(0.001)
+        await until(sampler, 10, *tasks)
         for task in tasks[:4]:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -319,8 +318,12 @@ def long_request(number: int) -> Request:
     return Request(f"c{number}", ids, SamplingParams(90, 0.9), NoiseKey(0, 0, "s", number))
 
 
-async def until(sampler: CudaSampler, tokens: int) -> None:
+async def until(sampler: CudaSampler, tokens: int, *tasks: asyncio.Task[Any]) -> None:
+    """Until so much is written by tasks of which none ends before, least of all with an error."""
     while sampler.stats.decoded_tokens < tokens:
+        for task in tasks:
+            if task.done():
+                task.result()
         await asyncio.sleep(0.001)
 
 
@@ -333,7 +336,7 @@ def test_turns_go_on_as_if_nobody_had_slept(decoder: Decoder, device: str) -> No
     async def write_all(sampler: CudaSampler, naps: int) -> list[Written]:
         tasks = [asyncio.create_task(sampler.generate(long_request(number))) for number in range(4)]
         for nap in range(naps):
-            await until(sampler, 40 * (nap + 1))
+            await until(sampler, 40 * (nap + 1), *tasks)
             await sampler.sleep()
             await sampler.sleep()
             assert sampler.held_bytes == 0 and sampler.cached_bytes == 0
@@ -356,7 +359,7 @@ def test_every_token_carries_its_version(decoder: Decoder, device: str) -> None:
 
     async def body(sampler: CudaSampler) -> tuple[Completion, Completion]:
         turn = asyncio.create_task(sampler.generate(long_request(0)))
-        await until(sampler, 20)
+        await until(sampler, 20, turn)
         with pytest.raises(EngineError, match="not the weights of this model"):
             await sampler.publish(FullWeights({"x": (1,)}, iter(())), 5)
         for version, weights in ((1, decoder), (2, other)):
@@ -394,7 +397,7 @@ def test_thousands_of_short_turns(decoder: Decoder) -> None:
 def test_close_fails_what_is_pending(decoder: Decoder) -> None:
     async def body(sampler: CudaSampler) -> None:
         tasks = [asyncio.create_task(sampler.generate(long_request(i))) for i in range(4)]
-        await until(sampler, 5)
+        await until(sampler, 5, *tasks)
         await sampler.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, EngineError) and "closed" in str(result)

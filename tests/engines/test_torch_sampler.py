@@ -119,6 +119,22 @@ def test_caches_change_nothing(decoder: Decoder, regime: Regime, options: dict[s
     assert with_sampler(decoder, body, **options) == expected
 
 
+def test_a_long_prompt_finds_room_in_the_place_of_a_sibling_that_waits_for_its_prefix(
+    decoder: Decoder, regime: Regime
+) -> None:
+    """Room is made for those that are next; one of them may be passed over, and who comes instead may be longer."""
+    short, long = SamplingParams(max_tokens=4), prompt(400, seed=2)
+    starts = {"first": prompt(65), "sibling": prompt(65), "long": long}
+
+    async def body(sampler: TorchSampler) -> list[Written]:
+        return await asyncio.gather(*(write(sampler, name, ids, short, key()) for name, ids in starts.items()))
+
+    async def by_itself(sampler: TorchSampler) -> Written:
+        return await write(sampler, "long", long, short, key())
+
+    assert with_sampler(decoder, body, max_batch=2)[2] == with_sampler(decoder, by_itself)
+
+
 def test_prefix_is_computed_once_for_siblings(decoder: Decoder) -> None:
     start = prompt(200, seed=5)
 

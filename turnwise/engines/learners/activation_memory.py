@@ -111,7 +111,7 @@ class ActivationMemory:
         self._limit: int | None = None
         """Lower than a number of tokens that did not fit."""
         chosen = config.gradient_checkpointing
-        self._free_choice = chosen is None and device.type == "cuda"
+        self._free_choice = chosen is None and device.type == "cuda" and all(model.recomputes for model in models)
         self.recompute = self._first.layers if chosen else 0
         """Layers that are computed again in backward."""
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from turnwise.choices import OptimizerName
 from turnwise.config import LearnerConfig
@@ -27,7 +27,7 @@ from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evalu
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.splitting import BatchPart, halves, whole
-from turnwise.engines.learners.state import differences, fingerprint, read_state, write_state
+from turnwise.engines.learners.state import below, check_names, differences, fingerprint, read_state, write_state
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
 from turnwise.engines.model.attention import Regime
@@ -269,7 +269,13 @@ class LocalLearner:
         for name, optimizer in self._optimizers.items():
             prefix = "" if name == "policy" else f"{name}_"
             metrics[prefix + "grad_norm"] = norms[name]
-            metrics[prefix + "lr"] = optimizer.update(self.step, norms[name])
+            try:
+                metrics[prefix + "lr"] = optimizer.update(self.step, norms[name])
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"the {name}'s optimizer does not fit the learner's memory (learner.optimizer=adamw8bit, "
+                    f"learner.offload=optimizer and learner.lora_rank=16 take less): {str(error).splitlines()[0]}"
+                ) from error
         self.step += 1
         return metrics
 
@@ -340,29 +346,17 @@ class LocalLearner:
             raise EngineError(
                 f"the saved state is of learner.optimizer={kept}, which learner.optimizer={here} cannot read"
             )
-        self._check_names(
-            tensors, {f"{model}.{n}": m for model, o in self._optimizers.items() for n, m in o.masters.items()}
-        )
+        places = {f"{model}.{n}": m for model, o in self._optimizers.items() for n, m in o.masters.items()}
+        check_names(tensors, places, self._moment_shape)
         for model, optimizer in self._optimizers.items():
-            optimizer.load(_below(tensors, f"{model}."), _below(tensors, f"optimizer.{model}."))
+            optimizer.load(below(tensors, f"{model}."), below(tensors, f"optimizer.{model}."))
         self.step = int(info["step"])
 
-    def _check_names(self, tensors: Mapping[str, Tensor], places: Mapping[str, nn.Parameter]) -> None:
-        missing = sorted(places.keys() - tensors.keys())
-        if missing:
-            raise EngineError(f"the saved state lacks {', '.join(missing[:5])}")
-        for name, tensor in tensors.items():
-            if name in places:
-                shape: torch.Size | None = places[name].shape
-            else:
-                kind, model, moment = [*name.split(".", 2), "", ""][:3]
-                known = kind == "optimizer" and model in self._optimizers
-                shape = self._optimizers[model].expected(moment) if known else None
-            if shape is None:
-                raise EngineError(f"the saved state holds {name}, which this learner has no place for")
-            if tensor.shape != shape or (name in places and tensor.dtype != places[name].dtype):
-                found = f"{tuple(tensor.shape)} {tensor.dtype}"
-                raise EngineError(f"{name} is {found} in the saved state and {tuple(shape)} here")
+    def _moment_shape(self, name: str) -> torch.Size | None:
+        """Of `optimizer.MODEL.NAME.KIND`, None for what has no place here."""
+        kind, model, moment = [*name.split(".", 2), "", ""][:3]
+        known = kind == "optimizer" and model in self._optimizers
+        return self._optimizers[model].expected(moment) if known else None
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a state to fit."""
@@ -392,7 +386,3 @@ def _laid_out(found: Floats, parts: Sequence[BatchPart]) -> Floats:
     ordered = np.empty_like(found)
     ordered[np.concatenate([part.places for part in parts])] = found
     return ordered
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from turnwise.engines.model.tensor_file import write_tensors
-from turnwise.errors import StorageError
+from turnwise.errors import EngineError, StorageError
 
 FILE = "learner.safetensors"
 FORMAT = 2
@@ -55,6 +55,27 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "")
         elif old != new:
             found.append(f"{place}{key} was {repr(old)[:200]} and is {repr(new)[:200]}")
     return found
+
+
+def check_names(
+    tensors: Mapping[str, Tensor], places: Mapping[str, Tensor], other: Callable[[str], torch.Size | None]
+) -> None:
+    """All of `places` must be there, with their shapes and number formats; `other` gives the shapes of what may be."""
+    missing = sorted(places.keys() - tensors.keys())
+    if missing:
+        raise EngineError(f"the saved state lacks {', '.join(missing[:5])}")
+    for name, tensor in tensors.items():
+        shape = places[name].shape if name in places else other(name)
+        if shape is None:
+            raise EngineError(f"the saved state holds {name}, which this learner has no place for")
+        if tensor.shape != shape or (name in places and tensor.dtype != places[name].dtype):
+            found = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise EngineError(f"{name} is {found} in the saved state and {tuple(shape)} here")
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names start so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

@@ -60,6 +60,8 @@ class PolicyModel(nn.Module, ABC):
     facts: dict[str, Any]
     """Config and adapter as JSON holds them; what was saved of a model with others is refused by name."""
     has_adapter: bool = False
+    recomputes: bool = True
+    """Whether `forward` can be asked to compute layers again in backward."""
 
     @abstractmethod
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:

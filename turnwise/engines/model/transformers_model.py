@@ -48,7 +48,7 @@ class TransformersModel(PolicyModel):
         self._checkpointed = _checkpointed_layers(model)
         self.eval()
         found = probe(model, self._base)
-        self._recomputes = found.handed_down and bool(self._checkpointed)
+        self.recomputes = found.handed_down and bool(self._checkpointed)
         self._logits = found.logits
         written = json.loads(model.config.to_json_string())
         self.facts = {"config": {k: v for k, v in written.items() if k not in NOT_OF_THE_MODEL}, "lora": None}
@@ -67,7 +67,7 @@ class TransformersModel(PolicyModel):
         """Become what another is, on the same weights."""
         self.model, self.shape, self.facts = other.model, other.shape, dict(other.facts)
         self._names, self._takes, self._logits = other._names, other._takes, other._logits
-        self._checkpointed, self._recomputes = other._checkpointed, other._recomputes
+        self._checkpointed, self.recomputes = other._checkpointed, other.recomputes
 
     @classmethod
     def read(
@@ -120,7 +120,7 @@ class TransformersModel(PolicyModel):
 
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
         """As promised, but any `recompute` above 0 means all layers: transformers has one switch for them."""
-        if recompute and not self._recomputes:
+        if recompute and not self.recomputes:
             raise EngineError(f"{type(self.model).__name__} cannot compute its layers again in the backward pass")
         # transformers asks a layer whether it trains before it recomputes it; the modules inside stay as they are.
         for layer in self._checkpointed if recompute else ():

@@ -250,7 +250,9 @@ class Batcher:
                 passed_over.append(request)
                 continue
             coming.update(missing)
-            running = self._enter(request, len(self._active) + len(work), cached, known)
+            row = len(self._active) + len(work)
+            self._rows.reserve(row + 1, len(request.token_ids))  # who comes for one passed over may be longer
+            running = self._enter(request, row, cached, known)
             budget -= self._take(running, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work

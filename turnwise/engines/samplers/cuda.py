@@ -73,6 +73,7 @@ class CudaSampler(InProcessSampler):
             slots=max_batch,
             steps=steps_per_run,
             block=block,
+            invariant=invariant,
             smallest_pass=min(SMALLEST_PASS, prefill_tokens),
             clock=clock,
             say=say,

@@ -294,9 +294,8 @@ class DeviceBatcher:
         while start < len(slots):
             part = slots[start : start + self._most_rows]
             try:
-                launched = self._steps.decode(
-                    part.astype(np.int32), steps, filtered=bool(self._slots.filtered[part].any())
-                )
+                longest, filtered = self._slots.longest(part), bool(self._slots.filtered[part].any())
+                launched = self._steps.decode(part.astype(np.int32), steps, longest, filtered=filtered)
             except torch.OutOfMemoryError as error:
                 self._most_rows = self._halved(len(part), "rows of a decode run", error)
                 continue

@@ -36,6 +36,8 @@ UPDATE_SIZES = (16, 128, 1024, 8192)
 """Slot entries of one update; it lays four times as many pages."""
 PAGES_PER_ENTRY = 4
 MANY_ROWS = 256
+FEW_PROGRAMS, LONG, SPLITS = 64, 1024, 8
+"""Few sequences, of which one is long, leave most of a GPU idle unless several programs share the keys of a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class PagedAttend:
     """[T] int32, -1 for rows that belong to nobody."""
     places: Tensor
     blocks: QueryBlocks
+    splits: int = 1
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing, /) -> Tensor:
         keys, values = self.pool.layers[layer]
@@ -88,13 +91,15 @@ class PagedAttend:
             window=mixing.window,
             softcap=mixing.softcap,
             sinks=mixing.sinks,
+            splits=self.splits,
         )
 
     def rotated(self, layer: int, fused: Tensor, rotation: Rotation) -> Tensor:
         """Rotation, pages and attention of a plain layer."""
         keys, values = self.pool.layers[layer]
         q = rotate_into_pages(fused, rotation, keys, values, self.table, self.slots)
-        return paged_attention(q, keys, values, self.table, self.blocks, scale=rotation.head_dim**-0.5)
+        scale = rotation.head_dim**-0.5
+        return paged_attention(q, keys, values, self.table, self.blocks, scale=scale, splits=self.splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,7 @@ class DeviceSteps:
         slots: int,
         steps: int,
         block: int,
+        invariant: bool,
         smallest_pass: int,
         clock: DeviceClock | None,
         say: Say,
@@ -139,7 +145,7 @@ class DeviceSteps:
         self.max_pages = -(-model.shape.context_length // PAGE)
         self.dtype = next(model.parameters()).dtype
         self._model, self._device, self._slots = model, device, slots
-        self._clock, self._say = clock, say
+        self._clock, self._invariant = clock, invariant
         self._pool: PagePool | None = None
         self._state = SlotState.on(device, slots, self.max_pages)
         self._graphs = Graphs(device, say, off=model.shape.no_graphs)
@@ -230,10 +236,12 @@ class DeviceSteps:
         work in fewer of them, and a turn that ends waits less for the next."""
         return self._most_steps if rows <= MANY_ROWS else max(1, self._most_steps // 2)
 
-    def decode(self, rows: Numbers, steps: int, *, filtered: bool) -> Launched:
-        """Write so many more tokens in each of these slots, or fewer where a turn ends."""
+    def decode(self, rows: Numbers, steps: int, longest: int, *, filtered: bool) -> Launched:
+        """Write so many more tokens in each of these slots, or fewer where a turn ends; `longest` has so many."""
         size = decode_bucket(len(rows))
-        key = ("decode", size, steps, filtered)
+        few = size * min(cache.kv_heads for cache in self._model.shape.caches) <= FEW_PROGRAMS
+        splits = SPLITS if few and longest >= LONG and not self._invariant else 1
+        key = ("decode", size, steps, splits, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
         numbers[: len(rows)] = rows
         buffer = self._upload(key, numbers)
@@ -245,7 +253,7 @@ class DeviceSteps:
             each = torch.arange(size, dtype=torch.int32, device=self._device)
             for done in range(steps):
                 try:
-                    self._decode_step(buffer, each, drawing, output)
+                    self._decode_step(buffer, each, drawing, output, splits)
                 except torch.OutOfMemoryError as error:
                     if not done or torch.cuda.is_current_stream_capturing():
                         raise  # nothing has moved
@@ -253,12 +261,13 @@ class DeviceSteps:
 
         return self._launch(key, work, output)
 
-    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output) -> None:
+    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output, splits: int) -> None:
         state = self._state
         live = state.active.index_select(0, drawing.slots)
         places = state.places.index_select(0, drawing.slots)
         slots = rows.masked_fill(live <= 0, -1)
-        attend = PagedAttend(self._pages, state.table, slots, places, QueryBlocks(each, live, slots, places, 1))
+        blocks = QueryBlocks(each, live, slots, places, 1)
+        attend = PagedAttend(self._pages, state.table, slots, places, blocks, splits)
         tokens = state.last_token.index_select(0, drawing.slots)
         self._draw(self._model(ModelInputs(tokens, places.long()), attend), rows, drawing, output)
 

@@ -19,11 +19,11 @@ def decode_bucket(rows: int) -> int:
 
 
 def pass_bucket(tokens: int, smallest: int) -> int:
-    """The next size of a pass over prompts."""
+    """The next size of a pass over prompts: doubled from the smallest on, and from 1,024 on also half-way between."""
     size = smallest
     while size < tokens:
         size *= 2
-    return size
+    return 3 * size // 4 if size > 1024 and tokens <= 3 * size // 4 else size
 
 
 def chunk_bucket(chunks: int) -> int:

@@ -103,6 +103,10 @@ class SlotBook:
         """Slots with tokens left to write when all that is launched has run."""
         return np.flatnonzero(self.decoding & (self._place < self._final))
 
+    def longest(self, slots: Slots) -> int:
+        """Tokens of the longest sequence among these."""
+        return int(self._place[slots].max())
+
     def lacking(self, slots: Slots, steps: int) -> Slots:
         """How many pages each needs for so many steps."""
         reached = np.minimum(self._place[slots] + steps, self._final[slots])
