@@ -31,6 +31,10 @@ def invariant_linear(
     """
     out_dtype = x.dtype if out_dtype is None else out_dtype
     if use_triton(x):
+        if not torch.is_grad_enabled():
+            from turnwise.engines.kernels import triton_products
+
+            return triton_products.product(x, weight, bias, out_dtype)
         return cast(Tensor, cast(Any, _InvariantLinear).apply(x, weight, bias, out_dtype))
     return _plain(x, weight, bias, out_dtype)
 

@@ -33,6 +33,10 @@ class Rotation:
         if (self.q_norm is None) != (self.k_norm is None):
             raise ValueError("queries and keys have a norm both or neither")
 
+    def with_norms(self, q_norm: Tensor, k_norm: Tensor) -> "Rotation":
+        """The same with other weights of the norms."""
+        return replace(self, q_norm=q_norm, k_norm=k_norm)
+
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(y, s) of x [T, H]: s = x + residual, and y = s over its root mean square, rounded, times the weight.

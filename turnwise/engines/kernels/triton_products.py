@@ -5,10 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from turnwise.engines.kernels.triton_launch import Launcher
 from turnwise.engines.kernels.triton_rows import ready
 
-ROWS, COLUMNS, GROUP = 64, 128, 8
-"""The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache."""
+ROWS, COLUMNS, GROUP = 64, 64, 8
+"""The tile of the result, and how many tiles of rows share a tile of the weight while it is in the cache.
+
+On an H200: 64 x 576 x 576 in 3.8 us (64 x 128 takes 4.6), 24,576 x 576 x 576 in 52 us (83), x 3,072 in 254 us (210).
+"""
 DEPTH = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 """How much of K one step takes."""
 WARPS, STAGES = 4, 4
@@ -50,6 +54,9 @@ def _product(
     tl.store(y_at, sums.to(Y.dtype.element_ty), mask=(row < T)[:, None] & (column < N)[None, :])
 
 
+_launch_product = Launcher(_product)
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus the bias, in `out_dtype`."""
     x, weight = ready(x), ready(weight)
@@ -57,8 +64,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dty
     y = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
     step = DEPTH[x.dtype]
     if rows:
-        _product[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)](
-            x, weight, x if bias is None else bias.contiguous(), y, rows, columns, depth,
-            ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None, num_warps=WARPS, num_stages=STAGES,
-        )  # fmt: skip
+        _launch_product(
+            -(-rows // ROWS) * -(-columns // COLUMNS),
+            (x, weight, x if bias is None else bias.contiguous(), y),
+            (rows, columns, depth),
+            (ROWS, COLUMNS, step, GROUP, depth % step == 0, bias is not None),
+            num_warps=WARPS,
+            num_stages=STAGES,
+        )
     return y

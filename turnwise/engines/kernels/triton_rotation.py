@@ -4,6 +4,8 @@ A program holds a tile of heads of one row as its two halves, so that the pairs 
 pages or not is one kernel with two endings, so that both give the same bits.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -11,10 +13,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from turnwise.engines.kernels.rows import Rotation
-from turnwise.engines.kernels.triton_rows import PROGRAMS, ready
+from turnwise.engines.kernels.triton_launch import Launcher
+from turnwise.engines.kernels.triton_rows import column_sums, ready
 
 HEADS = 16
 """Heads of a tile, at most."""
+WARPS = 2112
+"""Warps that sum the gradient of heads' norms, each over its share of the rows; fixed, so that its bits are too."""
 
 
 @triton.jit
@@ -170,16 +175,22 @@ def _rotate_backward(
         _store(to + D, _sum(part_a, is_k), _sum(part_b, is_k), half, column < half)
 
 
-def _tiles(rotation):
+_launch_rotate, _launch_rotate_backward = Launcher(_rotate), Launcher(_rotate_backward)
+
+
+@cache
+def _tiles(num_heads, num_kv_heads, head_dim):
     """(pairs, heads of a tile, tiles of a row, warps), the same for every kernel of this file."""
-    heads = rotation.num_heads + 2 * rotation.num_kv_heads
-    pairs = triton.next_power_of_2(rotation.head_dim // 2)
+    heads = num_heads + 2 * num_kv_heads
+    pairs = triton.next_power_of_2(head_dim // 2)
     tile = min(HEADS, triton.next_power_of_2(heads))
     return pairs, tile, triton.cdiv(heads, tile), min(max(tile * pairs // 512, 1), 8)
 
 
 def rotate(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """See rows.rotate."""
+    if not torch.is_grad_enabled():
+        return turned(ready(fused), rotation)
     return _Rotate.apply(fused, rotation.q_norm, rotation.k_norm, rotation)
 
 
@@ -196,20 +207,66 @@ def rotate_into_pages(
 def _launch(fused, rotation, keys, values, pages):
     """The queries; keys go to rows of their own or, with values, into pages (keys, values, table, slots)."""
     q = fused.new_empty((len(fused), rotation.num_heads, rotation.head_dim))
-    pairs, tile, tiles, warps = _tiles(rotation)
+    heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
+    pairs, tile, tiles, warps = _tiles(*heads)
     normed, paged = rotation.q_norm is not None, pages is not None
     table, slots = pages[2:] if paged else (rotation.positions, rotation.positions)
+    norms = (ready(rotation.q_norm), ready(rotation.k_norm)) if normed else (fused, fused)
+    strides = (*keys.stride()[:3], *values.stride()[:3]) if paged else (0, 0, 0, 0, 0, 0)
     if len(fused):
-        _rotate[(len(fused) * tiles,)](
-            fused, ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(),
-            ready(rotation.q_norm) if normed else fused, ready(rotation.k_norm) if normed else fused,
-            q, keys, values, table, slots, rotation.eps, table.stride(0),
-            rotation.num_heads, rotation.num_kv_heads, rotation.head_dim, pairs, tile, tiles,
-            normed, paged, keys.shape[2] if paged else 1,
-            *(keys.stride()[:3] if paged else (0, 0, 0)), *(values.stride()[:3] if paged else (0, 0, 0)),
+        _launch_rotate(
+            len(fused) * tiles,
+            (
+                fused, ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(), *norms,
+                q, keys, values, table, slots,
+            ),
+            (rotation.eps, table.stride(0)),
+            (*heads, pairs, tile, tiles, normed, paged, keys.shape[2] if paged else 1, *strides),
             num_warps=warps,
         )  # fmt: skip
     return q
+
+
+def turned(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate` without a gradient, of a tensor that is `ready`; the values are a view of it."""
+    k = fused.new_empty((len(fused), rotation.num_kv_heads, rotation.head_dim))
+    q = _launch(fused, rotation, k, k, None)
+    return q, k, fused[:, -k.shape[1] * k.shape[2] :].unflatten(1, k.shape[1:])
+
+
+def turned_gradient(
+    fused: Tensor | None, rotation: Rotation, gq: Tensor | None, gk: Tensor | None, gv: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of `fused`, which is needed where heads are normed only, and of both norms; one of the three must
+    be there."""
+    normed = rotation.q_norm is not None
+    given = next(g for g in (gq, gk, gv) if g is not None)
+    gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
+    strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
+    heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
+    pairs, tile, tiles, warps = _tiles(*heads)
+    warps = min(2 * warps, 8)  # a gradient takes more registers
+    rows, dim = len(given), rotation.head_dim
+    programs = min(rows, max(WARPS // (tiles * warps), 1)) if normed else rows
+    to_fused = given.new_empty((rows, (rotation.num_heads + 2 * rotation.num_kv_heads) * dim))
+    parts = given.new_empty((programs * tiles, 2 * dim), dtype=torch.float32) if normed else given
+    if rows:
+        _launch_rotate_backward(
+            programs * tiles,
+            (
+                *(given if g is None else g for g in gradients), fused if normed else given,
+                ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(),
+                ready(rotation.q_norm) if normed else given, ready(rotation.k_norm) if normed else given,
+                to_fused, parts,
+            ),
+            (rows, rotation.eps, *strides),
+            (*heads, pairs, tile, tiles, normed, *(g is not None for g in gradients)),
+            num_warps=warps,
+        )  # fmt: skip
+    if not normed:
+        return to_fused, None, None
+    to_q, to_k = column_sums(parts, rotation.q_norm.dtype).split(dim)
+    return to_fused, to_q, to_k
 
 
 class _Rotate(torch.autograd.Function):
@@ -218,38 +275,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, fused, q_norm, k_norm, rotation):
         fused = ready(fused)
-        k = fused.new_empty((len(fused), rotation.num_kv_heads, rotation.head_dim))
-        q = _launch(fused, rotation, k, k, None)
-        v = fused[:, -k.shape[1] * k.shape[2] :].unflatten(1, k.shape[1:])
         ctx.set_materialize_grads(False)
-        ctx.rotation, ctx.shape = rotation, fused.shape
+        ctx.rotation = rotation
         if q_norm is not None:
-            ctx.save_for_backward(fused, q_norm, k_norm)
-        return q, k, v
+            ctx.save_for_backward(fused)
+        return turned(fused, rotation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gq, gk, gv):
-        rotation, normed = ctx.rotation, ctx.rotation.q_norm is not None
-        given = next((g for g in (gq, gk, gv) if g is not None), None)
-        if given is None:
+        if gq is None and gk is None and gv is None:
             return None, None, None, None
-        fused, q_norm, k_norm = ctx.saved_tensors if normed else (given, given, given)
-        gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
-        strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
-        pairs, tile, tiles, warps = _tiles(rotation)
-        warps = min(2 * warps, 8)  # a gradient takes more registers
-        rows, dim = ctx.shape[0], rotation.head_dim
-        programs = min(rows, max(PROGRAMS // (tiles * warps), 1)) if normed else rows
-        to_fused = given.new_empty(ctx.shape)
-        parts = given.new_empty((programs * tiles, 2, dim), dtype=torch.float32) if normed else given
-        if rows:
-            _rotate_backward[(programs * tiles,)](
-                *(given if g is None else g for g in gradients), fused,
-                ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(),
-                ready(q_norm) if normed else given, ready(k_norm) if normed else given, to_fused, parts, rows,
-                rotation.eps, *strides, rotation.num_heads, rotation.num_kv_heads, dim, pairs, tile, tiles,
-                normed, *(g is not None for g in gradients), num_warps=warps,
-            )  # fmt: skip
-        to_norms = parts.sum(0).to(q_norm.dtype) if normed else (None, None)
-        return to_fused, to_norms[0], to_norms[1], None
+        kept = ctx.saved_tensors  # once: a layer that is computed again gives each away only once
+        return *turned_gradient(kept[0] if kept else None, ctx.rotation, gq, gk, gv), None

@@ -4,16 +4,19 @@ Nothing that depends on T is compiled in, and every row starts where vectors can
 choose another order of sums for a count of one or for an odd address.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-PROGRAMS = 2112
-"""Programs with two warps each that sum a weight's gradient, each over its share of the rows: 16 for each of 132 cores.
+from turnwise.engines.kernels.triton_launch import Launcher
 
-It is fixed, so that a gradient has the same bits on every GPU.
+PROGRAMS = 924
+"""Programs with two warps each that sum a norm's gradient, each over its share of the rows: 7 for each of 132 cores, as
+many as their registers hold. It is fixed, so that a gradient has the same bits on every GPU.
 """
 
 
@@ -25,6 +28,8 @@ def ready(x: Tensor) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See rows.add_rms_norm."""
+    if not torch.is_grad_enabled():
+        return norm(x, residual, weight, eps)
     if residual is None:
         return _Norm.apply(x, weight, eps), x
     return _AddNorm.apply(x, residual, weight, eps)
@@ -32,7 +37,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """See rows.swiglu."""
-    return _SwiGlu.apply(gate_up)
+    return _SwiGlu.apply(gate_up) if torch.is_grad_enabled() else gated(ready(gate_up))
 
 
 @triton.jit
@@ -64,21 +69,47 @@ def _norm_backward(
     w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
     part = tl.zeros([BLOCK], dtype=tl.float32)
     start = program.to(tl.int64)
+    # The next row is on its way while this one is worked on.
+    next_s = tl.load(S + start * H + column, mask=inside, other=0.0)
+    next_gy = tl.load(GY + start * H + column, mask=inside, other=0.0)
+    if ADD:
+        next_gs = tl.load(GS + start * H + column, mask=inside, other=0.0)
     for turn in range(0, tl.cdiv(T - program, programs)):
-        place = (start + turn * programs) * H + column
-        s = tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
-        gy = tl.load(GY + place, mask=inside, other=0.0).to(tl.float32)
+        row = start + turn * programs
+        s = next_s.to(tl.float32)
+        gy = next_gy.to(tl.float32)
+        if ADD:
+            gs = next_gs.to(tl.float32)
+        ahead = (row + programs) * H + column
+        there = inside & (row + programs < T)
+        next_s = tl.load(S + ahead, mask=there, other=0.0)
+        next_gy = tl.load(GY + ahead, mask=there, other=0.0)
+        if ADD:
+            next_gs = tl.load(GS + ahead, mask=there, other=0.0)
+        g = gy * w
         scale = tl.rsqrt(tl.sum(s * s, axis=0) * (1.0 / H) + eps)
+        share = tl.sum(g * s, axis=0) * (1.0 / H) * scale
         n = s * scale
         if TO_WEIGHT:
             part += gy * n
-        g = gy * w
-        gx = (g - n * (tl.sum(g * n, axis=0) * (1.0 / H))) * scale
+        gx = (g - n * share) * scale
         if ADD:
-            gx += tl.load(GS + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(GX + place, gx.to(GX.dtype.element_ty), mask=inside)
+            gx += gs
+        tl.store(GX + row * H + column, gx.to(GX.dtype.element_ty), mask=inside)
     if TO_WEIGHT:
         tl.store(PARTS + start * H + column, part, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _column_sums(PARTS, SUMS, T, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for turn in range(0, tl.cdiv(T, ROWS)):
+        here = turn * ROWS + row
+        sums += tl.load(PARTS + here * H + column, mask=(here < T) & (column < H), other=0.0)
+    total = tl.sum(sums, axis=0)[None, :]
+    tl.store(SUMS + column, total.to(SUMS.dtype.element_ty), mask=column < H)
 
 
 @triton.jit
@@ -109,12 +140,19 @@ def _swiglu_backward(GATE_UP, GY, G, SIZE: tl.constexpr, BLOCK: tl.constexpr, BL
     tl.store(G + here + SIZE, (gy * gate * share).to(G.dtype.element_ty), mask=inside)
 
 
+_launch_norm_forward, _launch_norm_backward = Launcher(_norm_forward), Launcher(_norm_backward)
+_launch_column_sums = Launcher(_column_sums)
+_launch_swiglu_forward, _launch_swiglu_backward = Launcher(_swiglu_forward), Launcher(_swiglu_backward)
+
+
+@cache
 def _width(columns):
     """(block, warps) for a row that one program holds whole."""
     block = triton.next_power_of_2(columns)
     return block, min(max(block // 512, 1), 16)
 
 
+@cache
 def _blocks(columns):
     """(block, blocks, warps) for a row that several programs share; smaller ones where large ones would lie empty."""
     block = 1024 if triton.cdiv(columns, 1024) * 1024 * 4 <= columns * 5 else 512
@@ -122,18 +160,29 @@ def _blocks(columns):
     return block, triton.cdiv(columns, block), max(block // 256, 1)
 
 
-def _norm(x, residual, weight, eps):
+def column_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum [H] of parts [P, H], rows without gaps in float32; in the same order whatever the GPU."""
+    rows, columns = parts.shape
+    sums = torch.empty(columns, dtype=dtype, device=parts.device)
+    _launch_column_sums(-(-columns // 16), (parts, sums), (rows,), (columns, 512, 16), num_warps=8)
+    return sums
+
+
+def norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` without a gradient."""
     x, weight, add = ready(x), ready(weight), residual is not None
     residual = ready(residual) if add else x
     y = torch.empty_like(x)
     s = torch.empty_like(x) if add else x
     block, warps = _width(x.shape[1])
     if len(x):
-        _norm_forward[(len(x),)](x, residual, weight, y, s, eps, x.shape[1], block, add, num_warps=warps)
+        _launch_norm_forward(len(x), (x, residual, weight, y, s), (eps,), (x.shape[1], block, add), num_warps=warps)
     return y, s
 
 
-def _norm_gradient(s, weight, eps, gy, gs, wants_weight):
+def norm_gradient(
+    s: Tensor, weight: Tensor, eps: float, gy: Tensor | None, gs: Tensor | None, wants_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the stream and, where it is wanted, of the weight."""
     if gy is None:
         return gs, None
@@ -145,11 +194,32 @@ def _norm_gradient(s, weight, eps, gy, gs, wants_weight):
     parts = torch.empty((programs, columns), dtype=torch.float32, device=s.device) if wants_weight else s
     gx = torch.empty_like(s)
     if rows:
-        _norm_backward[(programs,)](
-            s, kernel_weight, gy, s if gs is None else gs, gx, parts, rows, eps,
-            columns, block, gs is not None, wants_weight, num_warps=warps,
+        _launch_norm_backward(
+            programs, (s, kernel_weight, gy, s if gs is None else gs, gx, parts), (rows, eps),
+            (columns, block, gs is not None, wants_weight), num_warps=warps,
         )  # fmt: skip
-    return gx, parts.sum(0).to(weight.dtype) if wants_weight else None
+    return gx, column_sums(parts, weight.dtype) if wants_weight else None
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """`swiglu` without a gradient, of a tensor that is `ready`."""
+    rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty((rows, columns))
+    block, blocks, warps = _blocks(columns)
+    if rows:
+        _launch_swiglu_forward(rows * blocks, (gate_up, y), (), (columns, block, blocks), num_warps=warps)
+    return y
+
+
+def gated_gradient(gate_up: Tensor, gy: Tensor) -> Tensor:
+    """The gradient of gate and up."""
+    gy = ready(gy)
+    rows, columns = gy.shape
+    block, blocks, warps = _blocks(columns)
+    gradient = torch.empty_like(gate_up)
+    if rows:
+        _launch_swiglu_backward(rows * blocks, (gate_up, gy, gradient), (), (columns, block, blocks), num_warps=warps)
+    return gradient
 
 
 class _Norm(torch.autograd.Function):
@@ -157,7 +227,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, eps):
-        y, _ = _norm(x, None, weight, eps)
+        y, _ = norm(x, None, weight, eps)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return y
@@ -166,7 +236,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gy):
         x, weight = ctx.saved_tensors
-        gx, to_weight = _norm_gradient(x, weight, ctx.eps, gy, None, ctx.needs_input_grad[1])
+        gx, to_weight = norm_gradient(x, weight, ctx.eps, gy, None, ctx.needs_input_grad[1])
         return gx, to_weight, None
 
 
@@ -175,7 +245,7 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, residual, weight, eps):
-        y, s = _norm(x, residual, weight, eps)
+        y, s = norm(x, residual, weight, eps)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(s, weight)
         ctx.eps = eps
@@ -185,7 +255,7 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gy, gs):
         s, weight = ctx.saved_tensors
-        gx, to_weight = _norm_gradient(s, weight, ctx.eps, gy, gs, ctx.needs_input_grad[2])
+        gx, to_weight = norm_gradient(s, weight, ctx.eps, gy, gs, ctx.needs_input_grad[2])
         return gx, gx, to_weight, None
 
 
@@ -196,21 +266,9 @@ class _SwiGlu(torch.autograd.Function):
     def forward(ctx, gate_up):
         gate_up = ready(gate_up)
         ctx.save_for_backward(gate_up)
-        rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-        y = gate_up.new_empty((rows, columns))
-        block, blocks, warps = _blocks(columns)
-        if rows:
-            _swiglu_forward[(rows * blocks,)](gate_up, y, columns, block, blocks, num_warps=warps)
-        return y
+        return gated(gate_up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gy):
-        (gate_up,) = ctx.saved_tensors
-        gy = ready(gy)
-        rows, columns = gy.shape
-        block, blocks, warps = _blocks(columns)
-        gradient = torch.empty_like(gate_up)
-        if rows:
-            _swiglu_backward[(rows * blocks,)](gate_up, gy, gradient, columns, block, blocks, num_warps=warps)
-        return gradient
+        return gated_gradient(ctx.saved_tensors[0], gy)

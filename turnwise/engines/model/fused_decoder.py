@@ -12,6 +12,7 @@ from turnwise.engines.kernels.products import invariant_linear, linear
 from turnwise.engines.kernels.rows import Rotation, add_rms_norm, rotate, swiglu
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, ROPE_CHUNK, Decoder, Layer, rope_angles
+from turnwise.engines.model.fused_layer import after_attention, before_attention
 from turnwise.engines.model.lora import LoraDecoder, LoraLayer
 from turnwise.engines.model.policy_model import Attend, Mixing, ModelInputs, layers_recomputed
 from turnwise.engines.model.token_scores import token_scores
@@ -59,12 +60,12 @@ class FusedLayer(Layer):
         cos: Tensor,
         sin: Tensor,
         positions: Tensor,
+        attend: Attend,
         rotated: Rotated,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Attention and SwiGLU over x [T, H]; past the attention only `rows` go on."""
         c = self.config
-        y, x = add_rms_norm(x, added, self.attention_norm, c.norm_eps)
         rotation = Rotation(
             cos=cos,
             sin=sin,
@@ -76,11 +77,38 @@ class FusedLayer(Layer):
             num_kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
         )
+        if torch.is_grad_enabled() and self._plain() and not torch.is_autocast_enabled(x.device.type):
+            return self._trained(x, added, rotation, attend, rows)
+        y, x = add_rms_norm(x, added, self.attention_norm, c.norm_eps)
         mixed = rotated(self.index, self.linear("qkv", y), rotation)
         if rows is not None:  # past the last attention nobody looks at the others any more
             x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
         y, x = add_rms_norm(x, self.linear("output", mixed), self.mlp_norm, c.norm_eps)
         return x, self.linear("down", swiglu(self.linear("gate_up", y)))
+
+    def _plain(self) -> bool:
+        """Whether the projections are products and nothing else; an adapter adds to them."""
+        return True
+
+    def _trained(
+        self, x: Tensor, added: Tensor | None, rotation: Rotation, attend: Attend, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same with a gradient, by fewer and larger steps."""
+        x, q, k, v = before_attention(x, added, self.attention_norm, self.qkv, self.qkv_bias, rotation, self.invariant)
+        mixed = attend(self.index, q, k, v, PLAIN)
+        if rows is not None:
+            x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
+        return after_attention(
+            x,
+            mixed,
+            self.output,
+            self.output_bias,
+            self.mlp_norm,
+            self.gate_up,
+            self.down,
+            rotation.eps,
+            self.invariant,
+        )
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         product = invariant_linear if self.invariant else linear
@@ -161,7 +189,7 @@ class FusedDecoder(Decoder):
         again = layers_recomputed(recompute, len(self.layers))
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
-            given = (x, added, cos, sin, positions, rotated, wanted)
+            given = (x, added, cos, sin, positions, attend, rotated, wanted)
             if index < again:
                 x, added = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -185,6 +213,9 @@ class FusedDecoder(Decoder):
 
 class FusedLoraLayer(LoraLayer, FusedLayer):
     """A fused layer with factors beside its projections; those are plain products."""
+
+    def _plain(self) -> bool:
+        return False
 
 
 class FusedLoraDecoder(LoraDecoder, FusedDecoder):
