@@ -14,7 +14,7 @@ from turnwise.engines.samplers.cuda import CudaSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 
 PROMPT, NEW = 128, 256
-SMALL = DecoderConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 2048)
+SMALL = DecoderConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 2048, tied=True)
 
 
 async def measure(sampler: CudaSampler, concurrent: int, round_: int) -> int:

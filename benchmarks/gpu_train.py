@@ -1,9 +1,9 @@
 """Seconds of one GRPO step on a GPU over TRL's GRPOTrainer, with vLLM colocated and with transformers generation.
 
-Both sides train all weights of the same model on GSM8K in bfloat16: 64 prompts x 8 episodes a step, the tool
-`calculate`, several turns, temperature 1, one AdamW update a step, the same prompts token by token, the same reward.
-The model must write hermes calls, as one does that `examples/gsm8k_smollm2` has started; ours also renders, checks and
-records every episode. Each side runs in a process of its own; start-up and the first step do not count.
+Both sides train all weights of the same chat model on GSM8K in bfloat16: 64 prompts x 8 episodes of one turn a step,
+temperature 1, one AdamW update a step, the same prompts token by token. The reward is 1 for an even number of
+characters, so that every group has a gradient. Ours also renders, checks and records every episode. Each side runs in a
+process of its own; start-up and the first step do not count.
 TRL is needed for this benchmark only: pip install trl datasets, and vllm for the colocated way.
 
     python benchmarks/gpu_train.py --model FOLDER --data train.parquet [--steps 3] [--sides ours trl_vllm trl]
@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from train_cpu import LR, Step, read_steps, train_with_trl
+from train_cpu import LR, Reward, Step, read_steps, train_with_trl
 
 SIDES = {"ours": "Turnwise", "trl_vllm": "TRL, vLLM colocated", "trl": "TRL, transformers generation"}
-MAX_TOKENS, MAX_TURNS = 512, 8
+MAX_TOKENS = 256
 MICRO_BATCH = 64
 """Sequences of one forward pass of TRL; ours are counted in tokens."""
 
@@ -33,8 +33,8 @@ def config_of(arguments: argparse.Namespace, runs: str) -> Any:
 
     return configure(
         f"model.path={arguments.model}", f"data.train_files=[{arguments.data}]", f"data.eval_files=[{arguments.data}]",
-        "task=gsm8k", "rollout.tools=[calculate]", "rollout.agent=tool_calling", f"rollout.max_tokens={MAX_TOKENS}",
-        f"sampling.max_tokens={MAX_TOKENS}", "sampling.temperature=1", f"rollout.max_assistant_turns={MAX_TURNS}",
+        "task=gsm8k", f"rollout.max_tokens={MAX_TOKENS}",
+        f"sampling.max_tokens={MAX_TOKENS}", "sampling.temperature=1",
         f"training.steps={1 + arguments.steps}", f"training.groups={arguments.prompts}",
         f"training.group_size={arguments.siblings}", f"training.samples={(1 + arguments.steps) * arguments.prompts}",
         "training.shuffle=false", "training.eval_every=0", "training.save_every=0", "eval.samples=1",
@@ -44,13 +44,33 @@ def config_of(arguments: argparse.Namespace, runs: str) -> Any:
     )  # fmt: skip
 
 
+def even(text: str) -> float:
+    """A reward that varies in every group, whatever the model knows: without it most of a step has no gradient."""
+    return float(len(text.strip()) % 2 == 0)
+
+
+def score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    """Our side's scorer."""
+    return even(solution_str)
+
+
+class Even(Reward):
+    """TRL's."""
+
+    def correct(self, prompts: list[Any], completions: list[Any], truth: list[str], **_: Any) -> list[float]:
+        found = [even(messages[-1]["content"] or "") for messages in completions]
+        self.prompts += [prompt[-1]["content"] for prompt in prompts[:: self.siblings]]
+        self.means.append(statistics.fmean(found))
+        return found
+
+
 def ours(config: Any) -> list[Step]:
     """Train through the front door and read what the run recorded."""
     from rich.console import Console
 
     from turnwise.train import train
 
-    return read_steps(train(config, console=Console(file=sys.stderr)).run)
+    return read_steps(train(config, scorer=score, console=Console(file=sys.stderr)).run)
 
 
 def trl_changes(config: Any, vllm: bool) -> dict[str, Any]:
@@ -58,7 +78,7 @@ def trl_changes(config: Any, vllm: bool) -> dict[str, Any]:
     episodes = config.training.groups * config.training.group_size
     changes: dict[str, Any] = {
         "per_device_train_batch_size": MICRO_BATCH, "gradient_accumulation_steps": episodes // MICRO_BATCH,
-        "max_completion_length": MAX_TOKENS, "max_tool_calling_iterations": MAX_TURNS - 1,
+        "max_completion_length": MAX_TOKENS,
         "bf16": True, "use_cpu": False,
     }  # fmt: skip
     if vllm:
@@ -74,7 +94,8 @@ def child(side: str, arguments: argparse.Namespace) -> None:
             steps = ours(config)
         else:
             changes = trl_changes(config, vllm=side == "trl_vllm")
-            steps = train_with_trl(config, dtype="bfloat16", recompute=False, changes=changes)
+            reward = Even(config.training.group_size)
+            steps = train_with_trl(config, dtype="bfloat16", recompute=False, changes=changes, reward=reward)
     print(json.dumps([[step.seconds, step.tokens, step.reward] for step in steps[1:]]))
 
 
@@ -95,8 +116,8 @@ def run_child(side: str, arguments: argparse.Namespace) -> list[Step]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a Hugging Face folder of a model that calls tools in the hermes format")
-    parser.add_argument("--data", help="training rows of `turnwise prepare gsm8k --flavour tool`")
+    parser.add_argument("--model", help="a Hugging Face folder of a chat model")
+    parser.add_argument("--data", help="training rows of `turnwise prepare gsm8k`")
     parser.add_argument("--steps", type=int, default=3, help="measured steps of each side, after one that is not")
     parser.add_argument("--prompts", type=int, default=64, help="of a step")
     parser.add_argument("--siblings", type=int, default=8, help="episodes of a prompt")

@@ -89,7 +89,9 @@ def run_trl(config: Any, recompute: bool) -> list[Step]:
     return train_with_trl(config, dtype="float32", recompute=recompute, changes={})
 
 
-def train_with_trl(config: Any, *, dtype: str, recompute: bool, changes: dict[str, Any]) -> list[Step]:
+def train_with_trl(
+    config: Any, *, dtype: str, recompute: bool, changes: dict[str, Any], reward: "Reward | None" = None
+) -> list[Step]:
     """A run of GRPOTrainer by our config, with `changes` to its settings; a step lasts from the end of the one before
     to its own end."""
     import datasets
@@ -101,7 +103,9 @@ def train_with_trl(config: Any, *, dtype: str, recompute: bool, changes: dict[st
 
     prepared = prepare(config, "train", limit=config.training.samples)
     folder = model_source(config).folder
-    tokenizer = trl_tokenizer(folder, prepared.toolbox.schemas(["calculate"]))
+    used = config.rollout.tools == ["calculate"]
+    schemas = prepared.toolbox.schemas(config.rollout.tools)
+    tokenizer = trl_tokenizer(folder, schemas) if used else transformers.AutoTokenizer.from_pretrained(folder)
     rows = [
         {
             "prompt": [{"role": message.role.value, "content": message.content} for message in sample.prompt],
@@ -109,8 +113,8 @@ def train_with_trl(config: Any, *, dtype: str, recompute: bool, changes: dict[st
         }
         for sample in prepared.samples
     ]
-    lengths = prompt_lengths(prepared, tokenizer, rows)
-    reward = Reward(config.training.group_size)
+    lengths = prompt_lengths(prepared, tokenizer, rows, schemas)
+    reward = reward or Reward(config.training.group_size)
     ends: list[tuple[float, int]] = []
 
     class Clock(transformers.TrainerCallback):  # type: ignore[misc]
@@ -128,7 +132,7 @@ def train_with_trl(config: Any, *, dtype: str, recompute: bool, changes: dict[st
         args=trl_settings(trl, config, recompute, changes),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
-        tools=[calculate],
+        tools=[calculate] if used else None,
         callbacks=[Clock()],
     )
     trainer.train()
@@ -179,14 +183,12 @@ def trl_tokenizer(folder: Path, schemas: list[Any]) -> Any:
     return tokenizer
 
 
-def prompt_lengths(prepared: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> list[int]:
+def prompt_lengths(prepared: Any, tokenizer: Any, rows: list[dict[str, Any]], schemas: list[Any]) -> list[int]:
     """Tokens of each prompt; stops when the two sides would not read the same ones."""
     lengths = []
-    schemas = prepared.toolbox.schemas(["calculate"])
+    tools = [calculate] if schemas else None
     for sample, row in zip(prepared.samples, rows, strict=True):
-        theirs = tokenizer.apply_chat_template(row["prompt"], tools=[calculate], add_generation_prompt=True)[
-            "input_ids"
-        ]
+        theirs = tokenizer.apply_chat_template(row["prompt"], tools=tools, add_generation_prompt=True)["input_ids"]
         if prepared.renderer.open(sample.prompt, schemas) != theirs:
             raise SystemExit(f"the prompts of {sample.id} differ:\n{tokenizer.decode(theirs)}")
         lengths.append(len(theirs))

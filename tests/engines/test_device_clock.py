@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from turnwise.engines.device_clock import DeviceClock, covered
+from turnwise.engines.device_clock import MOST_SPANS, DeviceClock, covered
 
 
 def test_busy_is_the_union_of_the_spans():
@@ -45,6 +45,16 @@ def test_spans_of_two_threads_are_not_counted_twice():
     thread.join()
     share = clock.take()
     assert share is not None and 0.0 <= share <= 1.0
+
+
+def test_what_has_ended_is_not_kept_as_marks():
+    clock = DeviceClock(torch.device("cpu"))
+    under_way = clock.begin()
+    for _ in range(3 * MOST_SPANS):
+        clock.end(clock.begin())
+    assert len(clock._spans) <= MOST_SPANS
+    share = clock.take()
+    assert share is not None and 0.0 <= share < 1.0 and clock._spans == [under_way]
 
 
 @pytest.mark.gpu

@@ -405,27 +405,6 @@ def test_close_fails_what_is_pending(decoder: Decoder) -> None:
     with_sampler(decoder, body, max_batch=2)
 
 
-FAMILIES = ["gemma3_text", "gpt_oss", "deepseek_v3"]
-"""Windows, sinks, and keys of another size than values."""
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_models_of_transformers_write_too(family: str, device: str) -> None:
-    model = TransformersModel(architectures.build(family))
-
-    async def body(sampler: InProcessSampler) -> list[list[Written]]:
-        starts = [prompt(5 + 9 * i, seed=i) for i in range(4)]
-        return await asyncio.gather(*(turns(sampler, f"c{i}", key(i), start) for i, start in enumerate(starts)))
-
-    expected = on_the_cpu(model, body)
-    moved = TransformersModel(architectures.build(family)).move(torch.device(device), torch.float32)
-    said: list[str] = []
-    found = with_sampler(moved, body, device, say=said.append)
-    assert close_to(found, expected)
-    assert [text for text in said if "CUDA graphs" not in text] == []
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_bfloat16_on_a_gpu_does_not_depend_on_company_when_invariant(decoder: Decoder) -> None:
@@ -445,3 +424,40 @@ def test_bfloat16_on_a_gpu_does_not_depend_on_company_when_invariant(decoder: De
     first, *rest = (with_sampler(narrow, b, "cuda", invariant=True, steps_per_run=n) for b, n in bodies)
     assert all(found == first for found in rest)
     assert all(-20 < logprob <= 0 for turn in first for logprob in turn.logprobs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gets_its_memory_back_in_sleep_and_at_the_end(decoder: Decoder) -> None:
+    async def body(sampler: CudaSampler) -> int:
+        await crowd(sampler)
+        held, before = sampler.held_bytes, torch.cuda.memory_allocated()
+        await sampler.sleep()
+        assert before - torch.cuda.memory_allocated() >= held
+        await sampler.wake()
+        await turns(sampler, "later", key(), prompt(20))
+        return held
+
+    held = with_sampler(decoder, body, "cuda", pages=20_000)
+    assert held > 100 << 20 and torch.cuda.memory_allocated() < held
+
+
+FAMILIES = ["gemma3_text", "gpt_oss", "deepseek_v3"]
+"""Windows, sinks, and keys of another size than values."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers_write_too(family: str, device: str) -> None:
+    model = TransformersModel(architectures.build(family))
+
+    async def body(sampler: InProcessSampler) -> list[list[Written]]:
+        starts = [prompt(5 + 9 * i, seed=i) for i in range(4)]
+        return await asyncio.gather(*(turns(sampler, f"c{i}", key(i), start) for i, start in enumerate(starts)))
+
+    expected = on_the_cpu(model, body)
+    moved = TransformersModel(architectures.build(family)).move(torch.device(device), torch.float32)
+    said: list[str] = []
+    found = with_sampler(moved, body, device, say=said.append)
+    assert close_to(found, expected)
+    assert [text for text in said if "CUDA graphs" not in text] == []

@@ -1,6 +1,7 @@
 """Sampler and learner take turns with memory: asleep from the first look at a step until new weights are published."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,8 @@ class Watched(LocalLearner):
 
     sampler: InProcessSampler
     seen: list[tuple[bool, int]]
+    awaited: int = -1
+    """Tokens that the sampler must have written before an update goes on."""
 
     def score(self, *arguments: Any) -> Any:
         self.seen.append((self.sampler._batcher.asleep, self.sampler.held_bytes))
@@ -59,6 +62,10 @@ class Watched(LocalLearner):
 
     def update(self, *arguments: Any) -> Any:
         self.seen.append((self.sampler._batcher.asleep, self.sampler.held_bytes))
+        end = time.monotonic() + 60
+        while self.sampler.stats.decoded_tokens <= self.awaited:
+            assert time.monotonic() < end, "nothing is written while the learner learns"
+            time.sleep(0.001)
         return super().update(*arguments)
 
 
@@ -88,7 +95,12 @@ def test_the_sampler_sleeps_while_the_learner_learns(
             for sequence in sequences:  # groups that are all wrong teach nothing
                 sequence.reward = float(sequence.trajectory % 2)
             assert "log-probs differ by" in await engines.compare(sequences, config)
-            await engines.update(sequences, config, 0, collected.baselines)
+            update = engines.update(sequences, config, 0, collected.baselines)
+            if take_turns:
+                await update
+            else:  # as with training.max_lag=1: the learner's thread waits for what is written meanwhile
+                learner.awaited = sampler.stats.decoded_tokens
+                await asyncio.gather(update, one_step(engines, prepared))
             assert sampler._batcher.asleep == take_turns
             await engines.publish(1)
             assert not sampler._batcher.asleep and sampler.policy_version == 1

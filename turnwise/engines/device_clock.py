@@ -10,6 +10,10 @@ Mark = torch.cuda.Event | float
 """An event on a stream of a GPU, or a time of the host."""
 
 
+MOST_SPANS = 256
+"""Kept as marks before those that have ended are looked up."""
+
+
 @dataclass(slots=True, eq=False)
 class Span:
     """Work that was handed to the device between two marks; the second is None while it is being handed over."""
@@ -31,14 +35,20 @@ class DeviceClock:
         self.device = device
         self._lock = threading.Lock()
         self._spans: list[Span] = []
-        self._start = self._mark()
+        self._start: Mark = self._mark()
         """Where the last `take` ended."""
+        self._busy: list[tuple[float, float]] = []
+        """Seconds since then in which finished spans began and ended."""
+        self._newest: tuple[float, Mark] = (0.0, self._start)
+        """The last of those ends."""
 
     def begin(self) -> Span:
         """Work starts here, on the current stream of this thread."""
         span = Span(self._mark())
         with self._lock:
             self._spans.append(span)
+            if len(self._spans) >= MOST_SPANS:
+                self._fold()
         return span
 
     def end(self, span: Span) -> None:
@@ -51,19 +61,31 @@ class DeviceClock:
         What the device has not finished counts as busy up to now, and the rest of it at the next take.
         """
         with self._lock:
-            now_mark, now = self._now()
-            if now_mark is None or now <= 0.0:
+            self._fold()
+            begun = [(first, span.first) for span in self._spans if (first := self._seconds(span.first)) is not None]
+            if self.device.type == "cuda":  # the newest mark that it has reached: it has no other clock
+                now, mark = max([*begun, (self._newest[0], self._newest[1])], key=lambda found: found[0])
+            else:
+                mark = time.perf_counter()
+                now = self._seconds(mark) or 0.0
+            if now <= 0.0:
                 return None
-            busy: list[tuple[float, float]] = []
-            left: list[Span] = []
-            for span in self._spans:
-                first, last = self._seconds(span.first), self._seconds(span.last)
-                if last is None or last > now:
-                    left.append(span)
-                if first is not None and first < now:
-                    busy.append((max(0.0, first), now if last is None else min(last, now)))
-            self._spans, self._start = left, now_mark
+            busy = [*self._busy, *((max(0.0, first), now) for first, _ in begun)]
+            self._start, self._busy, self._newest = mark, [], (0.0, mark)
         return 1.0 - covered(busy) / now
+
+    def _fold(self) -> None:
+        """Keep of spans that the device has finished only from when to when they were."""
+        left: list[Span] = []
+        for span in self._spans:
+            first, last = self._seconds(span.first), self._seconds(span.last)
+            if first is None or last is None or span.last is None:
+                left.append(span)
+                continue
+            self._busy.append((max(0.0, first), last))
+            if last > self._newest[0]:
+                self._newest = (last, span.last)
+        self._spans = left
 
     def _mark(self) -> Mark:
         if self.device.type != "cuda":
@@ -71,16 +93,6 @@ class DeviceClock:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
-
-    def _now(self) -> tuple[Mark | None, float]:
-        """The host's clock on a CPU. On a GPU the newest mark that it has reached: it has no other clock."""
-        if self.device.type != "cuda":
-            mark = time.perf_counter()
-            return mark, self._seconds(mark) or 0.0
-        marks = [mark for span in self._spans for mark in (span.first, span.last) if mark is not None]
-        reached = [(seconds, mark) for mark in marks if (seconds := self._seconds(mark)) is not None]
-        newest = max(reached, key=lambda found: found[0], default=(0.0, None))
-        return newest[1], newest[0]
 
     def _seconds(self, mark: Mark | None) -> float | None:
         """Since the last take; None where the device has not come to the mark yet."""

@@ -12,8 +12,8 @@ from turnwise.errors import ConfigError
 
 OVERHEAD = 2 * 2**30
 """What CUDA itself, cuBLAS, the graphs and the gaps between blocks take."""
-SCORED_ROWS = 1024
-"""Rows of logits that are there at once, in float32, with their gradient and one more."""
+SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
+"""Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
 LARGEST_BUDGET, LEAST_BUDGET = 32_768, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -45,7 +45,7 @@ class ModelSize:
 
     def scores(self) -> int:
         """Bytes of the logits that are there at once."""
-        return 3 * 4 * SCORED_ROWS * self.vocabulary
+        return min(SCORED_BYTES, 2 * 4 * SCORED_ROWS * self.vocabulary)
 
     def adapter(self, rank: int) -> int:
         """About the numbers of LoRA's factors."""
@@ -172,7 +172,9 @@ def plan_memory(
     room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - fixed.bytes
     per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
-    wanted, most = chosen.max_batch * least, chosen.episodes * least
+    most = chosen.episodes * least
+    # Few conversations grow as long as they may: half of the room is a good cache, whatever max_batch would fill.
+    wanted = max(least, min(chosen.max_batch * least, room // 2))
     plan = MemoryPlan(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,

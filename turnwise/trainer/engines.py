@@ -92,9 +92,9 @@ class Engines:
             return {}
         idle = self.clock.take()
         found = {} if idle is None else {"gpu/idle_share": idle}
-        if self.device.type == "cuda":
-            found["gpu/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self.clock.device.type == "cuda":
+            found["gpu/memory_gib"] = torch.cuda.max_memory_allocated(self.clock.device) / 2**30
+            torch.cuda.reset_peak_memory_stats(self.clock.device)
         return found
 
     def save(self, folder: Path, progress: Progress, loader: LoaderState) -> None:

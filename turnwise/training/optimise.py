@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
+from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.learners.forward_pass import computes_narrow
 from turnwise.engines.learners.learner import Learner, Who
 from turnwise.engines.learners.objective import Objective
@@ -183,7 +184,7 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
         f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
         f"of {len(checked)} sequences"
     )
-    narrow = computes_narrow(config.learner) or config.model.precision is Precision.bfloat16
+    narrow = computes_narrow(config.learner) or choose_devices(config).precision is Precision.bfloat16
     accepted = config.training.max_logprob_gap
     if accepted is None:
         accepted = GAP_BFLOAT16 if narrow else GAP_FLOAT32

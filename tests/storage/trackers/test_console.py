@@ -50,7 +50,7 @@ def test_without_a_terminal_a_step_is_one_line_however_long(run: RunDir) -> None
     text = shown(run, points, terminal=False, width=40)
     first, second = text.splitlines()
     assert first == "step 1/40: reward 0.01, tokens/s 4,000, seconds 30"
-    assert second.startswith("step 2/40: reward 1, entropy 1, kl 1, ") and second.endswith("learn s 1")
+    assert second.startswith("step 2/40: reward 1, entropy 1, kl 1, ") and second.endswith("learn s 1, GPU idle 100.0%")
     assert "\x1b" not in text
     assert [line.split(" ", 1)[1] for line in run.log_path.read_text().splitlines()] == [first, second]
 
