@@ -69,6 +69,13 @@ def written(batcher: DeviceBatcher) -> dict[str, list[int]]:
     return found
 
 
+def test_trying_every_shape_first_leaves_no_trace(decoder: Decoder) -> None:
+    fresh, warm = batcher_of(decoder, []), batcher_of(decoder, [])
+    with torch.inference_mode():
+        assert warm._steps.warm_up(64) == 2 + 1  # passes of 16 and 64 tokens, and one batch
+    assert written(warm) == written(fresh)
+
+
 def test_a_device_that_runs_out_of_memory_is_given_less_at_a_time(decoder: Decoder) -> None:
     said: list[str] = []
     expected = written(batcher_of(decoder, said))

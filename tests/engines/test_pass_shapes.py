@@ -5,12 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.engines.samplers.pass_shapes import (
+    DECODE_ROWS,
     PromptChunk,
     block_count,
-    chunk_bucket,
     decode_bucket,
+    decode_sizes,
     packed_chunks,
     pass_bucket,
+    pass_rows,
+    pass_sizes,
 )  # fmt: skip
 
 
@@ -26,7 +29,8 @@ def test_a_pass_holds_every_token_once(chunks: list[tuple[int, int, bool]], bloc
         for slot, (length, start, last) in enumerate(chunks)
     ]
     total = sum(length for length, _, _ in chunks)
-    tokens, rows = pass_bucket(total, smallest), chunk_bucket(len(chunks))
+    tokens = pass_bucket(total, len(chunks), smallest)
+    rows = pass_rows(tokens)
     blocks = block_count(tokens, rows, block)
     numbers = packed_chunks(given_chunks, tokens, rows, block)
     ids, places, slots, first, count, slot, place, wanted, last = np.split(
@@ -49,22 +53,10 @@ def test_a_pass_holds_every_token_once(chunks: list[tuple[int, int, bool]], bloc
 
 def test_buckets_hold_what_they_are_for_and_are_few() -> None:
     assert all(decode_bucket(rows) >= rows for rows in range(1, 2049))
-    assert sorted({decode_bucket(rows) for rows in range(1, 1025)}) == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
-        128,
-        256,
-        384,
-        512,
-        768,
-        1024,
-    ]
-    assert all(pass_bucket(tokens, 256) >= tokens for tokens in range(1, 8193))
-    sizes = sorted({pass_bucket(tokens, 256) for tokens in range(1, 8193)})
-    assert sizes == [256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192]
-    assert {chunk_bucket(chunks) for chunks in range(1, 513)} == {8, 32, 128, 512}
+    assert sorted({decode_bucket(rows) for rows in range(1, 1025)}) == decode_sizes(1024) == list(DECODE_ROWS)
+    assert decode_sizes(1) == [16] and decode_sizes(100) == [16, 64, 128] and decode_sizes(1300)[-1] == 1536
+    for chunks in (1, 65, 129, 512):
+        found = {pass_bucket(tokens, chunks, 256) for tokens in range(chunks, 8193)}
+        assert found <= set(pass_sizes(8192, 256)) and all(pass_rows(size) >= chunks for size in found)
+    assert all(pass_bucket(tokens, 1, 256) >= tokens for tokens in range(1, 20_000, 7))
+    assert pass_sizes(8192, 256) == [256, 1024, 2048, 4096, 8192] and pass_sizes(300, 256) == [256, 1024]

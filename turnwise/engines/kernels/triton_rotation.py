@@ -231,7 +231,8 @@ def turned(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """`rotate` without a gradient, of a tensor that is `ready`; the values are a view of it."""
     k = fused.new_empty((len(fused), rotation.num_kv_heads, rotation.head_dim))
     q = _launch(fused, rotation, k, k, None)
-    return q, k, fused[:, -k.shape[1] * k.shape[2] :].unflatten(1, k.shape[1:])
+    heads = fused.view(len(fused), rotation.num_heads + 2 * rotation.num_kv_heads, rotation.head_dim)
+    return q, k, heads[:, rotation.num_heads + rotation.num_kv_heads :]
 
 
 def turned_gradient(

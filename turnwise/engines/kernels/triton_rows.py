@@ -181,11 +181,9 @@ def norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tupl
 
 
 def norm_gradient(
-    s: Tensor, weight: Tensor, eps: float, gy: Tensor | None, gs: Tensor | None, wants_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
+    s: Tensor, weight: Tensor, eps: float, gy: Tensor, gs: Tensor | None, wants_weight: bool
+) -> tuple[Tensor, Tensor | None]:
     """The gradients of the stream and, where it is wanted, of the weight."""
-    if gy is None:
-        return gs, None
     s, kernel_weight, gy = ready(s), ready(weight), ready(gy)
     gs = None if gs is None else ready(gs)
     rows, columns = s.shape
@@ -255,6 +253,8 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gy, gs):
         s, weight = ctx.saved_tensors
+        if gy is None:
+            return gs, gs, None, None
         gx, to_weight = norm_gradient(s, weight, ctx.eps, gy, gs, ctx.needs_input_grad[2])
         return gx, gx, to_weight, None
 

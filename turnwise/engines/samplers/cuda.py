@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -91,6 +92,20 @@ class CudaSampler(InProcessSampler):
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
             torch.cuda.set_device(device)
             with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
+                _warm_up(steps, prefill_tokens, say)
                 yield
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
+
+
+def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]) -> None:
+    start = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            count = steps.warm_up(prefill_tokens)
+    except torch.OutOfMemoryError:  # the batcher makes batches smaller when it meets this itself
+        steps.shrink()
+        say("cuda engine: not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
+        return
+    torch.cuda.current_stream().synchronize()
+    say(f"cuda engine: {count} shapes of passes compiled and captured in {time.perf_counter() - start:.1f} s")

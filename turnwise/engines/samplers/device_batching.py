@@ -21,7 +21,7 @@ from turnwise.engines.samplers.device_turns import Turn
 from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
-from turnwise.engines.samplers.pass_shapes import PromptChunk
+from turnwise.engines.samplers.pass_shapes import MOST_ROWS, PromptChunk
 from turnwise.engines.samplers.slot_book import SlotBook, Slots
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
@@ -30,8 +30,6 @@ from turnwise.types import Completion, FinishReason
 PASSES = 4
 """Passes over prompts before the next decode run: a batch that fills up first is decoded in fewer steps."""
 KNOB = "engine.memory_fraction"
-MOST_CHUNKS = 512
-"""Prompts in one pass; each that ends there needs a row of logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,7 +221,7 @@ class DeviceBatcher:
                 work.append((turn, turn.next_chunk(budget)))
                 budget -= len(work[-1][1].tokens)
         passed_over: list[Turn] = []
-        while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_CHUNKS:
+        while self._waiting and self._slots.free and budget > 0 and max(len(work), len(passed_over)) < MOST_ROWS:
             turn = self._waiting.popleft()
             if self._cache.get(turn.name) is None:
                 missing = turn.digests[self._cache.known(turn.digests) :]

@@ -25,12 +25,15 @@ from turnwise.engines.samplers.pass_shapes import (
     Numbers,
     PromptChunk,
     block_count,
-    chunk_bucket,
     decode_bucket,
+    decode_sizes,
+    empty_pass,
     packed_chunks,
     pass_bucket,
+    pass_rows,
+    pass_sizes,
 )
-from turnwise.engines.samplers.slots import ENTRY, SlotState
+from turnwise.engines.samplers.slots import ENTRY, SlotState, empty_entry
 from turnwise.errors import EngineError
 
 UPDATE_SIZES = (16, 128, 1024, 8192)
@@ -188,6 +191,19 @@ class DeviceSteps:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def warm_up(self, prefill_tokens: int) -> int:
+        """Run and capture every shape that passes of unfiltered turns take, with rows that are nobody's: a shape met in
+        the middle of the work would cost as much as a hundred runs. How many."""
+        passes, sizes = pass_sizes(prefill_tokens, self.smallest_pass), decode_sizes(self._slots)
+        for _ in range(2):  # the first run compiles, the second is captured
+            for count in UPDATE_SIZES[:-1]:
+                self.update(np.tile(empty_entry(self._state.padding), (count, 1)), np.zeros((0, 2), dtype=np.int32))
+            for tokens in passes:
+                self._prefill(tokens, empty_pass(tokens, pass_rows(tokens), self.block), filtered=False)
+            for size in sizes:
+                self.decode(np.full(size, -1, dtype=np.int32), self.steps_of(size), 1, filtered=False)
+        return len(passes) + len(sizes)
+
     def update(self, entries: Numbers, cells: Numbers) -> None:
         """Slot entries [n, ENTRY] and (flat index, page) pairs of the table, each naming a place once."""
         most = UPDATE_SIZES[-1]
@@ -213,10 +229,12 @@ class DeviceSteps:
 
     def prefill(self, chunks: Sequence[PromptChunk], *, filtered: bool) -> Launched:
         """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
-        tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), self.smallest_pass)
-        rows = chunk_bucket(len(chunks))
-        key = ("prefill", tokens, rows, filtered)
-        buffer = self._upload(key, packed_chunks(chunks, tokens, rows, self.block))
+        tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), len(chunks), self.smallest_pass)
+        return self._prefill(tokens, packed_chunks(chunks, tokens, pass_rows(tokens), self.block), filtered=filtered)
+
+    def _prefill(self, tokens: int, numbers: Numbers, *, filtered: bool) -> Launched:
+        key, rows = ("prefill", tokens, filtered), pass_rows(tokens)
+        buffer = self._upload(key, numbers)
         output = self._output(key, 1, rows)
         blocks = block_count(tokens, rows, self.block)
         sizes = [tokens] * 3 + [blocks] * 4 + [rows] * 2

@@ -8,30 +8,39 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int32]
 SMALLEST_PASS = 256
+PASS_FACTORS = (1, 4, 8, 16, 32)
+"""Sizes of a pass over prompts, in smallest ones."""
+DECODE_ROWS = (16, 64, 128, 256, 384, 512, 768, 1024)
+"""Few, because each is captured as a graph of its own, and multiples of 16, so that all take the same kernels."""
+LEAST_ROWS, MOST_ROWS = 64, 512
+"""Chunks in a pass; each that ends a prompt needs a row of logits."""
 
 
 def decode_bucket(rows: int) -> int:
-    """The next size of a decode batch: powers of two, and from 256 on also those half-way between."""
-    size = 1
-    while size < rows:
-        size *= 2
-    return 3 * size // 4 if size > 256 and rows <= 3 * size // 4 else size
+    """The next size of a decode batch."""
+    return next((size for size in DECODE_ROWS if size >= rows), -(-rows // 512) * 512)
 
 
-def pass_bucket(tokens: int, smallest: int) -> int:
-    """The next size of a pass over prompts: doubled from the smallest on, and from 1,024 on also half-way between."""
-    size = smallest
-    while size < tokens:
-        size *= 2
-    return 3 * size // 4 if size > 1024 and tokens <= 3 * size // 4 else size
+def decode_sizes(most: int) -> list[int]:
+    """Every size that batches of up to so many rows take."""
+    return sorted({decode_bucket(rows) for rows in (*(size for size in DECODE_ROWS if size < most), most)})
 
 
-def chunk_bucket(chunks: int) -> int:
-    """The next number of chunks in a pass."""
-    size = 8
-    while size < chunks:
-        size *= 4
-    return size
+def pass_bucket(tokens: int, chunks: int, smallest: int) -> int:
+    """The next size of a pass that takes so many tokens of so many chunks."""
+    sizes = (smallest * factor for factor in PASS_FACTORS)
+    fitting = (size for size in sizes if size >= tokens and pass_rows(size) >= chunks)
+    return next(fitting, -(-tokens // (smallest * PASS_FACTORS[-1])) * smallest * PASS_FACTORS[-1])
+
+
+def pass_sizes(most: int, smallest: int) -> list[int]:
+    """Every size that passes of up to so many tokens take."""
+    return sorted({pass_bucket(min(smallest * factor, most), 1, smallest) for factor in PASS_FACTORS})
+
+
+def pass_rows(tokens: int) -> int:
+    """The most chunks in a pass of this size."""
+    return max(LEAST_ROWS, min(MOST_ROWS, tokens // 8))
 
 
 def block_count(tokens: int, rows: int, block: int) -> int:
@@ -77,3 +86,12 @@ def packed_chunks(chunks: Sequence[PromptChunk], tokens: int, rows: int, block: 
     by_row[0, : len(chunks)] = np.where([chunk.last for chunk in chunks], slots, -1)
     by_row[1, : len(chunks)] = ends - 1
     return np.concatenate([by_token.ravel(), by_block.ravel(), by_row.ravel()])
+
+
+def empty_pass(tokens: int, rows: int, block: int) -> Numbers:
+    """A pass of this size in which nobody has a part, to try it with."""
+    by_token = np.zeros((3, tokens), dtype=np.int32)
+    by_token[2] = -1
+    by_row = np.zeros((2, rows), dtype=np.int32)
+    by_row[0] = -1
+    return np.concatenate([by_token.ravel(), np.zeros(4 * block_count(tokens, rows, block), np.int32), by_row.ravel()])
