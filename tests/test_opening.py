@@ -125,7 +125,10 @@ def test_lost_turns_are_asked_for_as_often_as_the_config_says() -> None:
 @pytest.mark.parametrize("precision", list(Precision))
 def test_the_engines_of_a_gpu_are_opened_side_by_side(precision: Precision) -> None:
     """With the kernels' references on the CPU: what is opened, planned and published is what a GPU gets."""
-    config = configure(*SMALL, "engine.max_batch=4", f"model.precision={precision.value}", "learner.device=cpu")
+    config = configure(
+        *SMALL, "engine.max_batch=4", f"model.precision={precision.value}", "learner.device=cpu",
+        f"engine.batch_invariant={str(precision is Precision.bfloat16).lower()}",
+    )  # fmt: skip
     seen, said, kept = Seen((Gpu("a GPU", 80 * 2**30),)), list[str](), list[Any]()
     memory = memory_here(config, Training(), seen=seen)
     chosen = replace(choose(config, seen), device="cpu")
@@ -155,6 +158,8 @@ def test_the_engines_of_a_gpu_are_opened_side_by_side(precision: Precision) -> N
     finally:
         torch.set_num_threads(before)
     assert said[0].startswith(f"cuda engine: {precision.value}, at most 4 sequences at once")
+    # Their precisions differ, which batch-invariant kernels cannot mend: whoever asked for them is told.
+    assert any("agree to rounding only" in text for text in said) is (precision is Precision.bfloat16)
 
 
 def test_on_a_gpu_a_sampler_that_rests_shares_the_learner_s_weights() -> None:

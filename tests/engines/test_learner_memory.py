@@ -10,8 +10,18 @@ from batches import batch_of
 from test_working_weights import LENGTHS, PPO, batch, learner_of
 
 from turnwise.choices import Aggregation
+from turnwise.config import LearnerConfig
 from turnwise.engines.devices import TOKEN_BUDGET
-from turnwise.engines.learners.activation_memory import MOST_TOKENS, STEP, WANTED_TOKENS, PassMemory, choose, estimate
+from turnwise.engines.learners.activation_memory import (
+    MOST_TOKENS,
+    SHARE,
+    STEP,
+    WANTED_TOKENS,
+    ActivationMemory,
+    PassMemory,
+    choose,
+    estimate,
+)
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective
@@ -126,3 +136,18 @@ def test_the_estimate_follows_the_models_shape(decoder: Decoder) -> None:
     numbers = c.hidden_size * 4 + (c.num_heads + 2 * c.num_kv_heads) * c.head_dim + 2 * c.intermediate_size
     assert found.layers == c.num_layers and 4 * numbers < found.kept < 12 * numbers
     assert sum(LENGTHS) < STEP, "small batches are not measured"
+
+
+def test_a_pass_of_as_many_tokens_as_were_asked_for_computes_again_what_it_must(decoder: Decoder) -> None:
+    def memory(tokens: int, room: int, **knobs: Any) -> ActivationMemory:
+        config, gpu = LearnerConfig(token_budget=tokens, **knobs), torch.device("cuda")  # not touched: room is given
+        numbers = {"gradients": 0, "moments_to_come": lambda: 0, "logit_bytes": 0, "memory_bytes": room}
+        return ActivationMemory([decoder], config, gpu, **numbers)
+
+    found, layers = estimate(decoder), decoder.config.num_layers
+    ample, tight = (int(8192 * found.per_token(again) / SHARE) + 8192 for again in (0, layers))
+    assert memory(8192, ample).layers_again(8192) == 0
+    assert memory(8192, tight).layers_again(8192) == layers == memory(8192, 1).layers_again(8192)
+    assert memory(8192, tight).layers_again(64) == 0, "a small pass has room"
+    assert memory(8192, tight, gradient_checkpointing=False).layers_again(8192) == 0
+    assert memory(8192, ample, gradient_checkpointing=True).layers_again(8192) == layers

@@ -346,8 +346,14 @@ def open_on_gpu(given: Together) -> OpenEngines:
     given.keep(opened.sampler)
     torch.set_num_threads(opened.threads)
     same = same and {p.dtype for p in learner.model.parameters()} == {_dtype(chosen.precision)}
+    exact = same and _invariant(config, chosen)
+    if chosen.batch_invariant and not exact:
+        given.say(
+            "engine.batch_invariant: log-probs of sampler and learner agree to rounding only; they are equal to the "
+            "last bit where all weights of a native model are trained, on the sampler's device and in its precision"
+        )
     turns = bool(config.engine.sleep) if memory is None else memory.takes_turns
-    return OpenEngines(opened.sampler, learner, same and _invariant(config, chosen), opened.threads, turns, clock)
+    return OpenEngines(opened.sampler, learner, exact, opened.threads, turns, clock)
 
 
 def _writer(config: Config, chosen: Chosen, trained: "PolicyModel", *, share: bool) -> "PolicyModel":

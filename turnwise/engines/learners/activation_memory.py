@@ -127,6 +127,15 @@ class ActivationMemory:
             self.recompute = max(self.recompute, layers) if self._limit is not None else layers
         return tokens if self._limit is None else min(tokens, self._limit)
 
+    def layers_again(self, tokens: int) -> int:
+        """Layers that a pass of so many tokens computes again. Where the number of tokens is asked for and this is not,
+        as few as leave room for them; else `token_budget` has decided."""
+        if self._free_choice and self._asked is not None and self._limit is None:
+            memory, room, all_of_them = self._scaled(), self._room(), self._first.layers
+            fitting = (count for count in range(all_of_them) if tokens * memory.per_token(count) <= room)
+            self.recompute = next(fitting, all_of_them)
+        return self.recompute
+
     def _scaled(self) -> PassMemory:
         first = self._first
         return PassMemory(

@@ -224,7 +224,7 @@ class LocalLearner:
 
     def accumulate(self, batch: TokenBatch, loss: Loss) -> Accumulated:
         """Add the gradient of one micro-batch to those that `optim_step` will use; one that fails adds nothing."""
-        here, again = on_device(batch, self.device), self._memory.recompute
+        here, again = on_device(batch, self.device), self._memory.layers_again(len(batch.tokens))
         with self._memory.measured(len(batch.tokens)), ExitStack() as adding:
             with self.forward.autocast():
                 hidden = self.forward.hidden(self.model, here, again)
