@@ -78,7 +78,7 @@ def prepared_of(folder: str, samples: list[Any], overrides: list[str], interacti
 
     config = configure(
         f"model.path={folder}", "chat.template=chatml_hermes", "task=null", "rollout.tools=[]",
-        "data.max_prompt_tokens=2048", "sampling.temperature=1", "rollout.concurrency=4096", *overrides,
+        "data.max_prompt_tokens=2048", "sampling.temperature=1", *overrides,
     )  # fmt: skip
     return prepare(config, "test", samples=samples, scorer=zero, interaction=interaction)
 
@@ -144,7 +144,7 @@ def ours(arguments: argparse.Namespace) -> None:
             prepared = prepared_of(
                 arguments.tokenizer,
                 samples_of(WAVES * count, 110),
-                ["sampling.max_tokens=256", f"engine.max_batch={count}", f"rollout.concurrency={count}"],
+                ["sampling.max_tokens=256", f"engine.max_batch={count}", f"rollout.concurrency={2 * count}"],
                 None,
             )
             sampler = sampler_of(model, prepared, count)
@@ -191,7 +191,7 @@ def chat_ours(arguments: argparse.Namespace, sampler_of: Any, clock: Any) -> lis
 
     prepared = prepared_of(
         arguments.model, samples_of(CHATS, 60),
-        [f"sampling.max_tokens={TURN_TOKENS}", f"eval.group_size={SIBLINGS}", "engine.max_batch=512",
+        [f"sampling.max_tokens={TURN_TOKENS}", f"eval.group_size={SIBLINGS}", "engine.max_batch=512", "rollout.concurrency=1024",
          f"rollout.max_assistant_turns={TURNS}", "rollout.max_user_turns=8", "rollout.max_tokens=4096"],
         Insists.make(),
     )  # fmt: skip
