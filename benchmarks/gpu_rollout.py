@@ -149,7 +149,7 @@ def ours(arguments: argparse.Namespace) -> None:
                     f"engine.max_batch={count}",
                     f"rollout.concurrency={2 * count}",
                     f"eval.group_size={SIBLINGS}",
-                ],  # fmt: skip
+                ],
                 None,
             )
             sampler = sampler_of(model, prepared, count)
