@@ -100,7 +100,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[np.int64]) -> str:
         """The text of ids, control tokens included, nothing cleaned up."""
-        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        plain = ids if isinstance(ids, list) else ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if self._decodes_itself:
             text: str = self._hf.decode(plain, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         else:  # the same without looking at every id first

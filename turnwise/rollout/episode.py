@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,9 @@ ENGINE_LOST = "engine_lost"
 """The artifact that lists the tries of an episode's turns whose engine went away."""
 FINISH_SECONDS = 10.0
 """For the user to judge the last answer of an episode whose time is up."""
+
+_numbers = itertools.count(uuid4().int >> 81)
+"""Of conversations: from anywhere on, since engines and users elsewhere may serve several processes."""
 
 
 class MakeBackend(Protocol):
@@ -102,7 +106,7 @@ def _is_checked(noise: NoiseKey, share: float) -> bool:
 def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: RolloutContext) -> EpisodeParts:
     config = context.config
     # Unique, though noise is not: a sampler and an interaction keep state under it, and a sample may be played twice.
-    conversation = f"{step}/{sample.id}/{sibling}/{uuid4().hex[:12]}"
+    conversation = f"{step}/{sample.id}/{sibling}/{next(_numbers):012x}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
     backend = context.make_backend(conversation, noise, context.toolbox.schemas(route.tools))
     tools = context.toolbox.open(sample, route.tools, noise.bits())

@@ -108,7 +108,9 @@ def _says_something(reply: Message) -> bool:
 
 
 def _tokens(text: str) -> set[str]:
-    return {number.replace(",", "") for number in _NUMBER.findall(text)} | {w.lower() for w in _WORD.findall(text)}
+    found = set(_WORD.findall(text.lower())) if text.isascii() else {word.lower() for word in _WORD.findall(text)}
+    found.update([number.replace(",", "") for number in _NUMBER.findall(text)])
+    return found
 
 
 def _key(record: CallRecord) -> str | None:

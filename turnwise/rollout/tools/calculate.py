@@ -10,6 +10,7 @@ from turnwise.rollout.tools.tool import tool
 
 MAX_LENGTH = 400
 MAX_DIGITS = 200
+_TOO_LARGE = 10**MAX_DIGITS
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -75,7 +76,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _within(value: Fraction) -> Fraction:
-    if abs(value.numerator) >= 10**MAX_DIGITS or value.denominator >= 10**MAX_DIGITS:
+    if abs(value.numerator) >= _TOO_LARGE or value.denominator >= _TOO_LARGE:
         _too_large()
     return value
 
