@@ -201,7 +201,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[Trajectory], N
             if trajectory.right is not None:
                 outcomes.append((trajectory.sample.id, trajectory.right))
             progress.advance(bar)
-            if len(outcomes) % max(1, total // 200) == 0 and (found := share(outcomes)) is not None:
+            if len(outcomes) % max(1, total // 20) == 0 and (found := share(outcomes)) is not None:
                 progress.update(bar, description=f"evaluating, {found} right")
 
         yield seen

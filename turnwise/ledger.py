@@ -188,7 +188,7 @@ class Ledger:
         self._ids[start:end] = ids
         self._turns[start:end] = turn
         for origin, count in origins:
-            self._origins[start : start + count] = origin.value
+            self._origins[start : start + count] = origin
             start += count
         self._length = end
 
@@ -292,7 +292,7 @@ def _whole_numbers(ids: ArrayLike) -> NDArray[Any]:
 def _per_token(versions: Sequence[VersionRun] | int, count: int) -> int | NDArray[np.int32]:
     if isinstance(versions, int):
         return versions
-    if sum(run.tokens for run in versions) != count:
+    if sum([run.tokens for run in versions]) != count:
         raise ValueError(f"{count} tokens with versions {tuple(versions)}")
     if len(versions) == 1:
         return versions[0].version

@@ -173,7 +173,7 @@ class Completion:
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} tokens with {len(self.logprobs)} logprobs")
-        if sum(run.tokens for run in self.versions) != len(self.token_ids) or not self.versions:
+        if not self.versions or sum([run.tokens for run in self.versions]) != len(self.token_ids):
             raise ValueError(f"{len(self.token_ids)} tokens with versions {self.versions}")
 
     @property

@@ -295,9 +295,10 @@ class Renderer:
     # --- the parts of an extension ----------------------------------------------------------------------------
 
     def _escaper(self, messages: Sequence[Message]) -> ControlTokenEscaper:
-        return ControlTokenEscaper(
-            self._control, [text for message in messages for text in (message.text, message.name or "")]
-        )
+        texts: list[str] = []
+        for message in messages:
+            texts += (message.text, message.name or "")
+        return ControlTokenEscaper(self._control, texts)
 
     def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], words: str = "") -> list[int]:
         """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells."""

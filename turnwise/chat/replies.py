@@ -21,9 +21,16 @@ class ControlTokens:
 
     def spelled_in(self, texts: Sequence[str]) -> list[str]:
         """Those that stand in one of the texts, the longer first."""
-        if not any(start in text for text in texts for start in self._starts):
+        if not self._may_spell(texts):
             return []
         return [spelled for spelled in self._longest_first if any(spelled in text for text in texts)]
+
+    def _may_spell(self, texts: Sequence[str]) -> bool:
+        for text in texts:  # no generators: asked of every reply
+            for start in self._starts:
+                if start in text:
+                    return True
+        return False
 
 
 class ControlTokenEscaper:
@@ -33,10 +40,9 @@ class ControlTokenEscaper:
     every position stays what it was.
     """
 
-    def __init__(self, control: ControlTokens, texts: Iterable[str]) -> None:
+    def __init__(self, control: ControlTokens, texts: Sequence[str]) -> None:
         self._control = control.texts
         self._stand_ins: dict[str, str] = {}
-        texts = list(texts)
         for spelled in control.spelled_in(texts):
             self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
 

@@ -150,7 +150,7 @@ class TokenBackend:
             spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools)
         except HistoryRewritten:
             return self._reopen(messages, replies, turn, budget)
-        added = sum(len(span.ids) for span in spans)
+        added = sum([len(span.ids) for span in spans])
         full = self._full(added, len(self.segments[-1]) + added, budget)
         if full is None:
             self.segments[-1].append_given(spans, turn)
@@ -171,10 +171,10 @@ class TokenBackend:
 
     def _full(self, added: int, length: int, budget: int | None) -> StopReason | None:
         """Which limit replies break; the tighter one when they break both."""
-        over = [] if budget is None else [(added - budget, StopReason.TOKEN_BUDGET)]
-        over.append((length + 1 - self.sampler.context_length, StopReason.CONTEXT_FULL))  # one for the assistant
-        most, reason = max(over, key=lambda entry: entry[0])
-        return reason if most > 0 else None
+        over = length + 1 - self.sampler.context_length  # one for the assistant
+        if budget is not None and added - budget >= max(over, 1):
+            return StopReason.TOKEN_BUDGET
+        return StopReason.CONTEXT_FULL if over > 0 else None
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
         """What was added after the last turn and never answered is left out on both sides."""

@@ -229,9 +229,10 @@ class InteractionSession:
             takes = _takes(type(self._interaction), method)
             if seconds is None:  # closing is never refused
                 plugin_calls.check_leaked()
-            work = plugin_calls.call(function, *args[: takes.positional], **takes.named(kwargs or {}))
-            own = getattr(type(self._interaction), method) is not getattr(BaseInteraction, method)
-            return await (plugin_calls.in_task(work, seconds) if own else work)  # ours neither hangs nor blocks
+            given, named = args[: takes.positional], takes.named(kwargs or {})
+            if takes.ours:
+                return await function(*given, **named)
+            return await plugin_calls.in_task(plugin_calls.call(function, *given, **named), seconds)
         except (EpisodeError, PluginError):
             raise
         except plugin_calls.TookTooLong as error:
@@ -249,6 +250,8 @@ class _Takes:
     positional: int
     names: frozenset[str] | None
     """None: any."""
+    ours: bool
+    """Whether it is a built-in interaction's, which neither hangs nor blocks."""
 
     def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs if self.names is None else {key: kwargs[key] for key in kwargs if key in self.names}
@@ -265,4 +268,6 @@ def _takes(kind: type, method: str) -> _Takes:
     own = 2 if method == "generate_response" else 1  # instance id and messages are passed by position
     named = {p.name for p in positional[own:]} | {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return _Takes(own if spread else min(own, len(positional)), None if any_name else frozenset(named))
+    inherited = getattr(kind, method) is getattr(BaseInteraction, method, None)
+    ours = inherited or kind.__module__.rpartition(".")[0] == BaseInteraction.__module__.rpartition(".")[0]
+    return _Takes(own if spread else min(own, len(positional)), None if any_name else frozenset(named), ours)

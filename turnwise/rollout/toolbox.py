@@ -242,6 +242,8 @@ class EpisodeTools:
         try:
             if entry.plain is None or not entry.plain.fit(call.arguments):
                 check_arguments(entry.validator, call.name, call.arguments)
+            if isinstance(entry.tool, FunctionTool) and entry.tool.instant:
+                return CallStatus.OK, await self._attempt(entry.tool, call)
             plugin_calls.check_leaked()
             async with time_budget.slot(entry.slots):
                 return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)

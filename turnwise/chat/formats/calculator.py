@@ -23,7 +23,8 @@ def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
     found = [(match[1], match[2] is not None) for match in _CALL.finditer(rest)]
     calls = tuple(_call(*one, f"t{turn % 1000:03d}c{n % 10000:04d}") for n, one in enumerate(found))
     reasoning = "\n".join(thoughts) if thoughts else None
-    return Message(Role.ASSISTANT, text, calls, reasoning=reasoning, answer=_CALL.sub("", rest).strip())
+    answer = _CALL.sub("", rest) if found else rest
+    return Message(Role.ASSISTANT, text, calls, reasoning=reasoning, answer=answer.strip())
 
 
 def render_call(call: ToolCall) -> str:

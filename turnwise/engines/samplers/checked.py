@@ -1,6 +1,10 @@
 """A sampler of the user's behind a check: what it writes is a completion of the request, or the run stops."""
 
+import math
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Logprobs, Sampler
@@ -43,7 +47,7 @@ class CheckedSampler:
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
             return f"token ids from {ids.min()} to {ids.max()}, and the vocabulary has {self._vocabulary}"
         unknown = self.capabilities.logprobs is Logprobs.NONE
-        if not (np.isnan(logprobs) if unknown else np.isfinite(logprobs) & (logprobs <= ROUNDING)).all():
+        if not (np.isnan(logprobs).all() if unknown else _are_logprobs(logprobs)):
             return f"log-probs that are {'not nan, and it says it has none' if unknown else 'nan, infinite or above 0'}"
         return _versions_problem(found.versions, len(ids))
 
@@ -66,6 +70,11 @@ class CheckedSampler:
     async def close(self) -> None:
         """As it does."""
         await self._made.close()
+
+
+def _are_logprobs(values: NDArray[Any]) -> bool:
+    """Whether all are finite and none is above 0; nan is neither."""
+    return not len(values) or bool(-math.inf < values.min() <= values.max() <= ROUNDING)
 
 
 def _versions_problem(versions: object, tokens: int) -> str | None:

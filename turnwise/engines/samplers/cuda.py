@@ -85,16 +85,16 @@ class CudaSampler(InProcessSampler):
         )
 
         def on_worker() -> AbstractContextManager[None]:
-            return _on_gpu(device, steps, prefill_tokens, say) if device.type == "cuda" else nullcontext()
+            return _own_stream(device, steps, prefill_tokens, say) if device.type == "cuda" else nullcontext()
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
 
 
 @contextmanager
-def _on_gpu(
+def _own_stream(
     device: torch.device, steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """The worker's life: on a stream of its own, which goes before the learner's."""
+    """A stream of the worker's own, which a learner's long kernels do not hold up, with everything captured on it."""
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
     torch.cuda.set_device(device)
     with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
@@ -112,4 +112,5 @@ def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
         say("not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
         return
     torch.cuda.current_stream().synchronize()
-    say(f"{count} shapes of passes compiled and captured in {time.perf_counter() - start:.1f} s")
+    steps.shrink()  # what the first runs took beside the graphs' own memory, on a stream that no learner shares
+    LOG.info("%d shapes of passes compiled and captured in %.1f s", count, time.perf_counter() - start)

@@ -26,6 +26,9 @@ async def calculate(expression: str) -> str:
     return evaluate(expression)
 
 
+calculate.instant = True
+
+
 def evaluate(expression: str) -> str:
     """The value as text; ToolError says what is wrong with the expression."""
     if len(expression) > MAX_LENGTH:
@@ -46,7 +49,9 @@ def _value(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant(value=bool()):
             raise ToolError("only numbers can be calculated")
-        case ast.Constant(value=int() | float() as number):
+        case ast.Constant(value=int() as number):
+            return Fraction(number)
+        case ast.Constant(value=float() as number):
             return Fraction(str(number)) if abs(number) != float("inf") else _too_large()
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand)

@@ -93,6 +93,8 @@ class FunctionTool:
     concurrency: int = DEFAULT_CONCURRENCY
     readers: dict[str, TypeAdapter[Any]] | None = field(default=None, repr=False)
     """One per parameter; None when the schema was written by hand and arguments are passed as they come."""
+    instant: bool = False
+    """Ours, and it neither waits nor hangs: it needs no slot, and no task in which it could be stopped."""
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self, context)
