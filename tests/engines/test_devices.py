@@ -1,5 +1,7 @@
 """What `auto` and null mean: the GPU where PyTorch sees one, and on every other machine what they always meant."""
 
+from dataclasses import replace
+
 import pytest
 
 from turnwise import Config, configure
@@ -72,3 +74,15 @@ def test_the_cuda_engine_needs_a_gpu():
     with pytest.raises(ConfigError, match=r"engine=cuda: PyTorch sees no GPU on this machine; engine=torch"):
         choose(configure("engine=cuda"), NONE)
     assert choose(Config(), NONE).engine == "torch"
+
+
+def test_a_gpu_that_cannot_be_used_is_left_alone_and_the_reason_is_said():
+    unfit = replace(ONE, unfit="Triton, in which its kernels are written, is not installed")
+    found = choose(configure("task=null", "data.eval_files=[x]"), unfit)
+    assert (found.engine, found.device, found.precision) == ("torch", "cpu", Precision.float32)
+    assert str(found) == "torch (auto: PyTorch sees NVIDIA H200, 140 GiB, but Triton, in which its kernels are written, is not installed)"  # fmt: skip
+    assert device_of("auto", unfit) == "cpu"
+    with pytest.raises(ConfigError, match=r"engine=cuda: PyTorch sees NVIDIA H200, 140 GiB, but Triton"):
+        choose(configure("engine=cuda"), unfit)
+    with pytest.raises(ConfigError, match=r"learner.device=cuda:0: PyTorch sees .* but Triton"):
+        device_of("cuda:0", unfit)

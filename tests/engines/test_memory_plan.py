@@ -92,3 +92,23 @@ def test_the_plan_of_a_config_is_made_from_its_model_s_files():
     assert tuned is not None and tuned.cache == 0 and tuned.weights == found.weights
     written = memory_here(configure("learner.device=cpu"), Training(), seen=seen)
     assert written is not None and written.learning == 0 and written.cache > 0
+
+
+def test_a_sampler_that_is_elsewhere_has_nothing_to_give_back():
+    seen = Seen((LARGE,))
+    asked = configure("engine=torch", "engine.sleep=true", "training.max_lag=0")
+    found = memory_here(asked, Training(), seen=seen)
+    assert found == memory_here(configure("engine=torch", "training.max_lag=0"), Training(), seen=seen)
+    assert found is not None and not found.takes_turns and found.cache == 0
+    assert memory_here(configure("engine.sleep=true"), Training(), samples=False, seen=seen) is not None
+
+
+def test_what_is_lacking_is_said_in_full():
+    tight = Gpu("tight", 20 * 2**30)
+    for knobs in (("training.max_lag=0", "engine.sleep=true"), ("training.max_lag=0", "engine.sleep=false"), ()):
+        with pytest.raises(
+            ConfigError, match=r"tight, 20 GiB, engine.memory_fraction=0.9 of it, lacks [1-9][\d.]* GiB"
+        ):
+            plan(*knobs, size=SEVEN, gpu=tight)
+    with pytest.raises(ConfigError, match=r"lacks 0\.[5-9] GiB for it; what helps: .*a larger engine.memory_fraction$"):
+        plan("engine.memory_fraction=0.08", gpu=tight, training=None)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from turnwise.choices import EngineName, Precision
 from turnwise.config import Config, LearnerConfig
@@ -11,6 +12,8 @@ CPU_BATCH, GPU_BATCH = 64, 1024
 """Sequences decoded together."""
 EPISODES = 256
 """Under way at once, where no GPU waits for them."""
+LEAST_CAPABILITY = 8
+"""Of a GPU: the first number of its compute capability."""
 TOKEN_BUDGET = 8192
 """Tokens of one forward pass of the learner, where memory does not decide."""
 
@@ -32,6 +35,18 @@ class Seen:
     """What PyTorch sees of this machine."""
 
     gpus: tuple[Gpu, ...] = ()
+    unfit: str = ""
+    """Why they cannot be used, although they are there."""
+
+    @property
+    def none(self) -> str:
+        """Why there is no GPU to use."""
+        return f"PyTorch sees {self.gpus[0]}, but {self.unfit}" if self.unfit else "PyTorch sees no GPU"
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a GPU to use."""
+        return bool(self.gpus) and not self.unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,12 @@ def look() -> Seen:
     if not torch.cuda.is_available():
         return Seen()
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return Seen(tuple(Gpu(one.name, one.total_memory) for one in found))
+    unfit = ""
+    if find_spec("triton") is None:
+        unfit = "Triton, in which its kernels are written, is not installed"
+    elif min(one.major for one in found) < LEAST_CAPABILITY:
+        unfit = f"Triton and bfloat16 need compute capability {LEAST_CAPABILITY}.0"
+    return Seen(tuple(Gpu(one.name, one.total_memory) for one in found), unfit)
 
 
 def choose(config: Config, seen: Seen | None = None) -> Chosen:
@@ -76,10 +96,10 @@ def choose(config: Config, seen: Seen | None = None) -> Chosen:
     if name in (EngineName.auto, EngineName.cuda):  # PyTorch takes its time to load, and nobody else has to know
         seen = look() if seen is None else seen
         if name == EngineName.auto:
-            name = EngineName.cuda.value if seen.gpus else EngineName.torch.value
-            why = f"PyTorch sees {seen.gpus[0]}" if seen.gpus else "PyTorch sees no GPU"
-        elif not seen.gpus:
-            raise ConfigError("engine=cuda: PyTorch sees no GPU on this machine; engine=torch writes on the CPU")
+            name = EngineName.cuda.value if seen.usable else EngineName.torch.value
+            why = f"PyTorch sees {seen.gpus[0]}" if seen.usable else seen.none
+        elif not seen.usable:
+            raise ConfigError(f"engine=cuda: {seen.none} on this machine; engine=torch writes on the CPU")
     device, most = "cpu", engine.max_batch or CPU_BATCH
     if name == EngineName.cuda:  # beside the learner: what is published is copied on the GPU, or not at all
         device = device_of(config.learner.device if config.learner.device.startswith("cuda") else "cuda", seen)
@@ -103,8 +123,10 @@ def device_of(wanted: str, seen: Seen | None = None) -> str:
     if not re.fullmatch(r"auto|cuda(:\d{1,3})?", wanted):
         raise ConfigError(f"learner.device={wanted}: auto, cpu or cuda, or one GPU such as cuda:0")
     seen = look() if seen is None else seen
-    if wanted == "auto" and not seen.gpus:
+    if wanted == "auto" and not seen.usable:
         return "cpu"
+    if seen.unfit:
+        raise ConfigError(f"learner.device={wanted}: {seen.none}")
     if not seen.gpus:
         raise ConfigError(f"learner.device={wanted}: PyTorch finds no CUDA device on this machine")
     number = int(wanted.partition(":")[2] or 0)

@@ -187,12 +187,12 @@ def plan_memory(
 
     if training is None:
         if room < least:
-            raise _does_not_fit(gpu, room - least, "a smaller engine.max_batch does not help: one sequence is too long")
+            raise _does_not_fit(plan, room - least, "rollout.max_tokens (shorter sequences), engine=torch (the CPU)")
         return with_cache(plan, room)
     passes = [replace(plan, token_budget=t, recompute=r, learning=fixed.learning(size, t, r)) for t, r in _ways(config)]
     sleeps, lag = config.engine.sleep, config.training.max_lag
     side_by_side = [one for one in passes if one.learning + wanted <= room]
-    if sleeps is not True and side_by_side:
+    if side_by_side and (sleeps is not True or not chosen.on_gpu):  # who is elsewhere has nothing here to give back
         return with_cache(side_by_side[0], room - side_by_side[0].learning)
     fitting = [one for one in passes if one.learning <= room]
     if lag == 0 and sleeps is not False and chosen.on_gpu and fitting and room >= least:
@@ -200,8 +200,9 @@ def plan_memory(
     tight = [one for one in passes if one.learning + least <= room]
     if sleeps is not True and tight:  # a smaller cache than wanted: fewer sequences are decoded together
         return with_cache(tight[-1], room - tight[-1].learning)
-    short = room - passes[-1].learning - (0 if lag == 0 else least)
-    raise _does_not_fit(gpu, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
+    together = lag > 0 or sleeps is False
+    short = room - (passes[-1].learning + least if together else max(passes[-1].learning, least))
+    raise _does_not_fit(plan, short, "learner.offload=optimizer, learner.optimizer=adamw8bit, learner.lora_rank=16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,12 @@ def _paged(length: int) -> int:
     return -(-length // PAGE) * PAGE
 
 
-def _does_not_fit(gpu: Gpu, short: int, advice: str) -> ConfigError:
-    return ConfigError(f"the model does not fit: {gpu} lacks {_gib(-short)} for it; what helps: {advice}")
+def _does_not_fit(plan: MemoryPlan, short: int, advice: str) -> ConfigError:
+    allowed = f"engine.memory_fraction={plan.fraction:g} of it"
+    return ConfigError(
+        f"the model does not fit: {plan.gpu}, {allowed}, lacks {_gib(-short)} for it; what helps: {advice}, or a "
+        "larger engine.memory_fraction"
+    )
 
 
 def _gib(size: int) -> str:

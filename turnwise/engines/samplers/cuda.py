@@ -112,4 +112,5 @@ def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
         say("not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
         return
     torch.cuda.current_stream().synchronize()
+    steps.shrink()  # what the first runs took beside the graphs' own memory, on a stream that no learner shares
     LOG.info("%d shapes of passes compiled and captured in %.1f s", count, time.perf_counter() - start)

@@ -258,7 +258,7 @@ class DeviceSteps:
     def decode(self, rows: Numbers, steps: int, longest: int, *, filtered: bool) -> Launched:
         """Write so many more tokens in each of these slots, or fewer where a turn ends; `longest` has so many."""
         size = decode_bucket(len(rows))
-        few = size * min(cache.kv_heads for cache in self._model.shape.caches) <= FEW_PROGRAMS
+        few = len(rows) * min(cache.kv_heads for cache in self._model.shape.caches) <= FEW_PROGRAMS
         splits = SPLITS if few and longest >= LONG and not self._invariant else 1
         key = ("decode", size, steps, splits, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
