@@ -4,8 +4,8 @@ Ours plays episodes through the product: rendering, ledgers, self-check and scor
 prompts as token ids through `LLM.generate`, which costs it nothing beside its engine. Each side runs in a process of
 its own, ours first, in one run of this script.
 
-`single`: random weights of a shape, prompts of about 128 tokens, turns of 256 tokens, 256 and 1,024 at once, four
-episodes for each place; vLLM is given them in four batches.
+`single`: random weights of a shape, prompts of about 128 tokens with 8 siblings each, turns of 256 tokens, 256 and
+1,024 at once, four episodes for each place; vLLM is given them in four batches and has prefix caching on.
 `chat`: a real model (--model), 64 prompts x 8 siblings, 4 turns, a user who says about 100 tokens after each of the
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
@@ -78,7 +78,7 @@ def prepared_of(folder: str, samples: list[Any], overrides: list[str], interacti
 
     config = configure(
         f"model.path={folder}", "chat.template=chatml_hermes", "task=null", "rollout.tools=[]",
-        "data.max_prompt_tokens=2048", "sampling.temperature=1", "rollout.concurrency=4096", *overrides,
+        "data.max_prompt_tokens=2048", "sampling.temperature=1", *overrides,
     )  # fmt: skip
     return prepare(config, "test", samples=samples, scorer=zero, interaction=interaction)
 
@@ -143,8 +143,13 @@ def ours(arguments: argparse.Namespace) -> None:
         for count in CONCURRENT:
             prepared = prepared_of(
                 arguments.tokenizer,
-                samples_of(WAVES * count, 110),
-                ["sampling.max_tokens=256", f"engine.max_batch={count}", f"rollout.concurrency={count}"],
+                samples_of(WAVES * count // SIBLINGS, 110),
+                [
+                    "sampling.max_tokens=256",
+                    f"engine.max_batch={count}",
+                    f"rollout.concurrency={2 * count}",
+                    f"eval.group_size={SIBLINGS}",
+                ],
                 None,
             )
             sampler = sampler_of(model, prepared, count)
@@ -156,7 +161,9 @@ def ours(arguments: argparse.Namespace) -> None:
                     await sampler.close()
 
             rounds = asyncio.run(single())
-            prompts = [prepared.renderer.open(sample.prompt, []) for sample in prepared.samples]
+            prompts = [
+                prepared.renderer.open(sample.prompt, []) for sample in prepared.samples for _ in range(SIBLINGS)
+            ]
             (exchange / f"{shape}-{count}.json").write_text(json.dumps(prompts))
             results[f"{shape}-{count}"] = [(tokens, seconds, idle) for tokens, seconds, _, idle in rounds]
             print(f"  ours, {shape}, {count}: " + shown(results[f"{shape}-{count}"]), file=sys.stderr, flush=True)
@@ -192,7 +199,8 @@ def chat_ours(arguments: argparse.Namespace, sampler_of: Any, clock: Any) -> lis
     prepared = prepared_of(
         arguments.model, samples_of(CHATS, 60),
         [f"sampling.max_tokens={TURN_TOKENS}", f"eval.group_size={SIBLINGS}", "engine.max_batch=512",
-         f"rollout.max_assistant_turns={TURNS}", "rollout.max_user_turns=8", "rollout.max_tokens=4096"],
+         f"rollout.max_assistant_turns={TURNS}", "rollout.max_user_turns=8", "rollout.max_tokens=4096",
+         "rollout.concurrency=1024"],
         Insists.make(),
     )  # fmt: skip
     model = Decoder.read(Path(arguments.model), torch.bfloat16)
@@ -234,7 +242,7 @@ def vllm(arguments: argparse.Namespace) -> None:
     else:
         folder = exchange / f"model-{name}"
         write_config(folder, name)
-        llm = LLM(str(folder), load_format="dummy", max_model_len=1024, enable_prefix_caching=False, **common)
+        llm = LLM(str(folder), load_format="dummy", max_model_len=1024, enable_prefix_caching=True, **common)
         params = SamplingParams(temperature=1.0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)
         for count in CONCURRENT:
             prompts = [{"prompt_token_ids": ids} for ids in json.loads((exchange / f"{name}-{count}.json").read_text())]

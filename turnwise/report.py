@@ -310,6 +310,9 @@ def _tool_cell(report: ToolReport) -> str:
     return str(report) if error is None else f"{report}\n{visible(error)[:LONGEST_ERROR_SHOWN]}"
 
 
+_SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]
+
+
 def step_metrics(
     trajectories: Sequence[Trajectory], declared: Mapping[str, TaskMetrics] | None = None
 ) -> dict[str, float]:
@@ -329,9 +332,7 @@ def step_metrics(
             ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.turns)),
             ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.turns)),
         ):
-            metrics += [
-                Metric(f"{name}/{how.value}", value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)
-            ]
+            metrics += [Metric(f"{name}/{ending}", value, how) for ending, how in _SPREAD]
         cut = trajectory.stop_reason in (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
         metrics.append(Metric("response_length/clip_ratio", float(cut)))
         metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))

@@ -101,7 +101,9 @@ def record(run: RunDir, file: str, trajectories: Sequence[Trajectory], album: Al
     """
     (album or Album(run)).keep(trajectories)
     write_trajectories(run.file(file), trajectories)
-    run.append_jsonl(INDEX, asdict(shard_of(file, trajectories)))
+    shard = shard_of(file, trajectories)
+    tools = {name: asdict(use) for name, use in shard.tools.items()}
+    run.append_jsonl(INDEX, {"file": shard.file, "columns": shard.columns, "tools": tools})  # no deep copy of all
 
 
 def shard_of(file: str, trajectories: Sequence[Trajectory]) -> Shard:

@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _WORD = re.compile(r"[^\W\d_]{4,}")
 _CODE_KEYS = ("code", "source", "script")
 _LONGEST_CODE = 20_000
+_SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 _SAYING = {"print", "str", "repr", "int", "float", "bool", "format", "list", "tuple", "dict", "set"}
 
 
@@ -120,7 +121,7 @@ def _key(record: CallRecord) -> str | None:
         if isinstance(arguments.get(key), str):  # white space at line ends and empty lines make no other program
             arguments[key] = [line.rstrip() for line in program(arguments[key]).splitlines() if line.strip()]
     try:
-        return f"{call.name} {json.dumps(arguments, sort_keys=True, default=repr)}"
+        return f"{call.name} {_SORTED.encode(arguments)}"
     except RecursionError:  # a model can nest deeper than JSON is written
         return None
 

@@ -33,6 +33,8 @@ VERSION = "5"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]
+Made = dict[int, Row]
+"""Rows by the identity of their message or call: turns hold the same objects as the conversation."""
 
 _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
 _BYTES_KEY = "turnwise:bytes"
@@ -127,7 +129,9 @@ def to_row(trajectory: Trajectory) -> Row:
 
 def words_row(trajectory: Trajectory) -> Row:
     """All but the tokens of a trajectory as a row of SCHEMA."""
-    sample, check = trajectory.sample, trajectory.render_check
+    sample, check, made = trajectory.sample, trajectory.render_check, Made()
+    spec = sample.interaction
+    remarks = {_REMARKS_KEY: [asdict(remark) for remark in trajectory.remarks]} if trajectory.remarks else {}
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
@@ -143,17 +147,17 @@ def words_row(trajectory: Trajectory) -> Row:
             "advantage": trajectory.advantage,
             "first_right": trajectory.first_right,
             "seconds": trajectory.seconds,
-            "prompt": _message_rows(sample.prompt),
+            "prompt": _message_rows(sample.prompt, made),
             "ground_truth": _json(sample.ground_truth, "ground_truth"),
             "agent": sample.agent,
             "tools": sample.tools,
             "tools_kwargs": _json(sample.tools_kwargs, "tools_kwargs"),
-            "interaction": sample.interaction and _interaction_row(sample.interaction),
+            "interaction": spec and {"name": spec.name, "kwargs": _json(spec.kwargs, "interaction kwargs")},
             "images": [image.source for image in sample.images],
             "info": _json(sample.info, "info"),
-            "messages": _message_rows(trajectory.messages),
-            "turns": [_turn_row(turn) for turn in trajectory.turns],
-            "artifacts": _json(trajectory.artifacts | _remark_rows(trajectory.remarks), "artifacts"),
+            "messages": _message_rows(trajectory.messages, made),
+            "turns": [_turn_row(turn, made) for turn in trajectory.turns],
+            "artifacts": _json(trajectory.artifacts | remarks, "artifacts"),
             "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
         }
     except StorageError as error:
@@ -236,10 +240,6 @@ def clean(value: Any) -> Any:
             return value
 
 
-def _remark_rows(remarks: Sequence[Remark]) -> Row:
-    return {_REMARKS_KEY: [asdict(remark) for remark in remarks]} if remarks else {}
-
-
 def _remark(row: Any) -> Remark:
     match row:
         case {"by": str(), "text": str(), "value": int() | float() | None, "turn": int() | None}:
@@ -247,26 +247,23 @@ def _remark(row: Any) -> Remark:
     raise ValueError("a remark that is none")
 
 
-def _interaction_row(interaction: InteractionSpec) -> Row:
-    return {"name": interaction.name, "kwargs": _json(interaction.kwargs, "interaction kwargs")}
+def _message_rows(messages: Sequence[Message], made: Made) -> list[Row]:
+    return [made.get(id(message)) or _message_row(message, made) for message in messages]
 
 
-def _message_rows(messages: Sequence[Message]) -> list[Row]:
-    return [_message_row(message) for message in messages]
-
-
-def _message_row(message: Message) -> Row:
+def _message_row(message: Message, made: Made) -> Row:
     whole = isinstance(message.content, str)
-    return {
+    row = made[id(message)] = {
         "role": message.role.value,
         "text": message.content if whole else None,
         "parts": None if whole else [_part_row(part) for part in message.content],  # type: ignore[arg-type]
-        "tool_calls": [_call_row(call) for call in message.tool_calls],
+        "tool_calls": [_call_row(call, made) for call in message.tool_calls],
         "tool_call_id": message.tool_call_id,
         "name": message.name,
         "reasoning": message.reasoning,
         "answer": message.answer,
     }
+    return row
 
 
 def _part_row(part: Part) -> Row:
@@ -275,15 +272,17 @@ def _part_row(part: Part) -> Row:
     return {"kind": "image", "value": part.source}
 
 
-def _call_row(call: ToolCall) -> Row:
-    arguments = _json(call.arguments, f"arguments of {call.name}")
-    return {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
+def _call_row(call: ToolCall, made: Made) -> Row:
+    if (row := made.get(id(call))) is None:
+        arguments = _json(call.arguments, f"arguments of {call.name}")
+        row = made[id(call)] = {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
+    return row
 
 
-def _turn_row(turn: Turn) -> Row:
+def _turn_row(turn: Turn, made: Made) -> Row:
     calls = [
         {
-            "call": _call_row(record.call),
+            "call": _call_row(record.call, made),
             "status": record.status.value,
             "seconds": record.seconds,
             "truncated": record.truncated,
@@ -294,7 +293,7 @@ def _turn_row(turn: Turn) -> Row:
     ]
     return {
         "index": turn.index,
-        "message": _message_row(turn.message),
+        "message": _message_rows([turn.message], made)[0],
         "finish_reason": turn.finish_reason.value,
         "policy_version": turn.policy_version,
         "prompt_tokens": turn.prompt_tokens,
@@ -302,7 +301,7 @@ def _turn_row(turn: Turn) -> Row:
         "segment": turn.segment,
         "start": turn.start,
         "calls": calls,
-        "replies": _message_rows(turn.replies),
+        "replies": _message_rows(turn.replies, made),
         "user_score": turn.user_score,
         "scores": list(turn.scores.items()),
         "generate_seconds": turn.generate_seconds,
@@ -364,8 +363,10 @@ def _turn(row: Row) -> Turn:
 
 def _json(value: Any, field: str) -> str:
     """Readable JSON; as ASCII escapes, which keep them, when a text holds lone surrogates."""
+    if type(value) is dict and not value:  # nearly always, of what nobody filled in
+        return "{}"
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_tag_bytes)
+        text = _READABLE.encode(value)
         return text if _is_utf8(text) else json.dumps(value, default=_tag_bytes)
     except RecursionError:
         # A model can nest arguments deeper than we can write; its own words stand in the message.
@@ -394,3 +395,6 @@ def _tag_bytes(value: Any) -> Any:
 
 def _untag_bytes(value: dict[str, Any]) -> Any:
     return base64.b64decode(value[_BYTES_KEY]) if set(value) == {_BYTES_KEY} else value
+
+
+_READABLE = json.JSONEncoder(ensure_ascii=False, default=_tag_bytes)

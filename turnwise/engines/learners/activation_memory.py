@@ -110,6 +110,8 @@ class ActivationMemory:
         """What was measured over what was estimated."""
         self._limit: int | None = None
         """Lower than a number of tokens that did not fit."""
+        self._most_tokens, self._recomputed = 0, -1
+        """Of the last pass that was measured."""
         chosen = config.gradient_checkpointing
         self._free_choice = chosen is None and device.type == "cuda" and all(model.recomputes for model in models)
         self.recompute = self._first.layers if chosen else 0
@@ -150,10 +152,12 @@ class ActivationMemory:
 
     @contextmanager
     def measured(self, tokens: int) -> Iterator[None]:
-        """Around a pass with gradient. Only one that needed more than any before it can be told from the others."""
-        if self._device.type != "cuda":
+        """Around a pass with gradient. Only one that needed more than any before it can be told from the others, so no
+        other is looked at: asking the allocator takes the host a millisecond."""
+        if self._device.type != "cuda" or (tokens <= self._most_tokens and self.recompute == self._recomputed):
             yield
             return
+        self._most_tokens, self._recomputed = tokens, self.recompute
         before, most = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
         yield
         now = torch.cuda.max_memory_allocated(self._device)

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -84,18 +84,22 @@ class CudaSampler(InProcessSampler):
             model, decode, steps, slots=max_batch, pages=pages, prefill_tokens=prefill_tokens, say=say
         )
 
-        @contextmanager
-        def on_worker() -> Iterator[None]:
-            if device.type != "cuda":
-                yield
-                return
-            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
-            torch.cuda.set_device(device)
-            with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
-                _warm_up(steps, prefill_tokens, say)
-                yield
+        def on_worker() -> AbstractContextManager[None]:
+            return _own_stream(device, steps, prefill_tokens, say) if device.type == "cuda" else nullcontext()
 
         super().__init__(batcher, model, name="cuda sampler", on_worker=on_worker, policy_version=policy_version)
+
+
+@contextmanager
+def _own_stream(
+    device: torch.device, steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
+) -> Iterator[None]:
+    """A stream of the worker's own, which a learner's long kernels do not hold up, with everything captured on it."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+    torch.cuda.set_device(device)
+    with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
+        _warm_up(steps, prefill_tokens, say)
+        yield
 
 
 def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]) -> None:
@@ -108,4 +112,4 @@ def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
         say("cuda engine: not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
         return
     torch.cuda.current_stream().synchronize()
-    say(f"cuda engine: {count} shapes of passes compiled and captured in {time.perf_counter() - start:.1f} s")
+    LOG.info("%d shapes of passes compiled and captured in %.1f s", count, time.perf_counter() - start)
