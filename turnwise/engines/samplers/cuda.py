@@ -109,7 +109,7 @@ def _warm_up(steps: DeviceSteps, prefill_tokens: int, say: Callable[[str], None]
             count = steps.warm_up(prefill_tokens)
     except torch.OutOfMemoryError:  # the batcher makes batches smaller when it meets this itself
         steps.shrink()
-        say("cuda engine: not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
+        say("not enough memory to try its largest batches (engine.memory_fraction says how much to take)")
         return
     torch.cuda.current_stream().synchronize()
     LOG.info("%d shapes of passes compiled and captured in %.1f s", count, time.perf_counter() - start)
