@@ -5,7 +5,7 @@ prompts as token ids through `LLM.generate`, which costs it nothing beside its e
 its own, ours first, in one run of this script.
 
 `single`: random weights of a shape, prompts of about 128 tokens with 8 siblings each, turns of 256 tokens, 256 and
-1,024 at once, four episodes for each place; vLLM is given them in four batches and has prefix caching on.
+1,024 at once, four episodes for each place; vLLM is given one batch of them and has prefix caching on.
 `chat`: a real model (--model), 64 prompts x 8 siblings, 4 turns, a user who says about 100 tokens after each of the
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
@@ -249,11 +249,9 @@ def vllm(arguments: argparse.Namespace) -> None:
             rounds = []
             for _ in range(2):
                 start = time.perf_counter()
-                tokens = 0
-                for first in range(0, len(prompts), count):
-                    done = llm.generate(prompts[first : first + count], params, use_tqdm=False)
-                    tokens += sum(len(one.outputs[0].token_ids) for one in done)
+                done = llm.generate(prompts[:count], params, use_tqdm=False)
                 torch.cuda.synchronize()
+                tokens = sum(len(one.outputs[0].token_ids) for one in done)
                 rounds.append((tokens, time.perf_counter() - start, None))
             results[f"{name}-{count}"] = rounds
             print(f"  vLLM, {name}, {count}: {shown(rounds)}", file=sys.stderr, flush=True)
