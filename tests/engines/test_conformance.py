@@ -440,6 +440,7 @@ def test_dropout_is_off_even_in_training() -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_computes_the_same(case: Case) -> None:
     device = torch.device("cuda")

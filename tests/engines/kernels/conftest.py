@@ -1,9 +1,18 @@
-"""Kernels are tried by Triton's interpreter where there is no GPU, which must be said before triton is imported."""
+"""The ways of a kernel: plain torch, Triton on a GPU, and where there is none Triton's interpreter on the CPU."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
+import pytest
 import torch
+
+from turnwise.engines.kernels.dispatch import interpreted
+
+CUDA = torch.cuda.is_available()
+ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a GPU")])
+INTERPRETED = pytest.param("interpreted", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked"))
 
 
 def _count_with_arrays_of_one() -> None:
@@ -19,7 +28,36 @@ def _count_with_arrays_of_one() -> None:
     interpreter._patch_lang_tensor = patched
 
 
-if not torch.cuda.is_available():
+if not CUDA:  # must be said before triton is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if find_spec("triton"):
         _count_with_arrays_of_one()
+
+
+@contextmanager
+def _taking(way: str) -> Iterator[str]:
+    if way == "interpreted":
+        pytest.importorskip("triton")
+    with interpreted() if way == "interpreted" else nullcontext():
+        yield "cuda" if way == "cuda" else "cpu"
+
+
+@pytest.fixture(params=["plain", ON_GPU, INTERPRETED])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the tensors of a test lie, by each way."""
+    with _taking(request.param) as place:
+        yield place
+
+
+@pytest.fixture(params=[ON_GPU, INTERPRETED])
+def triton_device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same, by Triton only."""
+    with _taking(request.param) as place:
+        yield place
+
+
+@pytest.fixture(params=["plain", ON_GPU])
+def fast_device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same, for what would take the interpreter too long."""
+    with _taking(request.param) as place:
+        yield place

@@ -10,7 +10,6 @@ from turnwise.engines.kernels.paged_attention import (
     QueryBlocks,
     invariant_size,
     paged_attention,
-    useful_splits,
     write_pages,
 )
 from turnwise.engines.model.attention import packed
@@ -88,11 +87,7 @@ def test_a_query_has_the_same_bits_alone_and_in_any_batch():
         assert torch.equal(together[index], alone(s, blocks, index, window=40)), index
 
 
-def test_keys_are_split_where_queries_leave_processors_idle():
-    assert useful_splits(programs=768, longest=4096, processors=132) == 1
-    assert useful_splits(programs=8, longest=100_000, processors=132) == 32
-    assert useful_splits(programs=8, longest=100, processors=132) == 1
-    assert 1 < useful_splits(programs=96, longest=4096, processors=132) <= 4
+def test_more_query_heads_of_a_key_head_leave_room_for_fewer_queries_in_the_smallest_tile():
     assert [invariant_size(heads, 2) for heads in (2, 6, 32, 64)] == [16, 5, 1, 1]
 
 

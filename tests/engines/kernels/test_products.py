@@ -1,7 +1,5 @@
 """Products of rows with a weight: against sums in float64, and a row's bits in any company."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,10 +10,6 @@ from turnwise.engines.kernels.products import invariant_linear, linear
 from turnwise.errors import EngineError
 
 CUDA = torch.cuda.is_available()
-DEVICES = [
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a GPU")]),
-    pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
-]
 NARROW = torch.bfloat16 if CUDA else torch.float16
 """Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers."""
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -26,15 +20,6 @@ FORMATS = pytest.mark.parametrize(
     ids=["float32", "narrow", "wide"],
 )
 SHAPES = pytest.mark.parametrize(("length", "depth", "size"), [(5, 70, 130), (67, 128, 20)] + [(1000, 576, 960)] * CUDA)
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    """A device whose tensors take the Triton way."""
-    if request.param == "cpu":
-        pytest.importorskip("triton")
-    with nullcontext() if request.param == "cuda" else interpreted():
-        yield request.param
 
 
 def noise(seed: int, *shape: int) -> Tensor:
@@ -66,14 +51,13 @@ def agree(product, device: str, dtype: torch.dtype, out: torch.dtype | None, sha
 
 @FORMATS
 @SHAPES
-def test_the_invariant_product_and_its_gradient(device, dtype, out, length, depth, size):
-    agree(invariant_linear, device, dtype, out, (length, depth, size))
+def test_the_invariant_product_and_its_gradient(triton_device, dtype, out, length, depth, size):
+    agree(invariant_linear, triton_device, dtype, out, (length, depth, size))
 
 
 @FORMATS
-@pytest.mark.parametrize("place", DEVICES)
-def test_torchs_own_product_and_its_gradient(place, dtype, out):
-    agree(linear, place, dtype, out, (5, 64, 48))
+def test_torchs_own_product_and_its_gradient(fast_device, dtype, out):
+    agree(linear, fast_device, dtype, out, (5, 64, 48))
 
 
 @FORMATS
@@ -83,10 +67,10 @@ def test_without_triton_the_invariant_product_is_torchs(dtype, out):
 
 @FORMATS
 @pytest.mark.parametrize(("depth", "size"), [(128, 48), (70, 131)] + [(1536, 576), (576, 3072)] * CUDA)
-def test_a_row_has_the_same_bits_in_any_company(device, dtype, out, depth, size):
+def test_a_row_has_the_same_bits_in_any_company(triton_device, dtype, out, depth, size):
     many = COMPANY[-1]
-    x = noise(1, many, depth).to(dtype).to(device)
-    weight, bias = noise(2, size, depth).to(dtype).to(device), noise(3, size).to(dtype).to(device)
+    x = noise(1, many, depth).to(dtype).to(triton_device)
+    weight, bias = noise(2, size, depth).to(dtype).to(triton_device), noise(3, size).to(dtype).to(triton_device)
     whole = invariant_linear(x, weight, bias, out)
     for count in COMPANY[:-1]:
         for first in sorted({0, 1, many - count}):
@@ -94,8 +78,8 @@ def test_a_row_has_the_same_bits_in_any_company(device, dtype, out, depth, size)
             assert torch.equal(alone, whole[first : first + count]), (first, count)
 
 
-def test_a_product_of_no_rows(device):
-    x, weight = torch.zeros((0, 8), device=device), torch.ones((3, 8), device=device, requires_grad=True)
+def test_a_product_of_no_rows(triton_device):
+    x, weight = torch.zeros((0, 8), device=triton_device), torch.ones((3, 8), device=triton_device, requires_grad=True)
     made = invariant_linear(x, weight)
     assert made.shape == (0, 3)
     assert torch.equal(torch.autograd.grad(made.sum(), weight)[0], torch.zeros_like(weight))

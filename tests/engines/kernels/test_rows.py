@@ -1,7 +1,6 @@
 """Norms, SwiGLU and rotation by Triton: against sums in float64, into pages as into rows, and one row as among many."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
@@ -10,40 +9,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.kernels import rows
-from turnwise.engines.kernels.dispatch import interpreted, use_triton
+from turnwise.engines.kernels.dispatch import use_triton
 from turnwise.engines.kernels.rows import Rotation
 
 CUDA = torch.cuda.is_available()
-DEVICES = [
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a GPU")]),
-    pytest.param("interpreter", marks=pytest.mark.skipif(CUDA, reason="the GPU itself is asked")),
-]
 CLOSE = {torch.float32: (1e-5, 2e-5), torch.bfloat16: (1e-2, 2e-2)}
 """Relative and absolute: bfloat16 has eight bits, and a norm rounds twice."""
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NORMED = pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 COMPANY = (1, 3, 64, 1000) if CUDA else (1, 3, 7)
-
-
-@contextmanager
-def taking(way: str) -> Iterator[str]:
-    """The device whose tensors take that way."""
-    if way == "interpreter":
-        pytest.importorskip("triton")
-    with interpreted() if way == "interpreter" else nullcontext():
-        yield "cuda" if way == "cuda" else "cpu"
-
-
-@pytest.fixture(params=DEVICES)
-def triton_device(request):
-    with taking(request.param) as device:
-        yield device
-
-
-@pytest.fixture(params=["plain", *DEVICES])
-def device(request):
-    with taking(request.param) as device:
-        yield device
 
 
 def noise(seed: int, *shape: int) -> Tensor:

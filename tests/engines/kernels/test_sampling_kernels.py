@@ -1,7 +1,5 @@
 """Tokens drawn on the device are those of the CPU sampler; a slot moves, stops and reports as a plain loop says."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,25 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from turnwise.engines.kernels import sampling
-from turnwise.engines.kernels.dispatch import interpreted
 from turnwise.engines.kernels.scores import score_rows
 from turnwise.engines.samplers import sampling as cpu_sampling
 from turnwise.engines.samplers.request import SamplingParams
-
-WAYS = [
-    "reference",
-    pytest.param("interpreted", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs them")),
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
-
-
-@pytest.fixture(params=WAYS)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the tensors of a test lie; in the interpreter the Triton kernels take them on the CPU."""
-    if request.param == "interpreted":
-        pytest.importorskip("triton")
-    with interpreted() if request.param == "interpreted" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def noise_keys(count: int, seed: int = 0) -> Tensor:
@@ -133,14 +115,13 @@ def test_every_way_draws_the_tokens_of_the_cpu_sampler(device: str, count: int, 
     torch.testing.assert_close(found[1][same], wanted[1][same], atol=4e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("device", [WAYS[0], WAYS[2]], indirect=True)
-def test_draws_follow_the_distribution(device: str) -> None:
+def test_draws_follow_the_distribution(fast_device: str) -> None:
     logits = torch.full((5000,), -torch.inf)
     held = torch.tensor([0, 3, 1000, 4095, 4096, 4500, 4999])
     logits[held] = torch.tensor([0.0, 1.0, -2.0, 2.0, 0.5, 1.5, -0.5])
     for temperature in (1.0, 0.6):
         count = 4000
-        ids, _ = draw(logits.expand(count, -1), device, temperature, keys=torch.full((count,), 77))
+        ids, _ = draw(logits.expand(count, -1), fast_device, temperature, keys=torch.full((count,), 77))
         counts = torch.bincount(ids, minlength=5000)
         expected = count * torch.softmax(logits[held].double() / temperature, -1)
         assert counts[held].sum() == count, "a token that cannot happen was drawn"
@@ -150,14 +131,13 @@ def test_draws_follow_the_distribution(device: str) -> None:
 SHARES = torch.tensor([0.05, 0.4, 0.05, 0.3, 0.2])
 
 
-@pytest.mark.parametrize("device", [WAYS[0], WAYS[2]], indirect=True)
-def test_filters_stay_in_their_sets(device: str) -> None:
+def test_filters_stay_in_their_sets(fast_device: str) -> None:
     logits = SHARES.log().expand(120, -1)
-    assert set(draw(logits, device, top_k=2)[0].tolist()) == {1, 3}
-    assert set(draw(logits, device, top_p=0.69)[0].tolist()) == {1, 3}
-    assert set(draw(logits, device, top_p=0.01)[0].tolist()) == {1}
-    assert set(draw(logits, device, top_k=4)[0].tolist()) == {0, 1, 3, 4}, "of equal tokens the lower id stays"
-    assert set(draw(logits, device, top_k=2, top_p=0.5)[0].tolist()) == {1}
+    assert set(draw(logits, fast_device, top_k=2)[0].tolist()) == {1, 3}
+    assert set(draw(logits, fast_device, top_p=0.69)[0].tolist()) == {1, 3}
+    assert set(draw(logits, fast_device, top_p=0.01)[0].tolist()) == {1}
+    assert set(draw(logits, fast_device, top_k=4)[0].tolist()) == {0, 1, 3, 4}, "of equal tokens the lower id stays"
+    assert set(draw(logits, fast_device, top_k=2, top_p=0.5)[0].tolist()) == {1}
 
 
 def test_rows_without_filters_draw_as_if_nobody_filtered(device: str) -> None:

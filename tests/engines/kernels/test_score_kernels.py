@@ -1,30 +1,11 @@
 """Scores and their gradients are those of autograd in float64, chunk by chunk, for every shape of logits."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import Tensor
 
-from turnwise.engines.kernels.dispatch import interpreted
 from turnwise.engines.kernels.scores import score_gradient, score_rows
 from turnwise.engines.model.token_scores import PLAIN_LOGITS, LogitShape, token_scores
-
-WAYS = [
-    "reference",
-    pytest.param("interpreted", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs them")),
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]),
-]
-
-
-@pytest.fixture(params=WAYS)
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where the tensors of a test lie; in the interpreter the Triton kernels take them on the CPU."""
-    if request.param == "interpreted":
-        pytest.importorskip("triton")
-    with interpreted() if request.param == "interpreted" else nullcontext():
-        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -18,9 +18,6 @@ KEY_BLOCK = 64
 """Keys that are mixed at a time, counted from position 0 whoever asks: every query rounds at the same places."""
 SMALL_TILE = 16
 """Rows of the tile that holds the query heads of one key head; the least that tensor cores take."""
-MOST_SPLITS = 32
-SPLIT_KEYS = 256
-"""Fewer keys than these are not worth a program of their own."""
 REFERENCE_BLOCKS = 512
 """Query blocks that the reference computes at a time: it copies their keys."""
 
@@ -51,17 +48,6 @@ class QueryBlocks:
 def invariant_size(num_heads: int, num_kv_heads: int) -> int:
     """Most queries of a block that are computed by the very code of a single one, so that their bits are the same."""
     return max(1, SMALL_TILE // (num_heads // num_kv_heads))
-
-
-def useful_splits(programs: int, longest: int, processors: int) -> int:
-    """How many programs should share the keys of a query: `programs` (blocks times Hkv) alone leave processors idle.
-
-    `longest` is the most keys a query may have. A power of two, since each number is a kernel of its own.
-    """
-    splits = 1
-    while splits < MOST_SPLITS and programs * splits * 2 <= processors * 2 and longest >= splits * 2 * SPLIT_KEYS:
-        splits *= 2
-    return splits
 
 
 def write_pages(

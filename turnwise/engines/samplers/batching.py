@@ -15,7 +15,14 @@ from torch import Tensor
 from turnwise import time_budget
 from turnwise.engines.model.attention import Chunk, Regime
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, RunningRequest, SamplerStats
+from turnwise.engines.samplers.in_flight import (
+    DecodeText,
+    Outcome,
+    QueuedRequest,
+    RunningRequest,
+    SamplerStats,
+    Writers,
+)
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
     ActiveRows,
@@ -283,7 +290,7 @@ class Batcher:
             self._rows.write(row, fed, span)
             fed += span.length
         self.stats.reused_tokens += fed
-        return RunningRequest(request, self._limit(request), fed, cached is None, [(self.policy_version, 0)])
+        return RunningRequest(request, self._limit(request), fed, cached is None, Writers(self.policy_version))
 
     def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]

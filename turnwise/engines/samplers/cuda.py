@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
 
 import torch
 
@@ -97,7 +96,7 @@ def _own_stream(
     """A stream of the worker's own, which a learner's long kernels do not hold up, with everything captured on it."""
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
     torch.cuda.set_device(device)
-    with torch.cuda.stream(cast(Any, torch.cuda.Stream)(device, priority=-1)):
+    with torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
         _warm_up(steps, prefill_tokens, say)
         yield
 

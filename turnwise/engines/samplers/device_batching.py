@@ -19,7 +19,7 @@ from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.samplers.device_steps import DeviceSteps, Launched
 from turnwise.engines.samplers.device_turns import Turn
 from turnwise.engines.samplers.graphs import Say
-from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats
+from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
 from turnwise.engines.samplers.pass_shapes import MOST_ROWS, PromptChunk
 from turnwise.engines.samplers.slot_book import SlotBook, Slots
@@ -101,7 +101,7 @@ class DeviceBatcher:
         limit = min(request.params.max_tokens, self._model.shape.context_length - len(ids))
         if limit <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
-        turn = self._turns[name] = Turn(request, limit, [(self.policy_version, 0)])
+        turn = self._turns[name] = Turn(request, limit, Writers(self.policy_version))
         self._waiting.append(turn)
         return None
 

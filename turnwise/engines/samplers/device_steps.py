@@ -7,7 +7,6 @@ numbers go up in one copy, tokens and log-probs come down behind an event. Nothi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -357,7 +356,7 @@ class DeviceSteps:
         down = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (output.tokens, output.logprobs)]
         for target, source in zip(down, (output.tokens, output.logprobs), strict=True):
             target.copy_(source, non_blocking=True)
-        arrived: torch.cuda.Event = cast(Any, torch.cuda.Event)()  # torch does not type it
+        arrived = torch.cuda.Event()
         arrived.record()
         return Launched(down[0], down[1], arrived)
 

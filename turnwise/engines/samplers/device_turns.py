@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.engines.kernels.sampling import STOP_IDS
-from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest
+from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
 from turnwise.engines.samplers.kv_cache import block_hashes
 from turnwise.engines.samplers.pass_shapes import PromptChunk
-from turnwise.types import Completion, FinishReason, VersionRun
+from turnwise.types import Completion, FinishReason
 
 NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 NO_LOGPROBS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
@@ -26,8 +26,7 @@ class Turn:
     request: QueuedRequest
     limit: int
     """Most tokens it may write."""
-    writers: list[tuple[int, int]]
-    """(version, how many tokens were there when it began to write), in order."""
+    writers: Writers
     ids: NDArray[np.int64] = field(default_factory=lambda: NO_IDS)
     """Written before it got the slot it has."""
     logprobs: NDArray[np.float32] = field(default_factory=lambda: NO_LOGPROBS)
@@ -76,15 +75,11 @@ class Turn:
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's; the turn has no slot now."""
-        if self.writers[-1][1] == len(self.ids):  # it wrote nothing
-            self.writers.pop()
-        self.writers.append((version, len(self.ids)))
+        self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:
         """What was written, each token with its version."""
-        ends = [*(start for _, start in self.writers[1:]), len(self.ids)]
-        runs = (VersionRun(version, end - start) for (version, start), end in zip(self.writers, ends, strict=True))
-        return Completion(self.ids, self.logprobs, reason, tuple(runs))
+        return Completion(self.ids, self.logprobs, reason, self.writers.runs(len(self.ids)))
 
     def cut(self, fresh: list[int], decode_text: DecodeText) -> int | None:
         """How many of the new tokens belong to the turn when one of them ends it; None when it goes on.

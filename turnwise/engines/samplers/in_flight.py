@@ -60,6 +60,25 @@ class SamplerStats:
     """Turns that had to wait again because no memory was left to write in."""
 
 
+class Writers:
+    """Which version of the policy wrote which tokens of a turn."""
+
+    def __init__(self, version: int) -> None:
+        self._begun = [(version, 0)]
+        """(version, how many tokens were there when it began to write), in order."""
+
+    def hand_over(self, version: int, count: int) -> None:
+        """Tokens behind the first `count` are another version's."""
+        if self._begun[-1][1] == count:  # the last one wrote nothing
+            self._begun.pop()
+        self._begun.append((version, count))
+
+    def runs(self, count: int) -> tuple[VersionRun, ...]:
+        """The versions of `count` tokens, in order."""
+        ends = [*(start for _, start in self._begun[1:]), count]
+        return tuple(VersionRun(version, end - start) for (version, start), end in zip(self._begun, ends, strict=True))
+
+
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request that has a row; `fed` counts the tokens whose keys and values the row holds."""
@@ -68,8 +87,7 @@ class RunningRequest:
     limit: int
     fed: int
     shareable: bool
-    writers: list[tuple[int, int]]
-    """(version, how many tokens were there when it began to write), in order."""
+    writers: Writers
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
@@ -86,16 +104,12 @@ class RunningRequest:
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's."""
-        if self.writers[-1][1] == len(self.ids):  # it wrote nothing
-            self.writers.pop()
-        self.writers.append((version, len(self.ids)))
+        self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:
         """What was written, each token with its version."""
-        ends = [*(start for _, start in self.writers[1:]), len(self.ids)]
-        runs = (VersionRun(version, end - start) for (version, start), end in zip(self.writers, ends, strict=True))
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float32)
-        return Completion(ids, logprobs, reason, tuple(runs))
+        return Completion(ids, logprobs, reason, self.writers.runs(len(ids)))
 
     def stops(self, token: int, decode_text: DecodeText) -> bool:
         """Whether this token ends the turn: by itself, or with a stop string in the text so far.

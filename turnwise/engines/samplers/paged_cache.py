@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK
 
 Pages = NDArray[np.int32]
-NO_PAGES: Pages = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
