@@ -19,6 +19,7 @@ FOLDERS = {
     "examples": "Tasks to copy from, and the Python examples of the docs",
     "docs": "What a newcomer reads after the README",
     "docs/decisions": "Choices that were not obvious: context, choice, price",
+    "docs/results": "What recipes came to, with their curves and transcripts",
 }
 HEAD = """# Layout
 
