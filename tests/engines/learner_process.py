@@ -9,9 +9,16 @@ from typing import Any
 
 import torch
 
+from turnwise.config import LearnerConfig
+from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
+from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.model.checkpoint_format import DecoderConfig
+from turnwise.engines.model.decoder import Decoder
+from turnwise.engines.model.lora import LoraDecoder
+from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.engines.updates import FullWeights
 
 
@@ -28,6 +35,18 @@ def serve(connection: Connection, make: Callable[[], Learner]) -> None:
         except Exception as error:
             found = error
         connection.send(found)
+
+
+def make(lora: bool) -> LocalLearner:
+    """All weights and a critic, or LoRA without. Here and not in a test: another process finds it by this file's name."""
+    policy: Decoder = Decoder.fresh(DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512), 7)
+    critic = None if lora else Critic.copying(policy)
+    if lora:
+        policy = LoraDecoder(policy, rank=4, alpha=16.0, seed=2)
+    config = LearnerConfig(lr=1e-2, critic_lr=1e-2)
+    return LocalLearner(
+        policy, config, temperature=0.9, critic=critic, reference=True, regime=REGIMES[0], base_model="base"
+    )
 
 
 class RemoteLearner:

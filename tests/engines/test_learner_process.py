@@ -7,19 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_process import RemoteLearner
+from learner_process import RemoteLearner, make
 
 from turnwise.compose import configure
-from turnwise.config import LearnerConfig
-from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Learner, NotFinite, Who
-from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.model.checkpoint_format import DecoderConfig
-from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.lora import LoraDecoder
-from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.errors import EngineError, PluginError
 from turnwise.training.kl import controller
 from turnwise.training.optimise import check_logprob_gap, optimise, score
@@ -34,18 +27,6 @@ def smooth(batch):
 def broken(batch):
     return batch.rewards
 """
-
-
-def make(lora: bool) -> LocalLearner:
-    """All weights and a critic, or LoRA without."""
-    policy: Decoder = Decoder.fresh(DecoderConfig("qwen3", 96, 64, 128, 2, 4, 2, 16, 512), 7)
-    critic = None if lora else Critic.copying(policy)
-    if lora:
-        policy = LoraDecoder(policy, rank=4, alpha=16.0, seed=2)
-    config = LearnerConfig(lr=1e-2, critic_lr=1e-2)
-    return LocalLearner(
-        policy, config, temperature=0.9, critic=critic, reference=True, regime=REGIMES[0], base_model="base"
-    )
 
 
 def sequences(seed: int) -> list[TrainSequence]:
