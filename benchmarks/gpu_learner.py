@@ -167,7 +167,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print which kernels and calls a step consists of")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a GPU: PyTorch finds no CUDA device here")
+        print("skipped: this benchmark needs a CUDA GPU")
+        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         Decoder.fresh(SHAPE, 0).save(Path(folder))

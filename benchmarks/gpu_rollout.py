@@ -45,21 +45,18 @@ def words(seed: int, count: int) -> str:
     return " ".join(drawn.choice(WORDS) for _ in range(count))
 
 
-class Insists:
-    """Made lazily, since the base class is imported with the product: a user who asks three times more."""
+def insisting_user() -> Any:
+    """A user who asks three times more."""
+    from turnwise.rollout.interactions.base import BaseInteraction
 
-    @staticmethod
-    def make() -> Any:
-        from turnwise.rollout.interactions.base import BaseInteraction
+    class User(BaseInteraction):
+        async def generate_response(
+            self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
+        ) -> tuple[bool, str, float | None, dict[str, Any]]:
+            said = sum(message["role"] == "assistant" for message in messages)
+            return said >= TURNS, user_words(said), 0.0, {}
 
-        class User(BaseInteraction):
-            async def generate_response(
-                self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
-            ) -> tuple[bool, str, float | None, dict[str, Any]]:
-                said = sum(message["role"] == "assistant" for message in messages)
-                return said >= TURNS, user_words(said), 0.0, {}
-
-        return User({})
+    return User({})
 
 
 def user_words(turn: int) -> str:
@@ -201,7 +198,7 @@ def chat_ours(arguments: argparse.Namespace, sampler_of: Any, clock: Any) -> lis
         [f"sampling.max_tokens={TURN_TOKENS}", f"eval.group_size={SIBLINGS}", "engine.max_batch=512",
          f"rollout.max_assistant_turns={TURNS}", "rollout.max_user_turns=8", "rollout.max_tokens=4096",
          "rollout.concurrency=1024"],
-        Insists.make(),
+        insisting_user(),
     )  # fmt: skip
     model = Decoder.read(Path(arguments.model), torch.bfloat16)
     sampler = sampler_of(model, prepared, CHATS * SIBLINGS)

@@ -60,6 +60,19 @@ def test_every_stage_runs_and_is_not_repeated(tmp_path: Path, monkeypatch: pytes
     assert "== RL 0: 1 steps" in again and not re.search("== (before|demonstrations)", again)
 
 
+@pytest.mark.parametrize("stage", ["--sft", "--rl", "--set"])
+def test_a_mistake_in_any_stage_is_found_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["run.py", "--model", "tiny", "--out", str(out), stage, "learner.lrr=1"])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    with pytest.raises(SystemExit) as ended:
+        _run()
+    assert ended.value.code == 2 and "did you mean 'learner.lr'" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def _run() -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

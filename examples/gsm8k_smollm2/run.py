@@ -59,6 +59,20 @@ class Recipe:
         places = (f"task='{TASK}'", f"run={run}", f"runs_dir='{self.out / 'runs'}'", *data)
         return tw.configure(*places, *overrides)
 
+    def cold_start_config(self, seed: int) -> tw.Config:
+        """Of the supervised fine-tuning."""
+        asked = (f"model.path='{self.model}'", f"seed={seed}", *COLD_START, *self.common, *self.cold_start)
+        return self.config(f"cold_start_{seed}", *asked, "resume=auto")
+
+    def rl_config(self, seed: int, policy: Path) -> tw.Config:
+        """Of GRPO from a policy on."""
+        steps = (
+            f"training.steps={self.steps}", f"training.eval_every={max(1, self.steps // EVALUATIONS)}",
+            f"learner.warmup={min(WARMUP, self.steps)}",
+        )  # fmt: skip
+        asked = (f"model.path='{policy}'", f"seed={seed}", *RL, *steps, *self.common, *self.rl)
+        return self.config(f"rl_{seed}", *asked, "resume=auto")
+
     def file(self, name: str) -> Path:
         """A prepared file."""
         return self.out / "data" / f"{name}.parquet"
@@ -76,6 +90,9 @@ def main() -> None:
     steps = 1 if args.smoke else args.steps
     model = args.model or str(packaged_model())
     recipe = Recipe(model, args.out.resolve(), steps, common, tuple(args.sft), (*budget, *args.rl))
+    for seed in args.seeds:  # a mistake in a late stage's settings is found before the first one runs
+        recipe.cold_start_config(seed)
+        recipe.rl_config(seed, recipe.run(f"cold_start_{seed}") / "policy")
     recipe.out.mkdir(parents=True, exist_ok=True)
     prepare(recipe, args.source)
     demonstrations = recite(recipe, 8 if args.smoke else None)
@@ -132,9 +149,7 @@ def recite(recipe: Recipe, limit: int | None) -> list[Trajectory]:
 
 def cold_start(recipe: Recipe, seed: int, demonstrations: list[Trajectory]) -> Path:
     """Supervised fine-tuning on the demonstrations that were right; gives the policy's folder."""
-    asked = (f"model.path='{recipe.model}'", f"seed={seed}", *COLD_START, *recipe.common, *recipe.cold_start)
-    config = recipe.config(f"cold_start_{seed}", *asked, "resume=auto")
-    found = tw.sft(config, trajectories=demonstrations)
+    found = tw.sft(recipe.cold_start_config(seed), trajectories=demonstrations)
     _say(
         f"cold start {seed}: {found.steps} steps in {found.seconds:.0f} s, loss {found.first_loss} -> {found.last_loss}"
     )
@@ -143,12 +158,7 @@ def cold_start(recipe: Recipe, seed: int, demonstrations: list[Trajectory]) -> P
 
 def reinforce(recipe: Recipe, seed: int, policy: Path) -> None:
     """GRPO from the cold start on; it evaluates before and after, greedily and sampled."""
-    steps = (
-        f"training.steps={recipe.steps}", f"training.eval_every={max(1, recipe.steps // EVALUATIONS)}",
-        f"learner.warmup={min(WARMUP, recipe.steps)}",
-    )  # fmt: skip
-    asked = (f"model.path='{policy}'", f"seed={seed}", *RL, *steps, *recipe.common, *recipe.rl)
-    found = tw.train(recipe.config(f"rl_{seed}", *asked, "resume=auto"))
+    found = tw.train(recipe.rl_config(seed, policy))
     each = found.seconds / max(1, found.steps)
     _say(
         f"RL {seed}: {found.steps} steps of {each:.2f} s with evaluations, {found.tokens / found.seconds:,.0f} tokens/s"

@@ -13,7 +13,6 @@ from turnwise.choices import Aggregation
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import TOKEN_BUDGET
 from turnwise.engines.learners.activation_memory import (
-    MOST_TOKENS,
     SHARE,
     STEP,
     WANTED_TOKENS,
@@ -26,6 +25,7 @@ from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import SUPERVISED, Objective
 from turnwise.engines.learners.splitting import halves, whole
+from turnwise.engines.memory_plan import LARGEST_BUDGET
 from turnwise.engines.model.decoder import Decoder
 from turnwise.errors import EngineError
 
@@ -120,7 +120,7 @@ def test_halves_hold_whole_trajectories() -> None:
 
 def test_budgets_come_from_bytes() -> None:
     memory = PassMemory(layers=30, kept=20_000, entering=1_000, outside=5_000)
-    assert choose(memory, 1e12, None) == (MOST_TOKENS, 0)
+    assert choose(memory, 1e12, None) == (LARGEST_BUDGET, 0)
     tokens, layers = choose(memory, 20_000 * 605.0 * 1000, None)
     assert layers == 0 and tokens % STEP == 0 and tokens >= WANTED_TOKENS
     tokens, layers = choose(memory, 605_000 * 10_000.0, None)

@@ -3,7 +3,9 @@
 import pytest
 
 from turnwise import Config, configure
+from turnwise.engines import memory_plan
 from turnwise.engines.devices import Gpu, Seen, choose
+from turnwise.engines.kernels import paged_attention
 from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan, ModelSize, Training, memory_here, plan_memory
 from turnwise.errors import ConfigError
 
@@ -112,3 +114,7 @@ def test_what_is_lacking_is_said_in_full():
             plan(*knobs, size=SEVEN, gpu=tight)
     with pytest.raises(ConfigError, match=r"lacks 0\.[5-9] GiB for it; what helps: .*a larger engine.memory_fraction$"):
         plan("engine.memory_fraction=0.08", gpu=tight, training=None)
+
+
+def test_the_plan_and_the_kernels_mean_the_same_page() -> None:
+    assert memory_plan.PAGE == paged_attention.PAGE

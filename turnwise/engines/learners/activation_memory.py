@@ -8,10 +8,9 @@ import torch
 
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import TOKEN_BUDGET
+from turnwise.engines.memory_plan import LARGEST_BUDGET
 from turnwise.engines.model.policy_model import PolicyModel
 
-MOST_TOKENS = 32_768
-"""More in one pass make a GPU no faster."""
 WANTED_TOKENS = 16_384
 """Fewer leave a GPU idle between kernels: layers are computed twice before a pass gets smaller than this."""
 STEP = 1024
@@ -64,7 +63,7 @@ def choose(memory: PassMemory, room: float, recompute: int | None) -> tuple[int,
         tokens = int(room / memory.per_token(layers))
         if tokens >= WANTED_TOKENS:
             break
-    return min(MOST_TOKENS, max(STEP, tokens // STEP * STEP)), layers
+    return min(LARGEST_BUDGET, max(STEP, tokens // STEP * STEP)), layers
 
 
 def logit_rows(vocab_size: int, room: int) -> int:
