@@ -1,11 +1,13 @@
 """Small decoders shared by the engine tests, and the proof that bitwise assertions may be made here."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from turnwise import time_budget
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
@@ -42,3 +44,12 @@ def regime(decoder: Decoder, one_thread: None) -> Regime:
     if found is None:
         pytest.skip("no regime on this machine rounds alike in every batch, so there is no bitwise equality to test")
     return found
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The clock that a batcher reads, for a test to set; within it is as in a sampler's worker."""
+    time = [0.0]
+    monkeypatch.setattr(time_budget, "clock", lambda: time[0])
+    with torch.inference_mode():
+        yield time

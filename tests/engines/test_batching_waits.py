@@ -1,24 +1,14 @@
 """How long a request waited: for its row, and while weights were replaced; on a clock that is moved by hand."""
 
 import numpy as np
-import pytest
-import torch
+from waits import assert_the_second_waits_for_the_first
 
-from turnwise import time_budget
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.samplers.batching import Batcher
 from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.engines.samplers.in_flight import QueuedRequest
 from turnwise.engines.samplers.request import SamplingParams
 from turnwise.engines.updates import FullWeights
-
-
-@pytest.fixture
-def now(monkeypatch):
-    time = [0.0]
-    monkeypatch.setattr(time_budget, "clock", lambda: time[0])
-    with torch.inference_mode():  # as in a sampler's worker
-        yield time
 
 
 def request(name, tokens):
@@ -28,18 +18,7 @@ def request(name, tokens):
 def test_a_request_waits_until_it_has_a_row(decoder: Decoder, now) -> None:
     batcher = Batcher(decoder, str, REGIMES[0], 1, 0, 0)
     first, second = request("a", 3), request("b", 2)
-    assert batcher.submit(first) is batcher.submit(second) is None
-    now[0] = 10.0
-    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 10.0)
-    batcher.step()
-    now[0] = 25.0
-    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 25.0), "the first is writing, the second waits"
-    while batcher.waited(second) == now[0]:
-        batcher.step()
-        now[0] += 1.0
-    begun = batcher.waited(second)
-    now[0] += 100.0
-    assert batcher.waited(second) == begun and batcher.waited(first) == 10.0
+    assert_the_second_waits_for_the_first(batcher, first, second, now)
 
 
 def test_new_weights_pause_those_that_write(decoder: Decoder, now, monkeypatch) -> None:

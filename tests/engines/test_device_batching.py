@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waits import assert_the_second_waits_for_the_first
 
-from turnwise import time_budget
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.samplers.device_batching import DeviceBatcher
@@ -107,29 +107,10 @@ def test_a_device_without_any_memory_is_named(decoder: Decoder) -> None:
         written(batcher)
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Any:
-    time = [0.0]
-    monkeypatch.setattr(time_budget, "clock", lambda: time[0])
-    with torch.inference_mode():  # as in a sampler's worker
-        yield time
-
-
 def test_a_request_waits_until_it_has_a_slot(decoder: Decoder, now: list[float]) -> None:
     batcher = batcher_of(decoder, [], slots=1)
     first, second = request("a", 30), request("b", 2)
-    assert batcher.submit(first) is batcher.submit(second) is None
-    now[0] = 10.0
-    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 10.0)
-    batcher.step()
-    now[0] = 25.0
-    assert (batcher.waited(first), batcher.waited(second)) == (10.0, 25.0), "the first is writing, the second waits"
-    while batcher.waited(second) == now[0]:
-        batcher.step()
-        now[0] += 1.0
-    begun = batcher.waited(second)
-    now[0] += 100.0
-    assert batcher.waited(second) == begun and batcher.waited(first) == 10.0
+    assert_the_second_waits_for_the_first(batcher, first, second, now)
 
 
 def test_new_weights_and_sleep_pause_those_that_write(decoder: Decoder, now: list[float]) -> None:

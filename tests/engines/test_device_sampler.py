@@ -9,7 +9,7 @@ import architectures
 import numpy as np
 import pytest
 import torch
-from written import Written, write
+from written import Written, key, letters, prompt, write
 
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.policy_model import PolicyModel
@@ -27,10 +27,6 @@ from turnwise.types import Completion, FinishReason, VersionRun
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 PARAMS = SamplingParams(max_tokens=24, temperature=0.9)
-
-
-def letters(token_ids: Any) -> str:
-    return "".join(chr(32 + i) for i in token_ids)
 
 
 def close_to(found: Any, expected: Any) -> bool:
@@ -83,15 +79,6 @@ def on_the_cpu(model: PolicyModel, body: Callable[[InProcessSampler], Awaitable[
             await sampler.close()
 
     return asyncio.run(run())
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(96, size=length).tolist()
-    return ids
-
-
-def key(sibling: int = 0, sample: str = "s") -> NoiseKey:
-    return NoiseKey(0, 1, sample, sibling)
 
 
 async def turns(

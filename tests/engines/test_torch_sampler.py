@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from written import Written, write
+from written import Written, key, letters, prompt, write
 
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import Regime, pad_rows
@@ -27,11 +27,6 @@ from turnwise.errors import EngineError
 from turnwise.types import FinishReason
 
 CONTEXT = 512
-
-
-def letters(token_ids: Any) -> str:
-    """Text for tests: token 33 is `A`, 34 is `B`; never a tokenizer's business here."""
-    return "".join(chr(32 + i) for i in token_ids)
 
 
 @functools.cache
@@ -53,15 +48,6 @@ def with_sampler(decoder: Decoder, body: Callable[[TorchSampler], Awaitable[Any]
             await sampler.close()
 
     return asyncio.run(run())
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(96, size=length).tolist()
-    return ids
-
-
-def key(sibling: int = 0, sample: str = "s") -> NoiseKey:
-    return NoiseKey(0, 1, sample, sibling)
 
 
 async def two_turns(sampler: Sampler, name: str, noise: NoiseKey, start: list[int]) -> tuple[Written, Written]:

@@ -25,3 +25,19 @@ async def write(
     return Written(
         tuple(done.token_ids.tolist()), tuple(done.logprobs.tolist()), done.finish_reason, done.policy_version
     )
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    """Text for tests: token 33 is `A`, 34 is `B`; never a tokenizer's business here."""
+    return "".join(chr(32 + i) for i in token_ids)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of the small vocabulary."""
+    ids: list[int] = np.random.default_rng(seed).integers(96, size=length).tolist()
+    return ids
+
+
+def key(sibling: int = 0, sample: str = "s") -> NoiseKey:
+    """The noise of one of a sample's siblings."""
+    return NoiseKey(0, 1, sample, sibling)
