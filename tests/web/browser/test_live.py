@@ -44,6 +44,7 @@ def test_an_evaluation_is_a_table_and_two_are_compared_answer_by_answer(open_pag
 def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     page = open_page("#/run/live/curves")
     expect(page.locator(".plot .main-svg").first).to_be_visible()
+    page.wait_for_selector('[aria-label^="Spread of the reward"]:not([aria-busy])')  # the bands come after the lines
     accuracy = page.get_by_role("heading", name="Accuracy", exact=True)
     assert accuracy.bounding_box()["y"] < 900, "on the first screen, beside the reward"
     titles = page.locator("h2, h3").all_inner_texts()

@@ -30,6 +30,7 @@ export async function render(node, { run, params, live, info }) {
     setParams({ spread: next === "std" ? null : next });
     board.redraw();
   });
+  choice.setAttribute("aria-busy", "true"); // lines stand without their bands until the spread is here
   const episodes = (first, last) => link(`/run/${run}/trajectories`, { split: "train", filter: first === last ? `step == ${first}` : `step >= ${first} and step <= ${last}` });
   const empty = h("p", { class: "empty" }, about.command === "eval" ? "The result table appears here when the evaluation is done." : "This run has written no metrics yet; they appear here as it does.");
   fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
@@ -47,7 +48,8 @@ export async function render(node, { run, params, live, info }) {
     loaded.spread = body.series;
     show(about);
     board.redraw();
-  }, (error) => node.append(h("p", { class: "error", role: "alert" }, `The spread of the rewards: ${error.message}`)));
+  }, (error) => node.append(h("p", { class: "error", role: "alert" }, `The spread of the rewards: ${error.message}`)))
+    .finally(() => choice.removeAttribute("aria-busy"));
 
   live(async () => {
     const [body, next] = await Promise.all([info(), get(runPath(run, "spread"))]);
