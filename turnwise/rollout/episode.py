@@ -87,6 +87,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         trajectory.artifacts["interaction_score"] = closed.score
     if parts.interaction is not None and parts.interaction.notes:
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
+    if parts.tools.rewards:
+        trajectory.artifacts["tool_rewards"] = parts.tools.rewards
     if parts.backend.lost:
         trajectory.artifacts[ENGINE_LOST] = parts.backend.lost
     noise = NoiseKey(context.config.seed, step, sample.id, sibling)
@@ -109,7 +111,9 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
     conversation = f"{step}/{sample.id}/{sibling}/{next(_numbers):012x}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
     backend = context.make_backend(conversation, noise, context.toolbox.schemas(route.tools))
-    tools = context.toolbox.open(sample, route.tools, noise.bits())
+    tools = context.toolbox.open(
+        sample, route.tools, noise.bits(), spans=backend.token_spans, takes_images=backend.takes_images
+    )
     interaction = None
     if route.interaction is not None:
         spec = context.interactions.spec_for(sample)
@@ -178,7 +182,7 @@ async def _close(parts: EpisodeParts, *, scored: bool) -> _CloseResult:
         closed.errors.append(str(error))
     finally:
         try:
-            closed.errors += await parts.tools.close()
+            closed.errors += await parts.tools.close(scored=scored)
         finally:
             await parts.backend.close()
     return closed
