@@ -115,7 +115,7 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         spec = context.interactions.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation)
+        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     chat = Conversation(sample, backend, tools, interaction, config.rollout, config.sampling)
     return EpisodeParts(backend, tools, interaction, chat)
 
