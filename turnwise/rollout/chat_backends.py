@@ -127,7 +127,7 @@ class TokenBackend:
         request = Request(self._name(), ledger.token_ids, self._params(max_tokens), self._noise())
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
-        message = self.renderer.read(completion, turn, request.token_ids)
+        message = self.renderer.read(completion, turn, request.token_ids, self.tools)
         self._last = (message, completion)
         self._replied = (len(self.segments) - 1, len(ledger))
         self._used += len(completion.token_ids)
@@ -213,7 +213,7 @@ class TokenBackend:
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
                 top_k=self.sampling.top_k,
-                stop_strings=tuple(self.sampling.stop),
+                stop_strings=(*self.sampling.stop, *self.renderer.stop_strings),
                 stop_ids=self.renderer.stop_ids,
             )
         return self._drawn
@@ -314,7 +314,7 @@ class EndpointBackend:
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:
         """The server's own tool calls and reasoning, or those it left in the text."""
-        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
+        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False, tools=self.tools)
         calls = tuple(_read_call(*call) for call in reply.tool_calls)
         reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
         return Message(
