@@ -152,7 +152,7 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         spec = context.interactions.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation)
+        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = Conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
     tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
