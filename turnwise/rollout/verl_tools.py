@@ -134,8 +134,6 @@ class _Session:
     instance_id: str | None = None
     greeting: str = ""
     """What `create` wanted the model to read: it comes before the first reply."""
-    score: float | None = None
-    """What `calc_reward` said at the end."""
 
     async def begin(self) -> None:
         self.instance_id, self.greeting = await self._create(uuid4().hex)
@@ -152,15 +150,18 @@ class _Session:
         finally:
             await self._run("release", instance_id, kwargs=self._kwargs("release_kwargs"))
 
-    async def close(self) -> None:
+    async def calc_reward(self) -> float | None:
+        """What the instance of a whole episode was worth; verl asks no other."""
         if self.instance_id is None:
-            return
-        try:
-            value = await self._run("calc_reward", self.instance_id, kwargs=self._kwargs("calc_reward_kwargs"))
-            self.score = as_number(value)
-            if self.score is None and value is not None:
-                raise ToolError(f"calc_reward returned {value!r:.80}; it must be a finite number")
-        finally:
+            return None
+        value = await self._run("calc_reward", self.instance_id, kwargs=self._kwargs("calc_reward_kwargs"))
+        score = as_number(value)
+        if score is None and value is not None:
+            raise ToolError(f"calc_reward returned {value!r:.80}; it must be a finite number")
+        return score
+
+    async def close(self) -> None:
+        if self.instance_id is not None:
             await self._run("release", self.instance_id, kwargs=self._kwargs("release_kwargs"))
 
     async def _create(self, instance_id: str | None) -> tuple[str, str]:

@@ -130,7 +130,10 @@ def context(**kwargs: Any) -> ToolContext:
 async def played(tool: Any, given: ToolContext, *calls: dict[str, Any]) -> list[ToolResult]:
     session = await tool.open(given)
     try:
-        return [await session.call(arguments) for arguments in calls]
+        replies = [await session.call(arguments) for arguments in calls]
+        if hasattr(session, "calc_reward"):
+            await session.calc_reward()
+        return replies
     finally:
         await session.close()
 
