@@ -10,12 +10,13 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
-from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line
+from turnwise.choices import Lifecycle
+from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import validator_of
@@ -116,6 +117,19 @@ class VerlTool:
     per_trajectory: bool = False
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return Lifecycle.per_trajectory if self.per_trajectory else Lifecycle.per_call
+
+    def with_lifecycle(self, lifecycle: Lifecycle) -> "VerlTool":
+        """The same tool with another one."""
+        return replace(self, per_trajectory=lifecycle is Lifecycle.per_trajectory)
+
+    def kwargs_problem(self, kwargs: Mapping[str, Any]) -> str | None:
+        """A key of a row's tools_kwargs that no method is given; which names it reads only the class knows."""
+        valid = [f"{method}_kwargs" for method in _METHODS]
+        return next((unknown("key", key, valid) for key in kwargs if key not in valid), None)
 
     async def open(self, context: ToolContext) -> ToolSession:
         session = _Session(self, context)
@@ -259,6 +273,8 @@ class VerlFunctionTool:
     function: Callable[..., Any]
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    reads_kwargs: ClassVar[bool] = False
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self.function)
