@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
@@ -47,6 +48,8 @@ class RolloutContext:
     toolbox: Toolbox
     interactions: Interactions
     make_backend: MakeBackend
+    conversation: Callable[..., Conversation] = Conversation
+    """Makes what an agent loop drives; a replay has its own."""
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation)
-    chat = Conversation(sample, backend, tools, interaction, config.rollout, config.sampling)
+    chat = context.conversation(sample, backend, tools, interaction, config.rollout, config.sampling)
     return EpisodeParts(backend, tools, interaction, chat)
 
 
