@@ -91,6 +91,7 @@ class Recorded:
 
     run: RunDir
     file: str
+    """Without its ending: eval/step_000000."""
     row: int
     trajectory: Trajectory
 
@@ -98,13 +99,13 @@ class Recorded:
     def find(cls, run: RunDir, row: int, file: str | None = None) -> "Recorded":
         """The row of a file; of the newest one where none is named."""
         files = sorted([*run.path.glob("eval/*.parquet"), *run.path.glob("trajectories/*.parquet")])
-        names = [path.relative_to(run.path).as_posix() for path in files]
+        names = [path.relative_to(run.path).with_suffix("").as_posix() for path in files]
         if not names:
             raise StorageError(f"{run.path} holds no trajectories yet")
-        if file is not None and file not in names:
-            raise ConfigError(f"{run.path} has no file {file!r}; it has {', '.join(names[-6:])}")
-        chosen = names[-1] if file is None else file
-        trajectories = read_trajectories(run.path / chosen)
+        chosen = names[-1] if file is None else file.removesuffix(".parquet")
+        if chosen not in names:
+            raise ConfigError(f"{run.path} has no file {chosen!r}; it has {', '.join(names[-6:])}")
+        trajectories = read_trajectories(run.path / f"{chosen}.parquet")
         if not 0 <= row < len(trajectories):
             raise ConfigError(f"--sample {row}: {chosen} holds trajectories 0 to {len(trajectories) - 1}")
         return cls(run, chosen, row, trajectories[row])

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sample", type=int, default=0, metavar="K", help="which trajectory of the file (default 0)")
     parser.add_argument(
-        "--file", default=None, metavar="FILE", help="such as trajectories/step_000010.parquet (default: the newest)"
+        "--file", default=None, metavar="FILE", help="such as trajectories/step_000010 (default: the newest)"
     )
     parser.add_argument(
         "--edit", default=None, metavar="PLACE",

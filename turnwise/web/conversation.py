@@ -15,6 +15,7 @@ from turnwise.types import CallRecord, Image, Message, Remark, Role, ToolCall, T
 from turnwise.web.columns import clean_text
 from turnwise.web.configs import read_config
 from turnwise.web.pictures import Pictures, shown_source
+from turnwise.web.replays import replay_of
 from turnwise.web.table import NotThere, Table
 
 Json = dict[str, Any]
@@ -55,6 +56,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "tokens": _token_counts(trajectory),
         "render_check": check
         and {"exact": check.exact, "same_text": check.same_text, "position": plain(check.position)},
+        "replay": plain(replay_of(run)),
     }
 
 
@@ -136,7 +138,16 @@ def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
         "scores": plain(turn.scores),
         "calls": [_record_json(record, replies.get(record.call.id), pictures, drawn) for record in turn.calls],
         "replies": [message_json(reply, pictures) for reply in others],
+        "replied": [_place(reply, turn.calls, others) for reply in turn.replies],
     }
+
+
+def _place(reply: Message, calls: list[CallRecord], others: list[Message]) -> tuple[str, int]:
+    """Where a reply stands in a turn's JSON; what was replied keeps its order there."""
+    for at, other in enumerate(others):
+        if other is reply:
+            return "replies", at
+    return "calls", next(at for at, record in enumerate(calls) if record.call.id == reply.tool_call_id)
 
 
 def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_CallImages") -> Json:

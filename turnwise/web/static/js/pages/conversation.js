@@ -7,6 +7,7 @@ import { codeBlock, jsonBlock } from "board/parts/code.js";
 import { timeSummary, tokenSummary, waterfall } from "board/parts/figures.js";
 import { messageCard, prose } from "board/parts/messages.js";
 import { cropsOf, messageImages } from "board/parts/pictures.js";
+import { replayForm, replayFound } from "board/parts/replay.js";
 import { placeOf, trajectoryHead } from "board/parts/trajectory_head.js";
 import { turnCard } from "board/parts/turns.js";
 import { visible } from "board/parts/visible.js";
@@ -20,7 +21,7 @@ export async function render(node, context) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the conversation…"));
   const data = await get(runPath(run, "trajectory"), placeOf(params));
   const head = trajectoryHead(run, data, params, "");
-  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(data))));
+  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(run, data))));
   return () => head.stop();
 }
 
@@ -47,7 +48,7 @@ function timeline(data) {
   );
 }
 
-function aside(data) {
+function aside(run, data) {
   const box = h(
     "details",
     { class: "about", open: !matchMedia(NARROW).matches },
@@ -64,6 +65,8 @@ function aside(data) {
     panel("Time", timeSummary(data.turns, data.entry.seconds)),
     panel("Tokens by origin", tokenSummary(data.tokens)),
     panel("Facts", facts(data)),
+    data.replay && panel("Replay", replayFound(data.replay)),
+    panel("Play it again", replayForm(run, data)),
     more("Sample info", data.info),
     more("Artifacts", data.artifacts),
   );
