@@ -279,7 +279,7 @@ class ForcedConversation(Conversation):
             heard = self._heard([])
             if not heard:
                 raise
-            self.ended = None  # who ends it now did not then, or is edited
+            self._shared.ended = None  # who ends it now did not then, or is edited
             return heard
 
     def add(self, replies: Sequence[Message]) -> None:
