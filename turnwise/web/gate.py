@@ -56,7 +56,7 @@ def content_policy(script_hashes: list[str]) -> str:
 class Gate(serving.Gate):
     """ASGI middleware around the whole app."""
 
-    methods = ("GET", "HEAD")
+    methods: tuple[str, ...] = ("GET", "HEAD")
     open_paths = ()
 
     def __init__(self, app: ASGIApp, address: BoardAddress, policy: str, *, writes: bool = False) -> None:
