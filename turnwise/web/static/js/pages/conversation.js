@@ -26,8 +26,9 @@ export async function render(node, context) {
 }
 
 function timeline(data) {
-  const crops = cropsOf(data.turns);
-  const longest = Math.max(0, ...data.turns.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
+  const every = everyTurn(data);
+  const crops = cropsOf(every);
+  const longest = Math.max(0, ...every.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
   const version = data.turns[0]?.policy_version;
   const shown = new Set(data.prompt.flatMap((message) => (message.images ?? []).map((image) => image.url)));
   const loose = data.images.filter((image) => !shown.has(image.url));
@@ -45,7 +46,21 @@ function timeline(data) {
     data.turns.length === 0 && h("p", { class: "muted" }, "The policy never wrote a turn."),
     data.turns.map((turn) => turnCard(turn, { longest, crops, version })),
     h("p", { class: "the-end" }, `ended: ${words(data.stop_reason)}`),
+    data.branches.map((branch) =>
+      h(
+        "details",
+        { class: "more branch", open: true },
+        h("summary", null, visible(`Branch: ${branch.name}`), !branch.trained && [" ", badge("not trained", "plain")]),
+        branch.prompt.map((message) => messageCard(message, crops)),
+        branch.turns.map((turn) => turnCard(turn, { longest, crops, version })),
+      ),
+    ),
   );
+}
+
+/** The turns of the main conversation and of the branches. */
+function everyTurn(data) {
+  return [...data.turns, ...data.branches.flatMap((branch) => branch.turns)];
 }
 
 function aside(run, data) {
@@ -62,7 +77,7 @@ function aside(run, data) {
         ),
       ),
     panel("Ground truth", truth(data.ground_truth)),
-    panel("Time", timeSummary(data.turns, data.entry.seconds)),
+    panel("Time", timeSummary(everyTurn(data), data.entry.seconds)),
     panel("Tokens by origin", tokenSummary(data.tokens)),
     panel("Facts", facts(data)),
     data.replay && panel("Replay", replayFound(data.replay)),
@@ -89,7 +104,7 @@ function truth(value) {
 
 function facts(data) {
   const entry = data.entry;
-  const versions = [...new Set(data.turns.map((turn) => turn.policy_version))];
+  const versions = [...new Set(everyTurn(data).map((turn) => turn.policy_version))];
   const rows = [
     ["Stop reason", words(data.stop_reason)],
     ["Turns", `${entry.turns}${entry.user_turns > 0 ? `, ${entry.user_turns} of the user` : ""}`],
