@@ -1,7 +1,6 @@
 """The tools bash, edit and finish: one repository per episode, shared by the three, here or at a server."""
 
 import asyncio
-import os
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +8,11 @@ from typing import Any
 from turnwise.config import SandboxConfig
 from turnwise.errors import DataError, EpisodeError, PluginError, ToolError
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.repository import Instance, LocalWorkspace, read_instance
-from turnwise.sandbox.shell_pool import ShellPool, shell_settings
+from turnwise.sandbox.shell_pool import ShellPool
 from turnwise.sandbox.swe_actions import ACTIONS, BadAction, check_action
-from turnwise.sandbox.swe_remote import RemoteWorkspace, SweClient
+from turnwise.sandbox.swe_remote import RemoteWorkspace, SweClient, open_place
 from turnwise.types import JsonSchema, Sample, ToolResult
 
 KEY = "swe"
@@ -55,7 +53,7 @@ class _Workspaces:
         async with self._starting:
             self._users += 1
             if self._place is None:
-                self._place = await self._make().__aenter__()
+                self._place = await open_place(self._sandbox).__aenter__()
         report = self._place.report
         return "repositories" if report is None else report.text().splitlines()[0]
 
@@ -64,13 +62,6 @@ class _Workspaces:
         if self._users == 0 and self._place is not None:
             place, self._place = self._place, None
             await place.close()
-
-    def _make(self) -> ShellPool | SweClient:
-        config = self._sandbox
-        if config.swe_url is None:
-            return ShellPool(shell_settings(config))
-        token = os.environ.get(TOKEN_ENV)
-        return SweClient(config.swe_url, token, config.seconds, min_level=config.min_level)
 
     def enter(self, sample: Sample) -> _Open:
         """The episode's repository; all tools of an episode are given the same sample object."""

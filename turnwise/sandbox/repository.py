@@ -194,7 +194,7 @@ def words(ran: Ran) -> str:
 async def run_tests(
     pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: Tests, seconds: float = 60.0
 ) -> Outcome:
-    """The tests in a session of their own, on the changed repository with the files that decide about tests restored."""
+    """The tests in a session of their own, on the changed repository, with what decides about tests restored."""
     session = pool.shell()
     try:
         await place(session, instance.files)

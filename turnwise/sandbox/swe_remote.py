@@ -1,12 +1,16 @@
 """Repositories at a server, with the contract of those on this machine: act, close, and how the tests went."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from turnwise.config import SandboxConfig
+from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.remote import SHORT_SECONDS, RemotePool
 from turnwise.sandbox.repository import Instance, Observation, Outcome, Tests
+from turnwise.sandbox.shell_pool import ShellPool, shell_settings
 from turnwise.sandbox.swe_wire import (
     Action,
     ActionAnswer,
@@ -40,6 +44,13 @@ class SweClient(RemotePool):
         return Outcome(found.f2p_count, found.f2p_total, found.p2p_count, found.p2p_total)
 
 
+def open_place(config: SandboxConfig) -> ShellPool | SweClient:
+    """Where a config has its repositories, still to be entered: on this machine, or at a server."""
+    if config.swe_url is None:
+        return ShellPool(shell_settings(config))
+    return SweClient(config.swe_url, os.environ.get(TOKEN_ENV), config.seconds, min_level=config.min_level)
+
+
 class RemoteWorkspace:
     """A repository at a server; one action at a time."""
 
@@ -58,9 +69,7 @@ class RemoteWorkspace:
                 request = StartRequest(instance_id=self.instance.instance_id, instance=instance)
                 self._sid = (await client.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
             action = ActionRequest(sid=self._sid, action=Action(name=name, arguments=dict(arguments)))
-            answer = await client.ask(
-                "POST", "/process_action", action, ActionAnswer, client.waiting(client.seconds)
-            )
+            answer = await client.ask("POST", "/process_action", action, ActionAnswer, client.waiting(client.seconds))
             return Observation(answer.observation, answer.failed, answer.done, {**answer.facts, SID: self._sid})
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP server of repositories in our own shell sessions: start_instance, process_action, postprocess, compute_reward."""
+"""An HTTP server of repositories in shell sessions: start_instance, process_action, postprocess, compute_reward."""
 
 import asyncio
 import contextlib
@@ -97,9 +97,7 @@ def _add_actions(app: FastAPI, sessions: "_Sessions") -> None:
                 await sessions.close(request.sid)
                 raise
             entry.note(seen.facts)
-            return as_json(
-                ActionAnswer(observation=seen.text, failed=seen.failed, done=seen.done, facts=seen.facts)
-            )
+            return as_json(ActionAnswer(observation=seen.text, failed=seen.failed, done=seen.done, facts=seen.facts))
 
     @app.post("/postprocess")
     async def postprocess(request: EndRequest) -> Response:

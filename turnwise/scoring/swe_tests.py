@@ -1,21 +1,19 @@
 """The `swe_tests` scorer: a policy's changes to a repository against the tests of its ground truth, in the sandbox."""
 
-import asyncio
 import difflib
-import os
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from turnwise.choices import SandboxLevel
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
-from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.repository import Instance, Outcome, Tests, read_instance, read_tests, run_tests
-from turnwise.sandbox.shell_pool import ShellPool, shell_settings
-from turnwise.sandbox.swe_remote import SID, SweClient
+from turnwise.sandbox.shell_pool import ShellPool
+from turnwise.sandbox.swe_remote import SID, SweClient, open_place
 from turnwise.scoring.client_options import client_options
-from turnwise.scoring.loop_resources import loop_resource
+from turnwise.scoring.loop_resources import KeptOpen, loop_resource
 from turnwise.scoring.scorer import Score
 from turnwise.types import CallStatus, Remark, Trajectory
 
@@ -67,7 +65,7 @@ async def _judge(
     config: SandboxConfig, instance: Instance, tests: Tests, facts: Mapping[str, Any], seconds: float
 ) -> tuple[Outcome, tuple[Remark, ...]]:
     if config.swe_url is not None and SID in facts:
-        client = await loop_resource(_Opened, repr(config), lambda: _Opened(config)).get()
+        client = await _opened(config)
         assert isinstance(client, SweClient)
         return await client.compute_reward(facts[SID], tests if instance.files else None), ()
     if not instance.files:
@@ -79,7 +77,7 @@ async def _judge(
         why = facts.get("too_much", facts.get("refused", ""))
         none = Outcome(0, len(set(tests.FAIL_TO_PASS)), 0, len(set(tests.PASS_TO_PASS)))
         return none, (Remark("swe_tests", f"the changes cannot be judged: {why}"),)
-    pool = await loop_resource(_Opened, repr(config), lambda: _Opened(config)).get()
+    pool = await _opened(config)
     assert isinstance(pool, ShellPool)
     return await run_tests(pool, instance, facts["changes"], tests, seconds), ()
 
@@ -112,37 +110,14 @@ def _sandbox(seconds: float, memory_mb: int, scratch_mb: int, min_level: str, ur
     )  # fmt: skip
 
 
-class _Opened:
-    """A pool or a client with a task that keeps it open until the event loop's resources are closed."""
+Place = ShellPool | SweClient
 
-    def __init__(self, config: SandboxConfig) -> None:
-        self._config = config
-        self._found: asyncio.Future[ShellPool | SweClient] = asyncio.get_running_loop().create_future()
-        self._end = asyncio.Event()
-        self._keeper = asyncio.create_task(self._keep())
 
-    async def get(self) -> ShellPool | SweClient:
-        """As soon as it is open; the error when it could not be opened."""
-        return await asyncio.shield(self._found)
+async def _opened(config: SandboxConfig) -> Place:
+    """One of these settings in the running event loop; `close_loop_resources` closes it."""
+    kept: KeptOpen[Place] = loop_resource(KeptOpen, ("swe", repr(config)), lambda: KeptOpen(lambda: _place(config)))
+    return await kept.opened()
 
-    async def close(self) -> None:
-        self._end.set()
-        await asyncio.wait((self._keeper,))
 
-    async def _keep(self) -> None:
-        config = self._config
-        try:
-            made: ShellPool | SweClient
-            if config.swe_url is None:
-                made = ShellPool(shell_settings(config))
-            else:
-                token = os.environ.get(TOKEN_ENV)
-                made = SweClient(config.swe_url, token, config.seconds, min_level=config.min_level)
-            async with made:
-                self._found.set_result(made)
-                await self._end.wait()
-        except BaseException as error:  # whoever waits for it gets it; a later one was raised by closing
-            if self._found.done():
-                raise
-            self._found.set_exception(error)
-            self._found.exception()  # seen: perhaps nobody waits any more
+def _place(config: SandboxConfig) -> AbstractAsyncContextManager[Place]:
+    return open_place(config)
