@@ -78,6 +78,7 @@ BUILTIN: dict[str, str] = {
     "math": "turnwise.scoring.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.format_rules:format_rules",
     "code_tests": "turnwise.scoring.code_tests:code_tests",
+    "swe_tests": "turnwise.scoring.swe_tests:swe_tests",
     "judge": "turnwise.scoring.judge_scorer:judge",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
