@@ -178,6 +178,16 @@ class Ledger:
             ids += given
         self._write(_whole_numbers(ids), [(origin, len(given)) for given, origin in spans], turn)
 
+    def shared_length(self, ids: NDArray[np.int64]) -> int:
+        """How many of its tokens `ids` begins with."""
+        length = min(self._length, len(ids))
+        same = self._ids[:length] == ids[:length]
+        return length if same.all() else int(same.argmin())
+
+    def shift_turns(self, by: int) -> None:
+        """Count its turns from there on: those of a branch follow the main conversation's."""
+        self._turns = self._turns + np.int32(by)
+
     def _write(self, ids: NDArray[Any], origins: Iterable[tuple[Origin, int]], turn: int) -> None:
         """Tokens, how many of them each origin wrote; their logprobs and versions are as none has yet."""
         start, end = self._length, self._length + ids.size

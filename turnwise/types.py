@@ -278,12 +278,26 @@ class Remark:
 
 
 @dataclass(slots=True)
+class Branch:
+    """A conversation beside the main one of the same episode, in a context of its own: a reviewer, a sub-agent.
+
+    Its tokens lie among the trajectory's `segments`, where `Turn.segment` points; `Turn.index` goes on counting after
+    the main conversation's turns. Training sees it when `trained`, as a sequence that ends in the trajectory's reward.
+    """
+
+    name: str
+    messages: list[Message]
+    turns: list[Turn]
+    trained: bool = True
+
+
+@dataclass(slots=True)
 class Trajectory:
     """One finished episode. `reward`, `parts` and `remarks` are written by scoring, `advantage` by training,
     `first_right` (was the answer right before the user's first word) by evaluation; None before.
 
-    `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened.
-    An endpoint that speaks text only leaves it empty.
+    `segments` holds one ledger, or several when the chat template rewrites history and a new sequence was opened, then
+    those of the branches. An endpoint that speaks text only leaves it empty.
     """
 
     sample: Sample
@@ -302,6 +316,7 @@ class Trajectory:
     advantage: float | None = None
     first_right: bool | None = None
     remarks: list[Remark] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
 
     @property
     def right(self) -> bool | None:
@@ -314,8 +329,15 @@ class Trajectory:
         return [turn.message for turn in self.turns]
 
     @property
+    def every_turn(self) -> list[Turn]:
+        """The turns of the main conversation, then those of the branches: each at the place that is its index."""
+        return (
+            [*self.turns, *(turn for branch in self.branches for turn in branch.turns)] if self.branches else self.turns
+        )
+
+    @property
     def calls(self) -> list[CallRecord]:
-        """Every tool call of the episode."""
+        """Every tool call of the main conversation."""
         return [call for turn in self.turns for call in turn.calls]
 
 

@@ -2,16 +2,19 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from turnwise.chat.renderer import HistoryRewritten, Renderer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import DataError, EngineLost, EpisodeError
+from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from turnwise.engines.samplers.endpoint import EndpointReply
 
 
+NO_IDS = "the agent loop generates from token ids, and an endpoint speaks text only: take an engine of your own model"
 LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
 """How often a turn is asked again whose engine was lost, where nobody says."""
 
@@ -54,6 +58,18 @@ class ChatBackend(Protocol):
     segments: list[Ledger]
     lost: list[str]
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
+    tools: Sequence[JsonSchema]
+    """Those that the model is shown; set before `open`."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model sees the images of a message."""
+        ...
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        """Where each token of a text begins and ends in it; None when only the endpoint knows."""
+        ...
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -67,8 +83,19 @@ class ChatBackend(Protocol):
         """Tokens left in the model's context; None when only the endpoint knows."""
         ...
 
-    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
-        """The next assistant turn."""
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
+        """The next assistant turn; `stop` beside the run's own stop strings."""
+        ...
+
+    @property
+    def completion(self) -> Completion:
+        """The tokens of the last turn."""
+        ...
+
+    def take_ids(
+        self, ids: Sequence[int], turn: int, origin: Origin, budget: int | None, messages: Sequence[Message]
+    ) -> tuple[StopReason | None, list[Message] | None, str]:
+        """Go on from these tokens: (the limit that forbids it, a first prompt other than `messages`, the new text)."""
         ...
 
     def append_replies(
@@ -111,6 +138,17 @@ class TokenBackend:
     _replied: tuple[int, int] = (0, 0)
     """Segment and length of its ledger after the last turn."""
     _drawn: SamplingParams | None = None
+    _at: int = -1
+    """The segment that is written on."""
+
+    @property
+    def takes_images(self) -> bool:
+        return False
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        encode = self.renderer.tokenizer.encode
+        return lambda text: encode(text).offsets
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
@@ -119,17 +157,26 @@ class TokenBackend:
         return self._used
 
     def room(self) -> int | None:
-        return self.sampler.context_length - len(self.segments[-1])
+        return self.sampler.context_length - len(self.segments[self._at])
 
-    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
-        ledger = self.segments[-1]
+    @property
+    def completion(self) -> Completion:
+        if self._last is None:
+            raise ValueError("the assistant has not replied yet")
+        return self._last[1]
+
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
+        ledger = self.segments[self._at]
         start = len(ledger)
-        request = Request(self._name(), ledger.token_ids, self._params(max_tokens), self._noise())
+        params = self._params(max_tokens)
+        if stop:
+            params = replace(params, stop_strings=(*params.stop_strings, *stop))
+        request = Request(self._name(), ledger.token_ids, params, self._noise())
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
-        message = self.renderer.read(completion, turn, request.token_ids)
+        message = self.renderer.read(completion, turn, request.token_ids, self.tools)
         self._last = (message, completion)
-        self._replied = (len(self.segments) - 1, len(ledger))
+        self._replied = (self._at, len(ledger))
         self._used += len(completion.token_ids)
         return AssistantReply(
             message,
@@ -137,7 +184,7 @@ class TokenBackend:
             completion.policy_version,
             prompt_tokens=start,
             completion_tokens=len(completion.token_ids),
-            segment=len(self.segments) - 1,
+            segment=self._at,
             start=start,
         )
 
@@ -151,11 +198,37 @@ class TokenBackend:
         except HistoryRewritten:
             return self._reopen(messages, replies, turn, budget)
         added = sum([len(span.ids) for span in spans])
-        full = self._full(added, len(self.segments[-1]) + added, budget)
+        ledger = self.segments[self._at]
+        full = self._full(added, len(ledger) + added, budget)
         if full is None:
-            self.segments[-1].append_given(spans, turn)
+            ledger.append_given(spans, turn)
             self._used += added
         return full
+
+    def take_ids(
+        self, ids: Sequence[int], turn: int, origin: Origin, budget: int | None, messages: Sequence[Message]
+    ) -> tuple[StopReason | None, list[Message] | None, str]:
+        given = np.asarray(ids, np.int64)
+        if not given.size or given.ndim != 1:
+            raise PluginError("the agent loop generates from no token ids: there is nothing to continue")
+        alike = [ledger.shared_length(given) for ledger in self.segments]
+        recorded = [at for at, length in enumerate(alike) if length == len(self.segments[at])]
+        at = max(recorded, key=alike.__getitem__, default=None)
+        # Of a context made anew, the rewritten history is no news: what follows the words it shares is.
+        added = given[alike[self._at if at is None else at] :] if alike else given[:0]
+        full = self._full(len(added), len(given), budget)
+        if full is not None:
+            return full, None, ""
+        prompt, decode = None, self.renderer.tokenizer.decode
+        if not self.segments and given.tolist() != (self.renderer.open(messages, self.tools) if messages else []):
+            prompt = [Message(Role.USER, decode(given.tolist()))]
+        if at is not None:
+            self._at = at
+            self.segments[at].append(added, origin, max(turn - 1, 0))
+        else:
+            self._open_segment(given, max(turn - 1, 0))
+        self._used += len(added)
+        return None, prompt, decode(added.tolist())
 
     def _reopen(
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
@@ -213,23 +286,23 @@ class TokenBackend:
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
                 top_k=self.sampling.top_k,
-                stop_strings=tuple(self.sampling.stop),
+                stop_strings=(*self.sampling.stop, *self.renderer.stop_strings),
                 stop_ids=self.renderer.stop_ids,
             )
         return self._drawn
 
-    def _open_segment(self, ids: list[int], turn: int) -> None:
+    def _open_segment(self, ids: ArrayLike, turn: int) -> None:
         ledger = Ledger()
         ledger.append(ids, Origin.PROMPT, turn)
         self.segments.append(ledger)
+        self._at = len(self.segments) - 1
 
     def _noise(self) -> NoiseKey:
         """Noise belongs to a position; a new segment counts positions anew and must not draw the same again."""
-        segment = len(self.segments) - 1
-        return self.noise if not segment else replace(self.noise, seed=self.noise.seed + (segment << 40))
+        return self.noise if not self._at else replace(self.noise, seed=self.noise.seed + (self._at << 40))
 
     def _name(self) -> str:
-        return f"{self.conversation}/{len(self.segments) - 1}"
+        return f"{self.conversation}/{self._at}"
 
 
 class Endpoint(Protocol):
@@ -266,6 +339,14 @@ class EndpointBackend:
     _first_prompt: int = 0
     _used: int = 0
 
+    @property
+    def takes_images(self) -> bool:
+        return True
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        return None
+
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)
 
@@ -275,14 +356,23 @@ class EndpointBackend:
     def room(self) -> int | None:
         return None
 
-    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
+    @property
+    def completion(self) -> Completion:
+        raise PluginError(NO_IDS)
+
+    def take_ids(
+        self, ids: Sequence[int], turn: int, origin: Origin, budget: int | None, messages: Sequence[Message]
+    ) -> tuple[StopReason | None, list[Message] | None, str]:
+        raise PluginError(NO_IDS)
+
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
         reply = await self.endpoint.complete(
             list(self._entries),
             list(self.tools),
             max_tokens=max_tokens,
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            stop=list(self.sampling.stop),
+            stop=[*self.sampling.stop, *stop],
             seed=(self.noise.bits() + turn) % 2**31,  # another each turn: a server starts its noise anew
         )
         message = self._read(reply, turn)
@@ -314,7 +404,7 @@ class EndpointBackend:
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:
         """The server's own tool calls and reasoning, or those it left in the text."""
-        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
+        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False, tools=self.tools)
         calls = tuple(_read_call(*call) for call in reply.tool_calls)
         reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
         return Message(

@@ -5,77 +5,186 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from turnwise.config import RolloutConfig, SamplingConfig
+from turnwise.config import RolloutConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
 from turnwise.rollout.interaction_sessions import InteractionSession
-from turnwise.rollout.toolbox import EpisodeTools, clean
-from turnwise.types import CallStatus, FinishReason, Message, Role, Sample, StopReason, Turn
+from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
+from turnwise.rollout.toolbox import clean
+from turnwise.types import (
+    CallStatus,
+    Completion,
+    FinishReason,
+    JsonSchema,
+    Message,
+    Origin,
+    Role,
+    Sample,
+    StopReason,
+    Turn,
+)
 
+__all__ = ["BranchEnd", "Conversation", "EpisodeEnd"]
 
-class EpisodeEnd(Exception):
-    """Raised through the agent loop when the episode is over; carries the reason."""
-
-    def __init__(self, reason: StopReason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
+OF_THE_CONVERSATION = (StopReason.TURN_TRUNCATED, StopReason.CONTEXT_FULL, StopReason.MALFORMED_CALL_BUDGET)
+"""What ends the conversation it happens in; in a branch, the episode can go on without it. All else is its end."""
 
 
 class Conversation:
-    """What an agent loop sees: `generate`, `call_tools`, `ask_user`, `add`.
+    """What an agent loop sees: `generate`, `call_tools`, `ask_user`, `add`, and `fork` for a context beside this one.
 
-    A loop alternates: generate, then add replies. Once the episode has ended, every call says so again.
+    A loop alternates: generate, then add replies. Once the episode has ended, every call says so again. Conversations
+    of one episode may be driven at the same time, each by one caller.
     """
 
     def __init__(
         self,
-        sample: Sample,
-        backend: ChatBackend,
-        tools: EpisodeTools,
-        interaction: InteractionSession | None,
-        rollout: RolloutConfig,
-        sampling: SamplingConfig,
+        shared: SharedEpisode,
+        prompt: Sequence[Message],
+        tools: Sequence[JsonSchema],
+        *,
+        name: str = "",
+        trained: bool = True,
+        interaction: InteractionSession | None = None,
     ) -> None:
-        self.sample = sample
-        self.messages: list[Message] = list(sample.prompt)
+        self.name = name
+        """The branch's; empty for the main conversation."""
+        self.trained = trained
+        self.messages: list[Message] = list(prompt)
         self.turns: list[Turn] = []
-        self.ended: StopReason | None = None
         self.broken: Exception | None = None
         """What kept the model from speaking; no matter of the agent loop, whatever it makes of it."""
-        self._backend = backend
-        self._tools = tools
+        self.cut: StopReason | None = None
+        """Why the newest turn of `generate_ids` was cut off, if it was: the loop may yet go on."""
+        self.by_ids = False
+        """Whether it is driven by `generate_ids`: its messages are then only what the ids read."""
+        self.backend: ChatBackend = shared.make_backend(name, len(shared.conversations), list(tools))
+        self._shared = shared
+        self._rollout: RolloutConfig = shared.rollout
+        self._tools = shared.tools
         self._interaction = interaction
-        self._rollout = rollout
-        self._sampling = sampling
+        self._ended: StopReason | None = None
         self._user_turns = 0
         self._malformed = 0
+        self._opened = False
+        self._writing = False
         self._awaits_reply = False
+        self._held: tuple[list[Message], int] | None = None
+        """Replies that wait for tokens which other conversations hold, and how many messages came before them."""
         self._answer_end = 0
         """Messages up to and with the newest assistant message."""
         self._shown = False
         """Whether the newest assistant message was shown to the user."""
+        shared.conversations.append(self)
 
-    async def generate(self) -> Message:
-        """The next assistant message; records a Turn."""
+    @property
+    def sample(self) -> Sample:
+        """The episode's."""
+        return self._shared.sample
+
+    @property
+    def ended(self) -> StopReason | None:
+        """Why this conversation cannot go on."""
+        return self._ended or self._shared.ended
+
+    @property
+    def tools(self) -> Sequence[JsonSchema]:
+        """The tools that the model is shown here."""
+        return self.backend.tools
+
+    def reprompt(self, prompt: Sequence[Message], tools: Sequence[JsonSchema] | None = None) -> None:
+        """Begin with this prompt, and these tools shown, instead of the sample's; before the first `generate`."""
         self._check_going_on()
+        if self._opened or self._writing:
+            raise PluginError("the agent loop sets a prompt after the model has spoken: fork the conversation instead")
+        self.messages[:] = [_cleaned(message) for message in prompt]
+        if tools is not None:
+            self._offer(tools)
+
+    def fork(
+        self,
+        prompt: Sequence[Message],
+        *,
+        name: str,
+        trained: bool = True,
+        tools: Sequence[JsonSchema] | None = None,
+    ) -> "Conversation":
+        """A fresh context in the same episode: its budgets, time and tools, but a ledger and noise of its own.
+
+        The name says whose it is; the noise depends on it and on how many branches of that name came before. `tools`
+        are those shown, null the same as here. A branch that is not `trained` is recorded and never learnt from.
+        """
+        self._check_going_on()
+        shared = self._shared
+        shown = self.tools if tools is None else tools
+        branch = Conversation(
+            shared, [_cleaned(message) for message in prompt], shown, name=shared.unique_name(name), trained=trained
+        )
+        branch._tools = self._tools
+        if tools is not None:
+            branch._offer(tools)
+        return branch
+
+    async def generate(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Message:
+        """The next assistant message; records a Turn.
+
+        A turn that needs more than the caller's own `max_tokens` is cut there and the conversation may go on; `stop`
+        are further strings to stop after.
+        """
+        self._check_free()
+        if self.by_ids:
+            raise PluginError("the agent loop drives one conversation by ids and by messages: fork it for the other")
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
-        if not self.turns:
-            self._backend.open(self.sample.prompt)
-        limit, reason = self._token_limit()
-        start = time.perf_counter()
-        try:
-            reply = await self._backend.reply(len(self.turns), limit)
-        except Exception as error:
-            self.broken = error
-            raise
-        self.broken = None
-        self.turns.append(self._record(reply, time.perf_counter() - start))
-        self.messages.append(reply.message)
+        if not self._opened:
+            self.backend.open(self.messages)
+            self._opened = True
+        reason = await self._write(max_tokens, stop)
+        turn = self.turns[-1]
+        self.messages.append(turn.message)
         self._awaits_reply, self._shown, self._answer_end = True, False, len(self.messages)
-        if reply.finish_reason is FinishReason.LENGTH:
+        if turn.finish_reason is FinishReason.LENGTH and reason is not None:
             self._end(reason)
-        return reply.message
+        return turn.message
+
+    async def generate_ids(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        origin: Origin = Origin.TOOL,
+    ) -> Completion:
+        """Ids in, ids out: the longest recorded sequence that is a prefix of `ids` is extended, else a new one opened.
+
+        `origin` says who wrote the tokens that follow the last turn. A completion that a limit cut off is returned as
+        it is; its `finish_reason` says so. For loops that keep the tokens themselves.
+        """
+        self._check_free()
+        if self._opened and not self.by_ids:
+            raise PluginError("the agent loop drives one conversation by messages and by ids: fork it for the other")
+        self._opened = self.by_ids = True
+        while True:
+            free = self._shared.free()
+            full, prompt, said = self.backend.take_ids(
+                ids, len(self.turns), origin, None if free is None else free - 1, self.messages
+            )
+            if full is not StopReason.TOKEN_BUDGET or not self._shared.others_hold:
+                break
+            await self._wait()
+        if full is not None:
+            self._end(full)
+        if prompt is not None:
+            self.messages[:] = prompt
+        elif said and self.turns:
+            self.turns[-1].replies = [Message(Role.USER if origin is Origin.USER else Role.TOOL, said)]
+            self.messages += self.turns[-1].replies
+        reason = await self._write(max_tokens, stop)
+        turn, completion = self.turns[-1], self.backend.completion
+        self.messages.append(turn.message)
+        self._shown, self._answer_end = False, len(self.messages)
+        self.cut = (reason or StopReason.TURN_TRUNCATED) if turn.finish_reason is FinishReason.LENGTH else None
+        return completion
 
     async def call_tools(self, message: Message) -> list[Message]:
         """The tools' answers to this message's calls, one for each."""
@@ -83,7 +192,11 @@ class Conversation:
         if not message.tool_calls:
             return []
         start, before = time.perf_counter(), len(turn.calls)
-        replies = await self._tools.call(message.tool_calls, turn.calls)
+        task = self._shared.enter()
+        try:
+            replies = await self._tools.call(message.tool_calls, turn.calls)
+        finally:
+            self._shared.leave(task)
         turn.reply_seconds += time.perf_counter() - start
         only_malformed = all(record.status is CallStatus.MALFORMED for record in turn.calls[before:])
         self._malformed = self._malformed + 1 if only_malformed else 0
@@ -97,7 +210,11 @@ class Conversation:
         self._last_turn()
         if self._interaction is None:
             return []
-        ended, text = await self._ask(self._interaction)
+        task = self._shared.enter()
+        try:
+            ended, text = await self._ask(self._interaction)
+        finally:
+            self._shared.leave(task)
         if ended:
             self._end(StopReason.USER_ENDED)
         limit = self._rollout.max_user_turns
@@ -114,14 +231,12 @@ class Conversation:
         if any(reply.role is Role.ASSISTANT for reply in replies):
             raise PluginError("the agent loop adds an assistant message; only the policy speaks as the assistant")
         turn.replies = [_cleaned(reply) for reply in replies]
-        limit = self._rollout.max_assistant_turns
-        if limit is not None and len(self.turns) >= limit:
+        if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        budget = None
-        if self._rollout.max_tokens is not None:  # leave one for the assistant
-            budget = self._rollout.max_tokens - self._backend.used() - 1
-        full = self._backend.append_replies(self.messages, turn.replies, turn.index, budget)
-        if full is not None:
+        full = self._show(turn.replies, len(self.messages))
+        if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
+            self._held = turn.replies, len(self.messages)  # shown when the others are done
+        elif full is not None:
             self._end(full)
         self.messages.extend(turn.replies)
         self._awaits_reply = False
@@ -131,9 +246,81 @@ class Conversation:
         if self._interaction is not None and self._interaction.began and self.turns and not self._shown:
             await self._ask(self._interaction)
 
+    def _offer(self, tools: Sequence[JsonSchema]) -> None:
+        """Show these tools and run no others; those that are not the episode's are for the loop to answer."""
+        self.backend.tools = list(tools)
+        names = {schema["function"]["name"] for schema in tools}
+        entries = {name: entry for name, entry in self._shared.tools.entries.items() if name in names}
+        self._tools = dataclasses.replace(self._shared.tools, entries=entries)
+
+    def _show(self, replies: Sequence[Message], before: int) -> StopReason | None:
+        """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
+        free = self._shared.free()
+        budget = None if free is None else free - 1
+        return self.backend.append_replies(self.messages[:before], replies, self.turns[-1].index, budget)
+
+    async def _show_held(self) -> None:
+        while self._held is not None:
+            full = self._show(*self._held)
+            if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
+                await self._shared.changed()
+                self._check_going_on()
+                continue
+            self._held = None
+            if full is not None:
+                self._end(full)
+
+    async def _write(self, max_tokens: int | None, stop: Sequence[str]) -> StopReason | None:
+        """Have the next turn written and record it; returns what limits it, None for the caller's own limit."""
+        shared, held = self._shared, 0
+        shared.begin_turn()
+        task, before = shared.enter(), len(self.turns)
+        self._writing = True
+        try:
+            if self._held is not None:
+                await self._show_held()
+            own = shared.sampling.max_tokens if max_tokens is None else min(max_tokens, shared.sampling.max_tokens)
+            room = self.backend.room()
+            wanted = own if room is None else min(own, room)
+            left = await shared.reserve(wanted)
+            held = wanted if left is None else min(wanted, left)
+            limit, reason = self._token_limit(own, left, room)
+            start = time.perf_counter()
+            try:
+                reply = await self.backend.reply(len(self.turns), limit, stop)
+            except Exception as error:
+                self.broken = error
+                raise
+            self.broken = None
+            self.turns.append(self._record(reply, time.perf_counter() - start))
+            return reason
+        finally:
+            self._writing = False
+            shared.give_back(held)
+            if len(self.turns) == before:
+                shared.cancel_turn()
+            shared.leave(task)
+
+    async def _wait(self) -> None:
+        """Until another conversation of the episode is done; the caller is on the list of those to be stopped."""
+        task = self._shared.enter()
+        self._writing = True
+        try:
+            await self._shared.changed()
+        finally:
+            self._writing = False
+            self._shared.leave(task)
+        self._check_going_on()
+
     def _check_going_on(self) -> None:
-        if self.ended is not None:
-            raise EpisodeEnd(self.ended)
+        self._shared.check_going_on()
+        if self._ended is not None:
+            raise BranchEnd(self._ended)
+
+    def _check_free(self) -> None:
+        self._check_going_on()
+        if self._writing:
+            raise PluginError("the agent loop generates twice at once in one conversation: fork it")
 
     def _last_turn(self) -> Turn:
         self._check_going_on()
@@ -142,8 +329,10 @@ class Conversation:
         return self.turns[-1]
 
     def _end(self, reason: StopReason) -> NoReturn:
-        self.ended = reason
-        raise EpisodeEnd(reason)
+        if self.name and reason in OF_THE_CONVERSATION:
+            self._ended = reason
+            raise BranchEnd(reason)
+        self._shared.end(reason)
 
     async def _ask(self, interaction: InteractionSession) -> tuple[bool, str]:
         self._shown = True  # before the answer: a user who hangs is not asked again
@@ -154,16 +343,16 @@ class Conversation:
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return ended, text
 
-    def _token_limit(self) -> tuple[int, StopReason]:
-        """(most tokens of this turn, the reason to give when it is hit)."""
-        limit, reason = self._sampling.max_tokens, StopReason.TURN_TRUNCATED
-        if self._rollout.max_tokens is not None and (left := self._rollout.max_tokens - self._backend.used()) < limit:
+    def _token_limit(self, own: int, left: int | None, room: int | None) -> tuple[int, StopReason | None]:
+        """(most tokens of this turn, the reason to give when it is hit: none for a limit of the caller's)."""
+        whole = own == self._shared.sampling.max_tokens
+        limit, reason = own, StopReason.TURN_TRUNCATED if whole else None
+        if left is not None and left < limit:
             limit, reason = left, StopReason.TOKEN_BUDGET
-        room = self._backend.room()
         if room is not None and room < limit:
             limit, reason = room, StopReason.CONTEXT_FULL
         if limit <= 0:
-            self._end(reason)
+            self._end(reason or StopReason.TURN_TRUNCATED)
         return limit, reason
 
     def _record(self, reply: AssistantReply, seconds: float) -> Turn:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import uuid4
 
@@ -17,8 +17,9 @@ from turnwise.rollout.chat_backends import ChatBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
 from turnwise.rollout.interaction_sessions import Interactions, InteractionSession
 from turnwise.rollout.plan import Plan, Route
+from turnwise.rollout.shared_episode import SharedEpisode
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
-from turnwise.types import JsonSchema, Sample, StopReason, Trajectory
+from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Sample, StopReason, Trajectory
 
 ENGINE_LOST = "engine_lost"
 """The artifact that lists the tries of an episode's turns whose engine went away."""
@@ -53,10 +54,10 @@ class RolloutContext:
 class EpisodeParts:
     """Who takes part in one episode."""
 
-    backend: ChatBackend
     tools: EpisodeTools
     interaction: InteractionSession | None
     chat: Conversation
+    shared: SharedEpisode
 
 
 async def run_episode(sample: Sample, *, sibling: int, step: int, context: RolloutContext) -> Trajectory:
@@ -70,32 +71,63 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     except EpisodeError as error:
         failures = [str(error)]
     finally:
-        closed = await plugin_calls.to_the_end(_close(parts, scored=reason is not StopReason.FAILED))
+        closed = await plugin_calls.to_the_end(_close(parts, reason))
     failures += closed.errors
+    seconds = time.perf_counter() - start
+    check = await _checked(parts, NoiseKey(context.config.seed, step, sample.id, sibling), context.config)
+    branches, segments = _joined(parts.shared.conversations)
     trajectory = Trajectory(
         sample=sample,
         sibling=sibling,
         step=step,
         messages=parts.chat.messages,
         turns=parts.chat.turns,
-        segments=parts.backend.segments,
+        segments=segments,
         stop_reason=StopReason.FAILED if failures else reason,
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
         failure="; ".join(failures) or None,
+        render_check=check,
+        branches=branches,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
     if parts.interaction is not None and parts.interaction.notes:
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
-    if parts.backend.lost:
-        trajectory.artifacts[ENGINE_LOST] = parts.backend.lost
-    noise = NoiseKey(context.config.seed, step, sample.id, sibling)
-    if parts.chat.turns and parts.backend.segments and _is_checked(noise, context.config.chat.check_share):
-        # In a thread: it renders and encodes all of the conversation, while others wait for their turn.
-        check = trajectory.render_check = await asyncio.to_thread(parts.backend.check, parts.chat.messages)
-        if check is not None and check.problem is not None:
-            trajectory.artifacts["render_problem"] = check.problem
+    if parts.tools.rewards:
+        trajectory.artifacts["tool_rewards"] = parts.tools.rewards
+    if lost := [what for one in parts.shared.conversations for what in one.backend.lost]:
+        trajectory.artifacts[ENGINE_LOST] = lost
+    if check is not None and check.problem is not None:
+        trajectory.artifacts["render_problem"] = check.problem
     return trajectory
+
+
+def _joined(conversations: list[Conversation]) -> tuple[list[Branch], list[Ledger]]:
+    """The branches, and the ledgers of all: turns and segments are counted through, whoever wrote first."""
+    branches: list[Branch] = []
+    segments, turns = conversations[0].backend.segments, len(conversations[0].turns)
+    for one in conversations[1:]:
+        for ledger in one.backend.segments:
+            ledger.shift_turns(turns)
+        for turn in one.turns:
+            turn.index, turn.segment = turn.index + turns, turn.segment + len(segments)
+        segments = [*segments, *one.backend.segments]
+        turns += len(one.turns)
+        branches.append(Branch(one.name, one.messages, one.turns, one.trained))
+    return branches, segments
+
+
+async def _checked(parts: EpisodeParts, noise: NoiseKey, config: Config) -> RenderCheck | None:
+    """The self-check of the conversations: the first that found something, or the main one's."""
+    found: list[RenderCheck] = []
+    if not _is_checked(noise, config.chat.check_share):
+        return None
+    for one in parts.shared.conversations:
+        if one.turns and one.backend.segments and not one.by_ids:
+            # In a thread: it renders and encodes all of the conversation, while others wait for their turn.
+            check = await asyncio.to_thread(one.backend.check, one.messages)
+            found += [] if check is None else [check]
+    return next((check for check in found if not check.exact), found[0] if found else None)
 
 
 def _is_checked(noise: NoiseKey, share: float) -> bool:
@@ -108,16 +140,23 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
     # Unique, though noise is not: a sampler and an interaction keep state under it, and a sample may be played twice.
     conversation = f"{step}/{sample.id}/{sibling}/{next(_numbers):012x}"
     noise = NoiseKey(config.seed, step, sample.id, sibling)
-    backend = context.make_backend(conversation, noise, context.toolbox.schemas(route.tools))
+
+    def make_backend(name: str, number: int, schemas: list[JsonSchema]) -> ChatBackend:
+        if not name:
+            return context.make_backend(conversation, noise, schemas)
+        return context.make_backend(f"{conversation}/{number}", replace(noise, branch=name), schemas)
+
     tools = context.toolbox.open(sample, route.tools, noise.bits())
     interaction = None
     if route.interaction is not None:
         spec = context.interactions.spec_for(sample)
         if spec is None or spec.name != route.interaction:
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
-        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation)
-    chat = Conversation(sample, backend, tools, interaction, config.rollout, config.sampling)
-    return EpisodeParts(backend, tools, interaction, chat)
+        interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
+    shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
+    chat = Conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
+    return EpisodeParts(tools, interaction, chat, shared)
 
 
 async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:
@@ -125,7 +164,7 @@ async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> Sto
         async with time_budget.budget(seconds) as deadline:
             if parts.interaction is not None:
                 await parts.interaction.start()
-            reason = await _loop(parts.chat, route)
+            reason = await _loop(parts.chat, parts.shared, route)
             await parts.chat.finish()
             return reason
     except TimeoutError:
@@ -142,7 +181,7 @@ async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> Sto
     return StopReason.TIME_BUDGET
 
 
-async def _loop(chat: Conversation, route: Route) -> StopReason:
+async def _loop(chat: Conversation, shared: SharedEpisode, route: Route) -> StopReason:
     """Let the agent loop play. What a user's own loop raises ends this episode; what was raised through it, the run."""
     try:
         await plugin_calls.guarded(route.loop(chat))
@@ -152,14 +191,14 @@ async def _loop(chat: Conversation, route: Route) -> StopReason:
         cause = first_cause(error)
         if isinstance(cause, EpisodeEnd):
             return cause.reason
-        ours = chat.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
+        ours = shared.broken or (cause if isinstance(cause, TurnwiseError | EpisodeError) else None)
         if ours is not None or not route.is_own:
             raise ours or cause  # noqa: B904 (it has its own cause, which a log shows)
         text = str(cause) if isinstance(cause, plugin_calls.PluginCallError) else one_line(cause)
         raise EpisodeError(f"agent loop {route.agent}: {text}") from error
-    if chat.broken is not None:
-        raise chat.broken
-    return chat.ended or StopReason.ANSWERED
+    if shared.broken is not None:
+        raise shared.broken
+    return chat.ended or chat.cut or StopReason.ANSWERED
 
 
 @dataclass(slots=True)
@@ -168,17 +207,18 @@ class _CloseResult:
     errors: list[str] = field(default_factory=list)
 
 
-async def _close(parts: EpisodeParts, *, scored: bool) -> _CloseResult:
-    """Close user, tools and backend, each whatever became of the others."""
+async def _close(parts: EpisodeParts, reason: StopReason) -> _CloseResult:
+    """Stop what the loop left running, then close user, tools and backends, each whatever became of the others."""
     closed = _CloseResult()
+    await parts.shared.stop(reason)
     try:
         if parts.interaction is not None:
-            closed.score = await parts.interaction.finish(scored=scored)
+            closed.score = await parts.interaction.finish(scored=reason is not StopReason.FAILED)
     except EpisodeError as error:
         closed.errors.append(str(error))
     finally:
         try:
-            closed.errors += await parts.tools.close()
+            closed.errors += await parts.tools.close(scored=reason is not StopReason.FAILED)
         finally:
-            await parts.backend.close()
+            await parts.shared.close()
     return closed

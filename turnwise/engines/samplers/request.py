@@ -29,10 +29,14 @@ class NoiseKey:
     step: int
     sample: str
     sibling: int
+    branch: str = ""
+    """Of the episode's conversations: empty for the main one."""
 
     def bits(self) -> int:
         """A 64-bit key; the noise at a position is a hash of it and the position."""
         text = f"{self.seed}/{self.step}/{self.sibling}/{self.sample}"
+        if self.branch:
+            text += f"\n{self.branch}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -1,0 +1,167 @@
+"""What the conversations of one episode share: its end, its budgets of tokens and turns, and who is at work."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from turnwise.config import RolloutConfig, SamplingConfig
+from turnwise.rollout.chat_backends import ChatBackend
+from turnwise.rollout.toolbox import EpisodeTools
+from turnwise.types import JsonSchema, Sample, StopReason
+
+if TYPE_CHECKING:
+    from turnwise.rollout.conversation import Conversation
+
+
+class EpisodeEnd(Exception):
+    """Raised through the agent loop when the episode is over; carries the reason."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class BranchEnd(EpisodeEnd):
+    """Raised when a branch can say no more, while the episode goes on; a loop that lets it pass ends the episode."""
+
+
+class SharedEpisode:
+    """One for each episode, held by all of its conversations.
+
+    A conversation that writes holds the tokens it may need (`reserve`); another that needs more than is left beside
+    them waits until one is done (`give_back` wakes it), so that the budget is neither overrun nor cut short for
+    tokens that nobody wrote.
+    """
+
+    def __init__(
+        self,
+        sample: Sample,
+        rollout: RolloutConfig,
+        sampling: SamplingConfig,
+        tools: EpisodeTools,
+        make_backend: Callable[[str, int, list[JsonSchema]], ChatBackend],
+    ) -> None:
+        self.sample, self.rollout, self.sampling, self.tools = sample, rollout, sampling, tools
+        self.make_backend = make_backend
+        """By the branch's name ("" for the main one), its number and the tools it shows."""
+        self.conversations: list[Conversation] = []
+        """The main one, then the branches as they were opened."""
+        self.ended: StopReason | None = None
+        self._turns = 0
+        self._reserved = 0
+        self._at_work: set[asyncio.Task[object]] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def broken(self) -> Exception | None:
+        """What kept the model from speaking in any of the conversations; no matter of the agent loop."""
+        return next((one.broken for one in self.conversations if one.broken is not None), None)
+
+    def end(self, reason: StopReason) -> NoReturn:
+        """No conversation goes on from here."""
+        self.ended = reason
+        raise EpisodeEnd(reason)
+
+    def check_going_on(self) -> None:
+        """Raise again what ended the episode."""
+        if self.ended is not None:
+            raise EpisodeEnd(self.ended)
+
+    def unique_name(self, name: str) -> str:
+        """The branch's name; the second of a name is `name 2`: noise and readers tell branches apart by it."""
+        taken, number, found = {one.name for one in self.conversations}, 1, name
+        while not found or found in taken:
+            number += 1
+            found = f"{name} {number}"
+        return found
+
+    def begin_turn(self) -> None:
+        """Count a turn that begins; `cancel_turn` takes back one that came to nothing."""
+        limit = self.rollout.max_assistant_turns
+        if limit is not None and self._turns >= limit:
+            self.end(StopReason.ASSISTANT_TURN_BUDGET)
+        self._turns += 1
+
+    def cancel_turn(self) -> None:
+        """The turn was not written."""
+        self._turns -= 1
+
+    @property
+    def turns_are_used(self) -> bool:
+        """Whether no further turn may begin."""
+        limit = self.rollout.max_assistant_turns
+        return limit is not None and self._turns >= limit
+
+    def left(self) -> int | None:
+        """Tokens of the budget that nobody has used; None without a budget."""
+        if self.rollout.max_tokens is None:
+            return None
+        return self.rollout.max_tokens - sum([one.backend.used() for one in self.conversations])
+
+    def free(self) -> int | None:
+        """Those that nobody holds either."""
+        left = self.left()
+        return None if left is None else left - self._reserved
+
+    @property
+    def others_hold(self) -> bool:
+        """Whether conversations that write hold tokens they may not need."""
+        return self._reserved > 0
+
+    async def reserve(self, wanted: int) -> int | None:
+        """Hold up to `wanted` tokens, fewer when fewer are left; returns those left, None without a budget."""
+        while True:
+            left = self.left()
+            if left is None or min(wanted, left) <= left - self._reserved or left <= 0:
+                self._reserved += max(0, wanted if left is None else min(wanted, left))
+                return left
+            await self.changed()
+            self.check_going_on()
+
+    def give_back(self, reserved: int) -> None:
+        """Hold them no more; what was written is counted by the backend."""
+        self._reserved -= max(0, reserved)
+        self._wake()
+
+    async def changed(self) -> None:
+        """Wait until another conversation is done writing."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def enter(self) -> "asyncio.Task[object] | None":
+        """The task that works for the episode from here to `leave`."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._at_work.add(task)
+        return task
+
+    def leave(self, task: "asyncio.Task[object] | None") -> None:
+        """It does not any more."""
+        if task is not None:
+            self._at_work.discard(task)
+        if self._waiting:
+            self._wake()
+
+    async def stop(self, reason: StopReason) -> None:
+        """End the episode for whoever still works in it: tasks that an agent loop left behind are cancelled."""
+        self.ended = self.ended or reason
+        for task in self._at_work:
+            task.cancel()
+        while self._at_work:
+            await self.changed()
+
+    async def close(self, backends: Sequence[ChatBackend] | None = None) -> None:
+        """Release what the engine keeps for each conversation, whatever becomes of the others."""
+        left = [one.backend for one in self.conversations] if backends is None else backends
+        if left:
+            try:
+                await left[0].close()
+            finally:
+                await self.close(left[1:])
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
