@@ -4,7 +4,7 @@ import enum
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ COMMAND = "verl.trainer.main_ppo"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,[^{}]*)?\}")
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _NOTHING = "nothing; "
+DEFAULTS: dict[str, Any] = {
+    "data.train_batch_size": 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
+    "actor_rollout_ref.rollout.n": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.optim.lr": 1e-6, "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "algorithm.adv_estimator": "gae",
+}  # fmt: skip
+"""verl's own, where a file says nothing and ours would be another run."""
 UNREAD = ("defaults", "hydra")
 """Sections that say how a file is put together, not what is run."""
 SECTIONS = {
@@ -75,15 +82,19 @@ def translate(path: Path, names: Mapping[str, str]) -> Translation:
     """Read a YAML file, or a shell script that runs verl; `names` says in words what stands for a key here."""
     flat = dict(_flatten(_read(path)))
     found = Translation()
-    known = {key: _filled(value, flat) for key, value in flat.items()}
+    given = {key: _filled(value, flat) for key, value in flat.items()}
+    known = {**DEFAULTS, **given}
     for key, value in known.items():
-        found.fates.append(_fate(key, value, known, names, found.values))
+        fate = _fate(key, value, known, names, found.values)
+        found.fates.append(fate if key in given else replace(fate, text=f"{fate.text} (verl's default)"))
     return found
 
 
 def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, str], ours: dict[str, Any]) -> Fate:
     if key.split(".")[0] in UNREAD:
-        return Fate(key, value, Kind.NOT_SUPPORTED, "it is not read: put what it names into this file, or give its keys")
+        return Fate(
+            key, value, Kind.NOT_SUPPORTED, "it is not read: put what it names into this file, or give its keys"
+        )
     if isinstance(value, str) and "$" in value:
         return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
     rule = RULES.get(key)
@@ -138,7 +149,7 @@ def _overrides(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{path}: the line that runs {COMMAND} cannot be read: {error}") from error
     for word in words:
         if (found := _OVERRIDE.fullmatch(word)) is not None and "." in found[1]:
-            yield found[1], found[2] if "$" in found[2] else parse_yaml(found[2], f"{path}: {found[1]}")
+            yield found[1], found[2] if "$" in found[2] else parse_yaml(found[2])
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

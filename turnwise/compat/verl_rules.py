@@ -15,6 +15,8 @@ MODEL, TURNS = "actor_rollout_ref.model", "actor_rollout_ref.rollout.multi_turn"
 GROUPS, MINIBATCH = 1024, 256
 """verl's defaults of data.train_batch_size and ppo_mini_batch_size."""
 KL_COEF = 0.001
+CHARS_PER_TOKEN = 4
+"""verl cuts tool replies by characters, we by tokens."""
 NEW_ROOTS = ("reward.", f"{TURNS}.function_tool_path", "trainer.v1.", "trainer.use_v1")
 """Keys that only 0.8 and later have."""
 OLD_ROOTS = ("reward_model.", "custom_reward_function.", f"{TURNS}.interaction_config_path")
@@ -103,6 +105,13 @@ def _when(switch: str, rule: Rule) -> Rule:
     return lambda value, all_: rule(value, all_) if all_.get(switch) else f"{switch} is off"
 
 
+def _of_critic(rule: Rule) -> Rule:
+    """Only where there is a critic."""
+    return lambda value, all_: (
+        rule(value, all_) if all_.get("algorithm.adv_estimator") == "gae" else "only gae reads it"
+    )
+
+
 def _kl_name(key: str) -> Rule:
     return choice(key, KL_NAMES, "one of k1, abs, k2, k3")
 
@@ -121,6 +130,10 @@ def _keep(value: Any, all_: Flat) -> dict[str, Any] | str:
         raise Unsupported(f"{value} changed its meaning in verl: until 0.7 left keeps the head, later the tail; set "
                           "rollout.keep to head or tail")  # fmt: skip
     return {"rollout.keep": "head" if (value == "left") is old else "tail"}
+
+
+def _reply_length(value: Any, all_: Flat) -> dict[str, Any] | str:
+    return {"rollout.max_reply_tokens": max(1, -(-int(value) // CHARS_PER_TOKEN))}
 
 
 def _user_turns(value: Any, all_: Flat) -> dict[str, Any] | str:
@@ -263,7 +276,7 @@ RULES: dict[str, Rule] = {
     f"{TURNS}.max_assistant_turns": to("rollout.max_assistant_turns"),
     f"{TURNS}.max_user_turns": _user_turns,
     f"{TURNS}.max_parallel_calls": to("rollout.max_parallel_calls"),
-    f"{TURNS}.max_tool_response_length": to("rollout.max_tool_reply_chars"),
+    f"{TURNS}.max_tool_response_length": _reply_length,
     f"{TURNS}.tool_response_truncate_side": _keep,
     f"{TURNS}.format": choice("chat.tool_format", FORMATS, "null infers it from the model's template"),
     f"{TURNS}.tool_config_path": _tools,
@@ -291,11 +304,11 @@ RULES: dict[str, Rule] = {
         "learner.decay", {"constant": "constant", "cosine": "cosine"}, "learner.decay is constant, linear or cosine"
     ),
     f"{ACTOR}.fsdp_config.optimizer_offload": _offload,
-    "critic.optim.lr": _when("critic.enable", to("learner.critic_lr")),
-    "critic.cliprange_value": _when("critic.enable", to("algorithm.value_clip")),
+    "critic.optim.lr": _of_critic(to("learner.critic_lr")),
+    "critic.cliprange_value": _of_critic(to("algorithm.value_clip")),
     "algorithm.adv_estimator": _advantage,
-    "algorithm.gamma": to("algorithm.gamma"),
-    "algorithm.lam": to("algorithm.gae_lambda"),
+    "algorithm.gamma": _of_critic(to("algorithm.gamma")),
+    "algorithm.lam": _of_critic(to("algorithm.gae_lambda")),
     "algorithm.use_kl_in_reward": _kl_reward,
     "algorithm.kl_penalty": _when("algorithm.use_kl_in_reward", _kl_name("algorithm.kl_reward_estimator")),
     "algorithm.filter_groups.enable": to("training.drop_constant_groups"),
