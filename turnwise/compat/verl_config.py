@@ -14,8 +14,10 @@ from turnwise.strict_yaml import parse_yaml, read_yaml
 
 COMMAND = "verl.trainer.main_ppo"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,[^{}]*)?\}")
+"""Another key: from the top, or with a leading dot from the same section."""
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _NOTHING = "nothing; "
+MOST_REFERENCES = 8
 DEFAULTS: dict[str, Any] = {
     "data.train_batch_size": 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
     "actor_rollout_ref.rollout.n": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
@@ -30,13 +32,25 @@ SECTIONS = {
     "ray_init.": "one process; there is no Ray",
     "global_profiler.": "every run records where its time goes",
     "transfer_queue.": "one process; nothing is sent",
+    "skip.": "a run keeps every trajectory: `turnwise rescore` reads them again",
+    "distillation.": "no teacher is asked",
     "actor_rollout_ref.ref.": "the reference is the policy before training, on the learner's device",
     "actor_rollout_ref.actor.fsdp_config.": "one process",
     "actor_rollout_ref.actor.megatron.": "one process",
     "actor_rollout_ref.actor.checkpoint.": "a checkpoint holds all that a resumed run needs",
+    "actor_rollout_ref.actor.profiler.": "every run records where its time goes",
+    "actor_rollout_ref.rollout.profiler.": "every run records where its time goes",
+    "actor_rollout_ref.rollout.prometheus.": "the board has the engine's numbers",
     "actor_rollout_ref.rollout.engine_kwargs.": "the engine is ours",
+    "actor_rollout_ref.rollout.checkpoint_engine.": "sampler and learner share their weights",
+    "actor_rollout_ref.rollout.disaggregation.": "one process",
     "actor_rollout_ref.rollout.trace.": "every turn and call is recorded",
+    "actor_rollout_ref.model.mtp.": "tokens are drawn one by one",
     "critic.": "the critic is a copy of the policy; see algorithm.value_loss, learner.critic_lr, learner.shared_critic",
+    "reward_model.profiler.": "every run records where its time goes",
+    "reward_model.model.": "reward_model.enable says it",
+    "reward_model.rollout.": "reward_model.enable says it",
+    "reward.reward_model.": "a reward model is asked by the scorer `judge`, or served and asked with scoring.run=http",
 }
 """Whole sections that nothing is needed for."""
 
@@ -82,7 +96,7 @@ def translate(path: Path, names: Mapping[str, str]) -> Translation:
     """Read a YAML file, or a shell script that runs verl; `names` says in words what stands for a key here."""
     flat = dict(_flatten(_read(path)))
     found = Translation()
-    given = {key: _filled(value, flat) for key, value in flat.items()}
+    given = {key: _filled(value, flat, key.rpartition(".")[0]) for key, value in flat.items()}
     known = {**DEFAULTS, **given}
     for key, value in known.items():
         fate = _fate(key, value, known, names, found.values)
@@ -95,9 +109,11 @@ def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, st
         return Fate(
             key, value, Kind.NOT_SUPPORTED, "it is not read: put what it names into this file, or give its keys"
         )
-    if isinstance(value, str) and "$" in value:
-        return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
     rule = RULES.get(key)
+    if isinstance(value, str) and "$" in value and (rule is not None or key not in names):
+        if rule is None and (section := _section(key)) is not None:
+            return Fate(key, value, Kind.NOT_NEEDED, section)
+        return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
     if value is None and rule is not None:
         return Fate(key, value, Kind.NOT_NEEDED, "null, as if it were not there")
     if rule is None:
@@ -116,14 +132,21 @@ def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, st
 
 def _without_rule(key: str, value: Any, names: Mapping[str, str]) -> Fate:
     text = names.get(key)
+    if key.endswith("._target_"):
+        return Fate(key, value, Kind.NOT_NEEDED, "a class of verl's own config")
+    if value in (None, False, {}, []) and type(value) is not int:
+        return Fate(key, value, Kind.NOT_NEEDED, "it is off or empty")
     if text is not None and text.startswith(_NOTHING):
         return Fate(key, value, Kind.NOT_NEEDED, text.removeprefix(_NOTHING))
     if text is not None:
         return Fate(key, value, Kind.NOT_SUPPORTED, f"not carried over by itself; see {text}")
-    section = next((why for start, why in SECTIONS.items() if key.startswith(start)), None)
-    if section is not None:
+    if (section := _section(key)) is not None:
         return Fate(key, value, Kind.NOT_NEEDED, section)
     return Fate(key, value, Kind.NOT_SUPPORTED, "nothing here stands for it")
+
+
+def _section(key: str) -> str | None:
+    return next((why for start, why in SECTIONS.items() if key.startswith(start)), None)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -161,15 +184,14 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield whole, value
 
 
-def _filled(value: Any, flat: Mapping[str, Any], depth: int = 0) -> Any:
+def _filled(value: Any, flat: Mapping[str, Any], section: str, depth: int = 0) -> Any:
     """The value with ${another.key} filled in, where this file has that key."""
-    if not isinstance(value, str) or depth > 8:
+    if not isinstance(value, str) or depth > MOST_REFERENCES:
         return value
+
+    def meant(found: re.Match[str]) -> Any:
+        key = f"{section}{found[1]}" if found[1].startswith(".") else found[1]
+        return _filled(flat[key], flat, key.rpartition(".")[0], depth + 1) if key in flat else found[0]
+
     whole = _REFERENCE.fullmatch(value)
-    if whole is not None:
-        return _filled(flat[whole[1]], flat, depth + 1) if whole[1] in flat else value
-
-    def fill(found: re.Match[str]) -> str:
-        return str(_filled(flat[found[1]], flat, depth + 1)) if found[1] in flat else found[0]
-
-    return _REFERENCE.sub(fill, value)
+    return meant(whole) if whole is not None else _REFERENCE.sub(lambda found: str(meant(found)), value)

@@ -105,6 +105,11 @@ def _when(switch: str, rule: Rule) -> Rule:
     return lambda value, all_: rule(value, all_) if all_.get(switch) else f"{switch} is off"
 
 
+def _part_of(key: str) -> Rule:
+    """Read together with another key."""
+    return lambda value, all_: f"{key} carries it"
+
+
 def _of_critic(rule: Rule) -> Rule:
     """Only where there is a critic."""
     return lambda value, all_: (
@@ -170,6 +175,8 @@ def _tools(value: Any, all_: Flat) -> dict[str, Any] | str:
 
 def _scorer(root: str) -> Rule:
     def rule(value: Any, all_: Flat) -> dict[str, Any] | str:
+        if not all_.get(f"{root}.path"):
+            return "no file is named"
         name = all_.get(f"{root}.name") or "compute_score"
         ours: dict[str, Any] = {"scoring.scorers": {"default": f"{all_.get(f'{root}.path')}:{name}"}}
         prefix = f"{root}.reward_kwargs."
@@ -226,6 +233,12 @@ def _resume(value: Any, all_: Flat) -> dict[str, Any] | str:
     if value == "resume_path":
         raise Unsupported("a run is resumed by its name: turnwise train run=NAME resume=auto")
     return {"resume": "auto"} if value == "auto" and all_.get("trainer.experiment_name") else "a new run begins"
+
+
+def _epochs(value: Any, all_: Flat) -> dict[str, Any] | str:
+    if all_.get("trainer.total_training_steps"):
+        return "trainer.total_training_steps says it"
+    raise Unsupported("set training.steps: rows of the files / training.groups, for each epoch")
 
 
 def _loss(value: Any, all_: Flat) -> dict[str, Any] | str:
@@ -322,6 +335,15 @@ RULES: dict[str, Rule] = {
     "reward.reward_manager.name": _manager,
     "reward_model.sandbox_fusion.url": to("sandbox.url"),
     "reward.sandbox_fusion.url": to("sandbox.url"),
+    "algorithm.norm_adv_by_std_in_grpo": _part_of("algorithm.adv_estimator"),
+    "algorithm.kl_ctrl.type": _part_of("algorithm.use_kl_in_reward"),
+    "algorithm.kl_ctrl.kl_coef": _part_of("algorithm.use_kl_in_reward"),
+    "algorithm.kl_ctrl.target_kl": _part_of("algorithm.use_kl_in_reward"),
+    "algorithm.rollout_correction.rollout_is_threshold": _part_of("algorithm.rollout_correction.rollout_is"),
+    f"{ROLLOUT}.name": lambda value, all_: "the engine is ours",
+    f"{ROLLOUT}.prompt_length": to("data.max_prompt_tokens"),
+    f"{ROLLOUT}.agent.num_workers": lambda value, all_: "any number of episodes run at once: rollout.concurrency",
+    "trainer.total_epochs": _epochs,
     "trainer.total_training_steps": to("training.steps"),
     "trainer.save_freq": _off("training.save_every"),
     "trainer.test_freq": _off("training.eval_every"),
