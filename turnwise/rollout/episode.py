@@ -88,6 +88,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         failure="; ".join(failures) or None,
         render_check=check,
         branches=branches,
+        artifacts=parts.shared.artifacts,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
