@@ -226,7 +226,9 @@ def _call_entry(call: ToolCall) -> dict[str, Any]:
 def _logprobs(reply: Reply, request: ChatRequest) -> dict[str, Any] | None:
     if not request.logprobs:
         return None
-    content = [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in reply.tokens]
+    content: list[dict[str, Any]] = [
+        {"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in reply.tokens
+    ]
     return {"content": content, "refusal": None}
 
 
