@@ -317,3 +317,18 @@ def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
 def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
     for task in ("null", "arithmetic", "gsm8k"):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        (["rollout.interaction=llm_user", "rollout.interaction_kwargs.base_url=http://x/v1"],
+         ["rollout.interaction_kwargs.base_url=http://x/v1"]),
+        (["rollout.interaction=scripted", "rollout.interaction_kwargs.file=/etc/passwd"],
+         ["rollout.interaction_kwargs.file=/etc/passwd"]),
+        (["rollout.interaction=scripted", "rollout.interaction_kwargs.turns=[{say: a}]"], []),
+        (["rollout.interaction=code_verify", "rollout.interaction_kwargs.max_turns=2"], []),
+    ],
+)  # fmt: skip
+def test_files_and_addresses_of_built_in_users_are_reached_for(overrides, found, tmp_path):
+    assert reaches(configure(*overrides), tmp_path) == found

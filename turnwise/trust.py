@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
-from turnwise.config import Config, DataConfig, SandboxConfig, ScoringConfig
+from turnwise.config import Config, DataConfig, RolloutConfig, SandboxConfig, ScoringConfig
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.engines.model.hub import is_hub_id
@@ -28,6 +28,9 @@ SHOWN = 6
 LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
+_PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
+_PLAIN_OPTIONS = {"scripted": frozenset({"turns", "right_by"})}
+"""Built-in interactions, and options of one, that name neither a file nor an address."""
 
 
 def check_run(run: RunDir, *, trusted: bool) -> None:
@@ -83,12 +86,21 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):
         if is_plugin(named):
             yield key, named
-    if rollout.interactions_file is not None:
-        yield "rollout.interactions_file", rollout.interactions_file
-    if rollout.interaction_kwargs and (rollout.interactions_file or is_plugin(rollout.interaction or "")):
-        yield "rollout.interaction_kwargs", rollout.interaction_kwargs
+    yield from _interaction(rollout)
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         yield from ((key, name) for name in files if _lies_in(name, place))
+
+
+def _interaction(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
+    if rollout.interactions_file is not None:
+        yield "rollout.interactions_file", rollout.interactions_file
+    options = rollout.interaction_kwargs
+    if rollout.interactions_file or is_plugin(rollout.interaction or ""):
+        if options:
+            yield "rollout.interaction_kwargs", options
+    elif rollout.interaction not in (None, *_PLAIN_INTERACTIONS):
+        plain = _PLAIN_OPTIONS.get(str(rollout.interaction), frozenset())
+        yield from ((f"rollout.interaction_kwargs.{name}", options[name]) for name in options if name not in plain)
 
 
 def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:

@@ -137,7 +137,7 @@ def test_a_constructor_that_fails_is_the_authors_to_mend(registry):
 def test_unknown_names_have_a_hint():
     with pytest.raises(PluginError, match="unknown interaction 'gsm9k': did you mean 'gsm8k'"):
         Interactions(RolloutConfig()).get("gsm9k")
-    assert Interactions(RolloutConfig()).names == ["code_verify", "gsm8k"]
+    assert Interactions(RolloutConfig()).names == ["code_verify", "gsm8k", "llm_user", "scripted"]
 
 
 def test_wrong_options_of_a_builtin_are_refused():

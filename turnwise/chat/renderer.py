@@ -71,7 +71,12 @@ class Renderer:
         self.in_reasoning = bool(self.template.thought)
         self.header_length = len(tokenizer.encode(self.template.thought).ids) + 2
         """Tokens at the end of a prompt that show whether it opens a thought; they may begin within a longer one."""
-        self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in self.template.stop_texts}
+        known = [text for text in call_format.STOPS if text in tokenizer.added_ids]
+        self.stop_ids = tokenizer.end_ids | {tokenizer.added_ids[text] for text in (*self.template.stop_texts, *known)}
+        self.stop_strings = tuple(text for text in call_format.STOPS if text not in tokenizer.added_ids)
+        """Stops of the tool-call format that are no token of this tokenizer."""
+        kept = {tokenizer.added_ids[text] for text in call_format.CALL_ENDS if text in tokenizer.added_ids}
+        self._unread_ids = self.stop_ids - kept
         closings = [text.lstrip() for text in (self.template.follow.get(Role.USER, ""), self.template.closing)]
         ends = [text for closing in closings for text in self.template.stop_texts if closing.startswith(text)]
         self.end_id = tokenizer.added_ids[ends[0]] if ends else min(tokenizer.end_ids, default=None)
@@ -195,7 +200,11 @@ class Renderer:
         )  # fmt: skip
 
     def read(
-        self, completion: Completion, turn: int, before: Sequence[int] | NDArray[np.int64] | None = None
+        self,
+        completion: Completion,
+        turn: int,
+        before: Sequence[int] | NDArray[np.int64] | None = None,
+        tools: Sequence[JsonSchema] = (),
     ) -> Message:
         """The assistant message a completion spells out.
 
@@ -203,12 +212,12 @@ class Renderer:
         a user but not after a tool.
         """
         ids = completion.token_ids.tolist()
-        if ids and ids[-1] in self.stop_ids:
+        if ids and ids[-1] in self._unread_ids:
             ids = ids[:-1]
         in_reasoning = self.in_reasoning
         if in_reasoning and before is not None:
             in_reasoning = self.tokenizer.decode(before[-self.header_length :]).endswith(self.template.thought)
-        return self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning)
+        return self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning, tools=tools)
 
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
         """The recorded tokens against one full render of the final messages.

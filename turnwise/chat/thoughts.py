@@ -1,6 +1,9 @@
 """Thoughts between <think> tags, for the formats that write them so."""
 
 THINK, UNTHINK = "<think>", "</think>"
+STOPS: tuple[str, ...] = ()
+CALL_ENDS: tuple[str, ...] = ()
+"""Of a format whose turns end as the chat template ends them."""
 
 
 def render_thought(thought: str, *, is_open: bool) -> str:

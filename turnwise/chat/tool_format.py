@@ -3,10 +3,11 @@
 A format is one file of `chat/formats`, named as the value of `chat.tool_format`; the module itself has these names.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from turnwise.plugins import builtin
-from turnwise.types import Message, ToolCall
+from turnwise.types import JsonSchema, Message, ToolCall
 
 
 class ToolFormat(Protocol):
@@ -22,9 +23,21 @@ class ToolFormat(Protocol):
         """Ends a thought."""
         ...
 
-    def parse(self, text: str, *, turn: int, in_reasoning: bool) -> Message:
+    @property
+    def STOPS(self) -> tuple[str, ...]:
+        """Texts that end a turn besides what the chat template ends it with."""
+        ...
+
+    @property
+    def CALL_ENDS(self) -> tuple[str, ...]:
+        """Those of them that also close a call, and so stand at the end of the text that `parse` is given."""
+        ...
+
+    def parse(self, text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
         """The assistant message in a completion's text, its thoughts set apart: a call that is only thought about is
         none. `in_reasoning` says that the prompt already opened a thought. A call that cannot be read has a `problem`.
+
+        Where a format writes values without quotes, the schemas of `tools` say what is a text and what a number.
         """
         ...
 

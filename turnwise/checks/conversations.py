@@ -69,7 +69,7 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         ended = () if renderer.end_id is None else (renderer.end_id,)
         ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
         completion = Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
-        message = renderer.read(completion, turn, ledger.token_ids)
+        message = renderer.read(completion, turn, ledger.token_ids, schemas)
         ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         if replies:
             ledger.append_given(renderer.extend(messages, message, completion, replies, schemas), turn)
@@ -114,7 +114,8 @@ def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> Non
                 )
             call = ToolCall("t000c0000", function["name"], example_arguments(function.get("parameters") or {}))
             written = renderer.call_format.render_call(call)
-            back = [(c.name, c.arguments, c.problem) for c in parse(written, turn=0, in_reasoning=False).tool_calls]
+            read = parse(written, turn=0, in_reasoning=False, tools=schemas)
+            back = [(c.name, c.arguments, c.problem) for c in read.tool_calls]
             if back != [(call.name, call.arguments, None)]:
                 raise TemplateError(
                     f"chat.tool_format={prepared.config.chat.tool_format}: a call of {call.name!r} is read back as "

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +60,16 @@ class ChatBackend(Protocol):
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
     """Those that the model is shown; set before `open`."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model sees the images of a message."""
+        ...
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        """Where each token of a text begins and ends in it; None when only the endpoint knows."""
+        ...
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -131,6 +141,15 @@ class TokenBackend:
     _at: int = -1
     """The segment that is written on."""
 
+    @property
+    def takes_images(self) -> bool:
+        return False
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        encode = self.renderer.tokenizer.encode
+        return lambda text: encode(text).offsets
+
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
 
@@ -155,7 +174,7 @@ class TokenBackend:
         request = Request(self._name(), ledger.token_ids, params, self._noise())
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
-        message = self.renderer.read(completion, turn, request.token_ids)
+        message = self.renderer.read(completion, turn, request.token_ids, self.tools)
         self._last = (message, completion)
         self._replied = (self._at, len(ledger))
         self._used += len(completion.token_ids)
@@ -267,7 +286,7 @@ class TokenBackend:
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
                 top_k=self.sampling.top_k,
-                stop_strings=tuple(self.sampling.stop),
+                stop_strings=(*self.sampling.stop, *self.renderer.stop_strings),
                 stop_ids=self.renderer.stop_ids,
             )
         return self._drawn
@@ -319,6 +338,14 @@ class EndpointBackend:
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
+
+    @property
+    def takes_images(self) -> bool:
+        return True
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        return None
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)
@@ -377,7 +404,7 @@ class EndpointBackend:
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:
         """The server's own tool calls and reasoning, or those it left in the text."""
-        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False)
+        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False, tools=self.tools)
         calls = tuple(_read_call(*call) for call in reply.tool_calls)
         reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
         return Message(

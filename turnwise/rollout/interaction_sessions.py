@@ -12,7 +12,7 @@ from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import builtin, load, names_in
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.interactions.base import BaseInteraction
+from turnwise.rollout.interactions.base import BaseInteraction, Seen
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_json, as_number
 from turnwise.strict_yaml import read_yaml
@@ -155,7 +155,7 @@ def _with_facts(kwargs: dict[str, Any], sample: Sample) -> dict[str, Any]:
 class InteractionSession:
     """One interaction in one episode. Errors of its code become EpisodeErrors that name it."""
 
-    def __init__(self, interaction: Interaction, spec: InteractionSpec, instance_id: str) -> None:
+    def __init__(self, interaction: Interaction, spec: InteractionSpec, instance_id: str, sample: Sample) -> None:
         self.instance_id = instance_id
         self.notes: list[dict[str, Any]] = []
         self.began = False
@@ -164,6 +164,7 @@ class InteractionSession:
         self._name = spec.name
         # The episode's own copy: what an interaction changes in it is not seen by siblings.
         self._kwargs = {**copy.deepcopy(spec.kwargs), "name": spec.name}
+        self._sample = sample
         self._open = False
 
     async def start(self) -> None:
@@ -178,7 +179,10 @@ class InteractionSession:
     async def respond(self, messages: list[Message]) -> tuple[bool, str, float | None]:
         """(the user ends the episode, what is said, the score of the last answer)."""
         said = [{"role": message.role.value, "content": message.text} for message in messages]
-        value = await self._call("generate_response", (self.instance_id, said), self._kwargs)
+        kwargs = self._kwargs
+        if getattr(self._interaction, "sees_episode", False):
+            kwargs = {**kwargs, "seen": Seen(self._sample, tuple(messages))}
+        value = await self._call("generate_response", (self.instance_id, said), kwargs)
         match value:
             case (bool() as end, str() as text, score, extra):
                 if len(text) > LONGEST_REPLY:

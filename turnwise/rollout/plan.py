@@ -12,7 +12,8 @@ from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.plugins import builtin, load
 from turnwise.rollout.interaction_sessions import Interactions
-from turnwise.rollout.toolbox import Toolbox, builtin_tools
+from turnwise.rollout.tool_loading import builtin_tools
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.types import Sample
 
 if TYPE_CHECKING:

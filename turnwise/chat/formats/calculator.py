@@ -5,19 +5,22 @@ A call costs a small model a few tokens instead of thirty. The words around it a
 
 import json
 import re
+from collections.abc import Sequence
 
+from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
+from turnwise.chat.thoughts import STOPS as STOPS
 from turnwise.chat.thoughts import THINK as THINK
 from turnwise.chat.thoughts import UNTHINK as UNTHINK
 from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.chat.thoughts import split_thoughts
-from turnwise.types import Message, Role, ToolCall
+from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL, ARGUMENT = "calculate", "expression"
 OPEN, CLOSE = "<<", ">>"
 _CALL = re.compile(r"<<((?:(?!<<|>>).)*+)(>>)?", re.DOTALL)
 
 
-def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
+def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
     """The assistant message in a completion's text. What the model only thinks about is never calculated."""
     thoughts, rest = split_thoughts(text, in_reasoning)
     found = [(match[1], match[2] is not None) for match in _CALL.finditer(rest)]

@@ -4,18 +4,21 @@ All blocks of a turn are one program. A turn with an <answer> is final: code bes
 """
 
 import json
+from collections.abc import Sequence
 
+from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
+from turnwise.chat.thoughts import STOPS as STOPS
 from turnwise.chat.thoughts import THINK as THINK
 from turnwise.chat.thoughts import UNTHINK as UNTHINK
 from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.chat.thoughts import split_thoughts
 from turnwise.code_blocks import PYTHON, CodeBlock, code_blocks
-from turnwise.types import Message, Role, ToolCall
+from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL = "python"
 
 
-def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
+def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
     """The assistant message in a completion's text. Code the model only thinks about is never run."""
     thoughts, rest = split_thoughts(text, in_reasoning)
     # A fence that names no language may hold anything.

@@ -2,14 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
+from turnwise.chat.thoughts import STOPS as STOPS
 from turnwise.chat.thoughts import THINK as THINK
 from turnwise.chat.thoughts import UNTHINK as UNTHINK
 from turnwise.chat.thoughts import render_thought as render_thought
-from turnwise.types import Message, Role, ToolCall
+from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 DEEPEST = 200
@@ -28,7 +30,7 @@ class _Block:
     value: Any = None
 
 
-def parse(text: str, *, turn: int, in_reasoning: bool) -> Message:
+def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:
     """The assistant message in a completion's text.
 
     Reasoning is set apart first, so a call the model only considers is never run. `in_reasoning` says that the prompt

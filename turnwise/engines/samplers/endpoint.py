@@ -52,9 +52,12 @@ class ChatEndpoint:
         *,
         concurrency: int = 64,
         backoff: float = 0.5,
+        model_key: str = "engine.model",
     ) -> None:
-        self.base_url = _check_url(base_url)
+        """`model_key` is where a person chooses the model."""
+        self.base_url = check_url(base_url)
         self.model = model
+        self._model_key = model_key
         self._timeout = timeout
         self._retry = RetryPolicy(retries, backoff)
         self._slots = asyncio.Semaphore(concurrency)
@@ -79,7 +82,7 @@ class ChatEndpoint:
             if len(served) != 1:
                 listed = ", ".join(served[:20]) or "none"
                 raise ConfigError(
-                    f"{self.base_url} serves {len(served)} models ({listed}); choose one with engine.model"
+                    f"{self.base_url} serves {len(served)} models ({listed}); choose one with {self._model_key}"
                 )
             self.model = served[0]
         elif self.model not in served:
@@ -205,13 +208,14 @@ def _usage(base_url: str, body: Any) -> tuple[int, int]:
             raise EngineError(f"{base_url} does not count tokens (usage: {_shown(usage)}); budgets and reports need it")
 
 
-def _check_url(base_url: str) -> str:
+def check_url(base_url: str, key: str = "engine.base_url") -> str:
+    """The address without its last slash; ConfigError, under the key that holds it, for what is none."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"engine.base_url={base_url!r}: {error}") from error
+        raise ConfigError(f"{key}={base_url!r}: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"engine.base_url={base_url!r} must be like http://127.0.0.1:8000/v1")
+        raise ConfigError(f"{key}={base_url!r} must be like http://127.0.0.1:8000/v1")
     return base_url.rstrip("/")
 
 

@@ -1,9 +1,32 @@
 """The interface of an interaction, the simulated user: verl's BaseInteraction, always finalised, every answer seen."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.errors import ConfigError, unknown
+from turnwise.types import Message, Role, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an interaction that asks for it (`sees_episode`) is given: the sample, and the messages so far as they are.
+
+    The last message is the assistant's; the sample's own prompt comes first.
+    """
+
+    sample: Sample
+    messages: tuple[Message, ...]
+
+    @property
+    def answer(self) -> str:
+        """What the assistant said last, without its reasoning and its tool calls."""
+        return self.messages[-1].visible if self.messages else ""
+
+    @property
+    def answers(self) -> list[Message]:
+        """The assistant's messages, without those of the prompt."""
+        return [message for message in self.messages[len(self.sample.prompt) :] if message.role is Role.ASSISTANT]
 
 
 class BaseInteraction:
@@ -12,6 +35,10 @@ class BaseInteraction:
     One instance serves all episodes of a run, so state belongs under `instance_id`. Subclasses implement
     `generate_response`; the rest is optional.
     """
+
+    sees_episode: ClassVar[bool] = False
+    """Set it to get `seen=Seen(...)` in `generate_response`: verl's messages are texts, without calls and reasoning
+    told apart."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config

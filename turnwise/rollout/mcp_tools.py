@@ -1,0 +1,378 @@
+"""Tools of MCP servers, by the official client: a process that speaks stdio, or an address that speaks HTTP.
+
+The list of tools is asked for once, when a config is read; a run then holds one connection per server, opened by the
+first tool that starts and closed by the last that stops.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import importlib.util
+import json
+import os
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from turnwise.errors import EpisodeError, PluginError, ToolError, one_line, unknown
+from turnwise.image_bytes import data_url
+from turnwise.rollout.mcp_config import ServerSpec, read_entry
+from turnwise.rollout.tools.tool import ToolContext, ToolSession
+from turnwise.types import Image, JsonSchema, ToolResult
+
+if TYPE_CHECKING:
+    import mcp
+    import mcp.types
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+STREAM_SECONDS = 300.0
+"""How long an answer over HTTP may be silent; a tool's own timeout is what ends a call."""
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_CONCURRENCY = 16
+MOST_PAGES = 100
+"""Of a server's list of tools; one that never ends must not hold us."""
+MOST_IMAGES = 8
+MOST_IMAGE_BYTES = 10_000_000
+MOST_STRUCTURED_CHARS = 20_000
+"""Of a result's structured content that is kept on the record."""
+_STDERR_CHARS = 400
+
+
+def open_mcp_tools(
+    entry: Mapping[str, Any],
+    *,
+    near: Path | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    concurrency: int = DEFAULT_CONCURRENCY,
+) -> list["McpTool"]:
+    """The tools that an entry of a tools file offers: {"mcp": {"command": ...}, "tools": ["lookup"]}.
+
+    verl's form has `mcp_servers_config_path` and `tool_selected_list` under `mcp`; `near` is the folder of the file
+    that says so. Each server is started, asked for its list and stopped again.
+    """
+    specs, selected = read_entry(entry, near)
+    if importlib.util.find_spec("mcp") is None:
+        raise PluginError("tools of an MCP server need the package mcp: pip install 'turnwise[mcp]'")
+    tools: list[McpTool] = []
+    for name, spec in specs.items():
+        server = McpServer(name, spec)
+        listed = _in_own_loop(server.list_tools())
+        tools += [McpTool(server, schema_of(tool), timeout, concurrency) for tool in listed]
+    if selected is None:
+        return tools
+    offered = {tool.name: tool for tool in tools}
+    for wanted in selected:
+        if wanted not in offered:
+            raise PluginError(unknown(f"tool of the MCP server {', '.join(specs)}", wanted, offered))
+    return [offered[wanted] for wanted in selected]
+
+
+def schema_of(tool: "mcp.types.Tool") -> JsonSchema:
+    """A tool as the model is told of it: the server's own schema, whole."""
+    about = {"name": tool.name, "description": tool.description or tool.title or tool.name}
+    return {"type": "function", "function": {**about, "parameters": tool.input_schema}}
+
+
+@dataclass(slots=True)
+class McpTool:
+    """One tool of a server; a `Tool` and a `Service`."""
+
+    server: "McpServer"
+    schema: JsonSchema
+    timeout: float = DEFAULT_TIMEOUT
+    concurrency: int = DEFAULT_CONCURRENCY
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+    async def start(self) -> str:
+        """Connect the server, unless another tool of it has."""
+        return await self.server.start()
+
+    async def stop(self) -> None:
+        await self.server.stop()
+
+    async def open(self, context: ToolContext) -> ToolSession:
+        return _McpSession(self)
+
+
+@dataclass(slots=True)
+class _McpSession:
+    tool: McpTool
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return await self.tool.server.call(self.tool.name, arguments)
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class McpServer:
+    """One server and the connection that all episodes of a run share."""
+
+    name: str
+    spec: ServerSpec
+    _users: int = 0
+    _link: "_Link | None" = None
+    _lost_in_a_row: int = 0
+    _reconnects: int = 0
+
+    async def start(self) -> str:
+        """Connect; what is worth knowing is returned."""
+        self._users += 1
+        told = (await self._connected()).ready.result().server_info
+        return f"MCP server {self.name}" + (f" ({told.name} {told.version})".replace(" )", ")") if told else "")
+
+    async def stop(self) -> None:
+        """Leave when the last user has."""
+        self._users -= 1
+        if self._users <= 0:
+            await self.close()
+
+    async def close(self) -> None:
+        """Disconnect; a process that was started is ended."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def list_tools(self) -> list["mcp.types.Tool"]:
+        """All that the server offers; it is connected for that and left again."""
+        try:
+            client = (await self._connected()).ready.result()
+            page = await client.list_tools()
+            found = list(page.tools)
+            for _ in range(MOST_PAGES):
+                if page.next_cursor is None:
+                    return found
+                page = await client.list_tools(cursor=page.next_cursor)
+                found += page.tools
+            raise PluginError(f"MCP server {self.name}: its list of tools has no end")
+        except _protocol_error() as error:
+            raise PluginError(f"MCP server {self.name}: {one_line(error)}") from error
+        finally:
+            await self.close()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """One call. A server that went away is connected again by the next one; the call itself is not repeated,
+        since it may have been carried out."""
+        try:
+            link = await self._connected()
+        except PluginError as error:
+            raise EpisodeError(str(error)) from error
+        try:
+            result = await link.ready.result().call_tool(name, arguments)
+        except (_protocol_error(), RuntimeError, ValidationError) as error:
+            if getattr(error, "code", None) == _closed_code() or link.over:
+                raise await self._lost(link, name) from error
+            kind = "" if isinstance(error, _protocol_error()) else "its result cannot be used: "
+            raise ToolError(f"{kind}{one_line(error)}") from error
+        self._lost_in_a_row = 0
+        facts: dict[str, Any] = {"reconnects": self._reconnects} if self._reconnects else {}
+        return await asyncio.to_thread(read_result, result, facts)
+
+    async def _lost(self, link: "_Link", name: str) -> ToolError | EpisodeError:
+        """What a call that got no answer is told. A loss counts once, however many calls were under way."""
+        if link is self._link:
+            self._link = None
+            self._lost_in_a_row += 1
+            self._reconnects += 1
+            await link.close()
+        problem = f"the MCP server {self.name} went away; whether {name} was carried out is not known"
+        if self._lost_in_a_row > 1:
+            return EpisodeError(f"{problem}; it is the second time in a row")
+        return ToolError(f"{problem}. The server is started again for the next call")
+
+    async def _connected(self) -> "_Link":
+        """The connection, made when there is none; whoever comes meanwhile waits for the same."""
+        link = self._link
+        if link is not None and link.over:  # it ended while nobody called
+            link, self._reconnects = None, self._reconnects + 1
+        if link is None:
+            link = self._link = _Link(self.name, self.spec)
+        try:
+            await link.connected()
+        except PluginError:
+            if self._link is link:
+                self._link = None
+            raise
+        return link
+
+
+class _Link:
+    """A connection, held by a task of its own: what the client opens must be left by the task that entered it.
+
+    produces: `ready`; waits for: `leave`; whoever awaits `connected` is woken by either outcome.
+    """
+
+    def __init__(self, name: str, spec: ServerSpec) -> None:
+        self.name = name
+        self.spec = spec
+        self.ready: asyncio.Future[mcp.Client] = asyncio.get_running_loop().create_future()
+        self.leave = asyncio.Event()
+        self.task = asyncio.create_task(self._hold())
+
+    @property
+    def over(self) -> bool:
+        """Whether there was a connection that is no more."""
+        return self.task.done() and not self.ready.cancelled() and self.ready.exception() is None
+
+    async def connected(self) -> None:
+        """Wait for the client; PluginError says why there is none."""
+        await asyncio.wait((self.ready,), timeout=CONNECT_SECONDS)
+        if not self.ready.done():
+            await self.close()
+            raise PluginError(f"MCP server {self.name}: no answer after {CONNECT_SECONDS:g} s")
+        self.ready.result()
+
+    async def close(self) -> None:
+        """Leave; the client ends the process it started, with bounded waits of its own."""
+        self.leave.set()
+        if not self.ready.done():
+            self.task.cancel()
+        await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
+
+    async def _hold(self) -> None:
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            try:
+                async with _client(self.spec, said) as client:
+                    self.ready.set_result(client)
+                    await self.leave.wait()
+            except (Exception, asyncio.CancelledError) as error:  # whatever a server of the user's brings about
+                if not self.ready.done():
+                    self.ready.set_exception(PluginError(f"MCP server {self.name}: {_cause(error)}{_tail(said)}"))
+                    self.ready.exception()  # seen: it is told to whoever waits
+
+
+@contextlib.asynccontextmanager
+async def _client(spec: ServerSpec, said: IO[str]) -> AsyncIterator["mcp.Client"]:
+    """A connected client; what a process says on stderr goes into `said`."""
+    import httpx2  # the client's own
+    import mcp
+    from mcp.client.sse import sse_client
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with contextlib.AsyncExitStack() as stack:
+        transport: Any
+        if spec.command is not None:
+            environment = {**spec.env, **{name: _variable(name) for name in spec.env_from}}
+            transport = stdio_client(
+                mcp.StdioServerParameters(command=spec.command, args=list(spec.args), env=environment, cwd=spec.cwd),
+                said,  # type: ignore[arg-type]
+            )
+        else:
+            assert spec.url is not None
+            headers = {header: _variable(name) for header, name in spec.headers_env.items()}
+            if spec.auth_token is not None:
+                headers["Authorization"] = f"Bearer {spec.auth_token}"
+            limits = httpx2.Timeout(CONNECT_SECONDS, read=STREAM_SECONDS)
+            if spec.transport == "sse":
+                transport = sse_client(spec.url, headers)
+            else:
+                http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
+                transport = streamable_http_client(spec.url, http_client=http)
+        yield await stack.enter_async_context(mcp.Client(transport))
+
+
+def read_result(result: "mcp.types.CallToolResult", facts: dict[str, Any]) -> ToolResult:
+    """What the model reads of a result, and its images; an error of the tool's is a ToolError."""
+    texts: list[str] = []
+    images: list[Image] = []
+    for block in result.content:
+        match block.type:
+            case "text":
+                texts.append(block.text)
+            case "image":
+                images.append(_image(block.data))
+            case "resource" if hasattr(block.resource, "text"):
+                texts.append(block.resource.text)
+            case "resource_link":
+                texts.append(f"[{block.name}: {block.uri}]")
+            case other:
+                texts.append(f"[{other} left out]")
+    text = "\n".join(texts)
+    if result.is_error:
+        raise ToolError(text or "the tool failed and did not say why")
+    if len(images) > MOST_IMAGES:
+        raise ToolError(f"the tool returned {len(images)} images; at most {MOST_IMAGES} are taken")
+    if result.structured_content is not None:
+        structured = json.dumps(result.structured_content, ensure_ascii=False)
+        if len(structured) <= MOST_STRUCTURED_CHARS:
+            facts = {**facts, "structured": result.structured_content}
+        if not texts:
+            text = structured
+    return ToolResult(text, tuple(images), info=facts)
+
+
+def _image(data: str) -> Image:
+    if len(data) > MOST_IMAGE_BYTES * 4 // 3:
+        raise ToolError(f"the tool returned an image of more than {MOST_IMAGE_BYTES} bytes")
+    try:
+        url = data_url(base64.b64decode(data, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise ToolError(f"the tool returned an image that is not base64: {error}") from error
+    if url is None:
+        raise ToolError("the tool returned an image of an unknown kind")
+    return Image(url)
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise PluginError(f"the environment variable {name} is not set")
+    return value
+
+
+def _cause(error: BaseException) -> str:
+    return "it was stopped before it answered" if isinstance(error, asyncio.CancelledError) else one_line(error)
+
+
+def _tail(said: IO[str]) -> str:
+    """The end of what a process said before it failed."""
+    with contextlib.suppress(OSError, ValueError):
+        said.seek(0)
+        text = " ".join(said.read()[-_STDERR_CHARS:].split())
+        return f"; it said: {text}" if text else ""
+    return ""
+
+
+def _protocol_error() -> "type[mcp.MCPError]":
+    from mcp import MCPError
+
+    return MCPError
+
+
+def _closed_code() -> int:
+    from mcp.types import CONNECTION_CLOSED
+
+    return CONNECTION_CLOSED
+
+
+def _in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run to its end in a thread with a loop of its own: configs are read with and without one running."""
+    outcome: list[T] = []
+    problems: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:  # carried over to the caller
+            problems.append(error)
+
+    thread = threading.Thread(target=body, name="turnwise-mcp")
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return outcome[0]
