@@ -11,14 +11,14 @@ Toolbox starts once before the first episode and stops after the last. `start` c
 refuses a server that no longer offers what it listed.
 """
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import load
+from turnwise.rollout.mcp_tools import open_mcp_tools
+from turnwise.rollout.tool_config import Configurable
 from turnwise.rollout.tool_loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.tool_options import OPTIONS, ToolOptions, read_options, with_options
 from turnwise.rollout.tools.tool import Tool, tool
@@ -27,8 +27,8 @@ from turnwise.strict_yaml import read_yaml
 _KINDS = {
     "class_name": ("config", "tool_schema"),
     "function": ("schema",),
-    "mcp": ("config", "class_name"),
-    "name": (),
+    "mcp": ("config", "class_name", "tools"),
+    "name": ("config",),
 }
 _TYPES = ("native", "mcp")
 
@@ -74,13 +74,14 @@ def _make(
 ) -> list[Tool]:
     match kind:
         case "mcp":
-            if importlib.util.find_spec("turnwise.rollout.mcp_tools") is None:
-                raise PluginError("MCP servers are not reached yet")
-            source: Any = importlib.import_module("turnwise.rollout.mcp_tools")
-            found: list[Tool] = source.open_mcp_tools(entry, where)
-            return found
+            return open_mcp_tools(entry, where, near=folder)
         case "name":
-            return [load_tool(entry["name"], sandbox)]
+            found = load_tool(entry["name"], sandbox)
+            if not entry.get("config"):
+                return [found]
+            if not isinstance(found, Configurable):
+                raise ConfigError(f"the tool {found.name} takes no config")
+            return [found.configured(entry["config"], folder)]
         case "function":
             target = load(entry["function"], "tool", near=folder)
             schema = entry.get("schema")
