@@ -23,7 +23,7 @@ LAYERS = (
     {"assemble", "report"},
     {"plan_text", "checks", "train_report", "demonstrations"},
     {"run"},
-    {"eval", "preflight", "trainer", "rescoring", "filtering"},
+    {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
     {"train", "sft"},
     {"models"},
     {"commands", "completion"},

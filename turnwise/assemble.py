@@ -61,8 +61,8 @@ class Prepared:
 
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.scoring.running():
+        """What tools, clients and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
             yield
 
 

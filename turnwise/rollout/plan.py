@@ -1,9 +1,10 @@
 """The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
 
+import contextlib
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,17 @@ class Plan:
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server of clients is there for a run that has any, and stopped on every path."""
+        if all(route.agent != "openai_client" for route in self.routes):
+            yield
+            return
+        from turnwise.rollout.client_api.server import client_server
+
+        async with client_server():
+            yield
+
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
         tools = self._toolbox.names_for(sample)
@@ -56,6 +68,8 @@ class Plan:
             agent, why = sample.agent, "named by the row"
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
+        elif self._config.client is not None:
+            agent, why = "openai_client", "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -84,7 +98,9 @@ class Plan:
                 if ":" in agent:
                     self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
-                    self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
+                    module = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))
+                    # One that takes more than the conversation is made for a run, from its config.
+                    self._loops[agent] = module["loop_of"](self._config) if "loop_of" in module else module[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]

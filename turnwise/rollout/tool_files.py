@@ -16,12 +16,13 @@ from typing import Any
 
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
-from turnwise.plugins import load
+from turnwise.plugins import load, load_module
 from turnwise.rollout.mcp_tools import open_mcp_tools
 from turnwise.rollout.tool_config import Configurable
 from turnwise.rollout.tool_loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.tool_options import OPTIONS, ToolOptions, read_options, with_options
 from turnwise.rollout.tools.tool import Tool, tool
+from turnwise.rollout.verl_tools import function_tools
 from turnwise.strict_yaml import read_yaml
 
 _KINDS = {
@@ -40,6 +41,11 @@ def is_tool_file(spec: str) -> bool:
 
 def load_tools(spec: str, sandbox: SandboxConfig | None = None) -> list[Tool]:
     """What one entry of `rollout.tools` stands for."""
+    if spec.endswith(".py"):  # verl's function_tool_path
+        found: list[Tool] = [*function_tools(load_module(spec, "tool"))]
+        if not found:
+            raise PluginError(f"rollout.tools: {spec} has no @function_tool of verl's: name the tool, {spec}:function")
+        return found
     return read_tool_file(Path(spec), sandbox) if is_tool_file(spec) else [load_tool(spec, sandbox)]
 
 
