@@ -83,10 +83,20 @@ class Plan:
                 if ":" in agent:
                     self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
-                    self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
+                    module = builtin("turnwise.rollout.agent_loops", agent, "agent loop")
+                    self._check_options(agent, vars(module).get("check_options"))
+                    self._loops[agent] = vars(module)[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+    def _check_options(self, agent: str, check: Callable[[dict[str, Any]], object] | None) -> None:
+        """A loop that has options sets `check_options`, which raises ConfigError; those of no loop are refused."""
+        options = self._config.agent_options
+        if check is not None:
+            check(options)
+        elif options and agent == VERL_NAMES.get(self._config.agent or "", self._config.agent):
+            raise ConfigError(f"rollout.agent_options: the agent loop {agent} takes none")
 
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:

@@ -4,6 +4,8 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.environments import play
 from turnwise.rollout.gym_environment import GymEnvironment, GymOptions
 
+check_options = GymOptions.of
+
 
 async def gym_env(chat: Conversation) -> None:
     """Play one episode of `rollout.agent_options.env`."""

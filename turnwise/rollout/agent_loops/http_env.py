@@ -4,6 +4,8 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.environments import play
 from turnwise.rollout.http_environment import EnvironmentClient, HttpEnvironment, HttpEnvOptions
 
+check_options = HttpEnvOptions.of
+
 
 async def http_env(chat: Conversation) -> None:
     """Play the sample `extra_info.name` and `index` of the server `rollout.agent_options.url`."""
