@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from turnwise.report import EvalReport as EvalReport
     from turnwise.rollout.interaction_sessions import Interaction as Interaction
     from turnwise.rollout.interactions.base import BaseInteraction as BaseInteraction
+    from turnwise.rollout.tool_classes import ToolClass as ToolClass
     from turnwise.rollout.tools.tool import Tool as Tool
     from turnwise.rollout.tools.tool import ToolContext as ToolContext
     from turnwise.rollout.tools.tool import tool as tool
@@ -47,6 +48,7 @@ _HOMES = {
     "Score": "turnwise.scoring.scorer",
     "Scorer": "turnwise.scoring.scorer",
     "Tool": "turnwise.rollout.tools.tool",
+    "ToolClass": "turnwise.rollout.tool_classes",
     "ToolContext": "turnwise.rollout.tools.tool",
     "ToolError": "turnwise.errors",
     "ToolResult": "turnwise.types",

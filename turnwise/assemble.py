@@ -29,7 +29,9 @@ from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox, as_tool, load_tool
+from turnwise.rollout.tool_files import load_tools
+from turnwise.rollout.tool_loading import as_tool
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
@@ -59,8 +61,8 @@ class Prepared:
 
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.scoring.running():
+        """What tools, clients and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
             yield
 
 
@@ -79,7 +81,8 @@ def prepare(
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []
-    found = [*(load_tool(spec, config.sandbox) for spec in specs), *(as_tool(entry) for entry in tools or ())]
+    found = [each for spec in specs for each in load_tools(spec, config.sandbox)]
+    found += [as_tool(entry) for entry in tools or ()]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
     interactions = Interactions(config.rollout, interaction)
     chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)

@@ -34,6 +34,15 @@ class Keep(enum.Enum):
     """Both ends, with a mark where the middle is missing."""
 
 
+class Lifecycle(enum.Enum):
+    """How long an instance of a tool class lives."""
+
+    per_call = "per_call"
+    """Made for each call and released after it (verl's agent loop)."""
+    per_trajectory = "per_trajectory"
+    """Made at the first call of an episode and released with it: it remembers (verl's old engine)."""
+
+
 class Precision(enum.Enum):
     """Number format of weights and activations."""
 

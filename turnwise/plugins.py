@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.errors import PluginError, TurnwiseError, nearest, one_line, unknown
-from turnwise.verl_imports import advice, instead, needs_verl
+from turnwise.verl_imports import advice, instead, needs_verl, stand_ins
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -27,12 +27,24 @@ def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
         place, _, name = spec.rpartition(".")
     if not place or not name or (name == "py" and ":" not in spec):
         raise PluginError(f"{kind} {spec!r}: write module:name, file.py:name or package.module.Class")
-    folders = [folder for folder in (near, Path.cwd()) if folder is not None]
-    module = _from_file(place, spec, kind, folders) if place.endswith(".py") else _from_name(place, spec, kind, folders)
+    module = _module(place, spec, kind, near)
     if not hasattr(module, name):
         public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         raise PluginError(f"{kind} {spec!r}: {place} has no {name!r}: {nearest(name, public)}")
     return getattr(module, name)
+
+
+def load_module(place: str, kind: str, *, near: Path | None = None) -> ModuleType:
+    """The module of a file, or of a dotted name."""
+    return _module(place, place, kind, near)
+
+
+def _module(place: str, spec: str, kind: str, near: Path | None) -> ModuleType:
+    folders = [folder for folder in (near, Path.cwd()) if folder is not None]
+    with stand_ins():
+        if place.endswith(".py"):
+            return _from_file(place, spec, kind, folders)
+        return _from_name(place, spec, kind, folders)
 
 
 def call(function: Any, spec: str, kind: str, *args: Any) -> Any:
@@ -110,7 +122,7 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        if isinstance(error, ModuleNotFoundError) and needs_verl(error):
+        if isinstance(error, ImportError) and needs_verl(error):
             raise PluginError(f"{kind} {spec!r}: {advice(error)}") from error
         raise PluginError(f"{kind} {spec!r}: running {path} failed: {one_line(error)}") from error
     return module
@@ -123,11 +135,13 @@ def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if needs_verl(error):
             own = place.split(".")[0] == "verl"
             reason = f"verl is not installed; {instead(place)}" if own else advice(error)
             raise PluginError(f"{kind} {spec!r}: {reason}") from error
+        if not isinstance(error, ModuleNotFoundError):
+            raise PluginError(f"{kind} {spec!r}: importing {place} failed: {one_line(error)}") from error
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             searched = ", ".join(str(folder) for folder in dict.fromkeys(folders))
             raise PluginError(

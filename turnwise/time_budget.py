@@ -60,6 +60,14 @@ def reported_wait(seconds: Callable[[], float]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """The block waits for its turn: that is not the episode's time."""
+    waits = _waits.get()
+    with contextlib.nullcontext() if waits is None else waits.waiting():
+        yield
+
+
 class slot:
     """`async with slots`, whose waiting is not the episode's time."""
 

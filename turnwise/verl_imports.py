@@ -1,34 +1,161 @@
-"""What to write instead when a user's file imports verl, which is not needed here and need not be installed."""
+"""What a user's file gets when it imports verl: the real one where it is installed, else our stand-ins for its parts.
 
+The stand-ins (turnwise/compat/verl) are found under verl's names only while a plug-in loads, never instead of a module
+that a real verl has. What neither has is answered with what to write instead.
+"""
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
 import traceback
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 DOCS = "docs/coming-from-verl.md"
+STAND_INS = "turnwise.compat.verl"
+SERVED = {
+    "": ("verl", "verl.workers", "verl.workers.rollout", "verl.experimental", "verl.trainer", "verl.trainer.ppo"),
+    "data_proto": ("verl.protocol",),
+    "tools": (
+        "verl.tools", "verl.tools.base_tool", "verl.tools.schemas", "verl.tools.function_tool",
+        "verl.tools.tool_registry", "verl.tools.utils", "verl.tools.utils.tool_registry",
+    ),
+    "builtin_tools": (
+        "verl.tools.gsm8k_tool", "verl.tools.geo3k_tool", "verl.tools.search_tool", "verl.tools.sandbox_fusion_tools",
+        "verl.tools.image_zoom_in_tool", "verl.tools.mcp_base_tool", "verl.tools.mcp_search_tool",
+    ),
+    "interactions": (
+        "verl.interactions", "verl.interactions.base", "verl.interactions.utils",
+        "verl.interactions.utils.interaction_registry", "verl.interactions.gsm8k_interaction",
+        "verl.interactions.weather_interaction",
+    ),
+    "small_parts": (
+        "verl.utils", "verl.utils.rollout_trace", "verl.utils.fs", "verl.utils.tokenizer", "verl.utils.profiler",
+    ),
+    "reward_score": ("verl.utils.reward_score", "verl.trainer.ppo.reward"),
+    "reward_gsm8k": ("verl.utils.reward_score.gsm8k",),
+    "dataset": ("verl.utils.dataset", "verl.utils.dataset.rl_dataset"),
+    "agent_loop": (
+        "verl.experimental.agent_loop", "verl.experimental.agent_loop.agent_loop", "verl.workers.rollout.replica",
+    ),
+    "reward_manager": (
+        "verl.workers.reward_manager", "verl.workers.reward_manager.abstract", "verl.workers.reward_manager.registry",
+        "verl.experimental.reward_loop", "verl.experimental.reward_loop.reward_manager",
+        "verl.experimental.reward_loop.reward_manager.base", "verl.experimental.reward_loop.reward_manager.registry",
+        "verl.experimental.reward", "verl.experimental.reward.reward_loop",
+        "verl.experimental.reward.reward_loop.base", "verl.experimental.reward.reward_loop.registry",
+    ),
+}  # fmt: skip
+"""Files of turnwise/compat/verl, and the modules of verl whose names they have."""
+_TARGETS = {module: f"{STAND_INS}.{file}".removesuffix(".") for file, modules in SERVED.items() for module in modules}
 INSTEAD = {
-    "verl.interactions.gsm8k_interaction": "the same interaction is built in: rollout.interaction=gsm8k",
     "verl.interactions": "write `from turnwise import BaseInteraction`; the methods stay as they are",
-    "verl.tools": "verl's tool classes are not run here yet: write a typed function with @turnwise.tool, and name it "
-    "in rollout.tools as file.py:function",
+    "verl.tools": "import BaseTool, the schemas and function_tool only, or write a typed function with @turnwise.tool",
     "verl.utils.reward_score": "keep your compute_score without it; scoring.scorers names the built-in scorers",
-    "verl.experimental.agent_loop": "verl's agent loops are not run here: write `async def loop(chat)`, and name it in "
-    "rollout.agent as file.py:loop",
-    "verl": "nothing of verl is needed here: remove the import",
+    "verl.experimental.agent_loop": "AgentLoopBase, AgentLoopOutput and register are there; a loop of ours is `async "
+    "def loop(chat)`, named in rollout.agent as file.py:loop",
+    "verl": "keep what you need of it in a file of your own, or install verl beside turnwise",
 }
 """Advice by the start of a module's name, the longest first."""
 
 
-def needs_verl(error: ModuleNotFoundError) -> bool:
-    """Whether an import failed for want of verl, or of a part that its newer versions do not have."""
+class _StandIn(importlib.abc.Loader):
+    """Makes a module under verl's name that holds the names of one of our files."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        found = importlib.import_module(self._target)
+        kept = {name: value for name, value in vars(found).items() if not name.startswith("_")}
+        vars(module).update(kept)
+        if hasattr(found, "__getattr__"):
+            vars(module)["__getattr__"] = found.__getattr__
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the stand-ins while a plug-in loads."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _TARGETS:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, _StandIn(_TARGETS[fullname]), is_package=True)
+
+
+_finder = _Finder()
+_lock = threading.RLock()
+_loading = 0
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
+    """While this is open, imports of verl find the stand-ins where nothing else has the module.
+
+    They come last where a verl is installed, so that only what it lacks is ours (interactions, in 0.8 and later).
+    Afterwards no `verl` of ours is left in `sys.modules`: what a plug-in imported, it keeps.
+    """
+    global _loading
+    with _lock:
+        _loading += 1
+        if _loading == 1:
+            if _is_installed():
+                sys.meta_path.append(_finder)
+            else:  # first: a mere folder called verl would be taken for an empty package
+                sys.meta_path.insert(0, _finder)
+        try:
+            yield
+        finally:
+            _loading -= 1
+            if _loading == 0:
+                sys.meta_path.remove(_finder)
+                _forget()
+
+
+def _is_installed() -> bool:
+    """Whether there is a verl, or code that somebody else has put under its name."""
+    if "verl" in sys.modules:
+        return True
+    found = [finder.find_spec("verl", None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(spec is not None and spec.origin is not None for spec in found)
+
+
+def _forget() -> None:
+    served = [name for name, module in sys.modules.items() if name in _TARGETS and _is_ours(module)]
+    for name in served:
+        module = sys.modules.pop(name)
+        parent, _, last = name.rpartition(".")
+        if getattr(sys.modules.get(parent), last, None) is module:  # a real verl got a part of ours
+            delattr(sys.modules[parent], last)
+
+
+def _is_ours(module: ModuleType) -> bool:
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _StandIn)
+
+
+def needs_verl(error: ImportError) -> bool:
+    """Whether an import failed for want of verl, or of a part that neither it nor we have."""
     return _is_verl(error.name or "")
 
 
-def advice(error: ModuleNotFoundError) -> str:
+def advice(error: ImportError) -> str:
     """The line that imports verl, and what to write instead."""
+    lacking = "which is not installed and has no stand-in here"
+    if not isinstance(error, ModuleNotFoundError):  # the module is there, a name in it is not
+        lacking = f"in which there is no such name here ({error.msg})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         words = (frame.line or "").replace(",", " ").split()
         if words[:1] in (["from"], ["import"]) and _is_verl(words[1]):
             where = f"{frame.filename}, line {frame.lineno}: `{frame.line}`"
-            return f"{where} needs {error.name}, which is not installed; {instead(words[1])}"
-    return f"it needs {error.name}, which is not installed; {instead(str(error.name))}"
+            return f"{where} needs {error.name}, {lacking}; {instead(words[1])}"
+    return f"it needs {error.name}, {lacking}; {instead(str(error.name))}"
 
 
 def instead(module: str) -> str:

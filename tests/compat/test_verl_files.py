@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from turnwise import configure, evaluate
 from turnwise.compose import compose
 from turnwise.errors import ConfigError, PluginError
 from turnwise.preflight import preflight
-from turnwise.rollout.toolbox import load_tool
+from turnwise.rollout.tool_files import load_tools
+from turnwise.rollout.tool_loading import load_tool
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "coming-from-verl.md"
 SYSTEM = {"role": "system", "content": "You are a math expert. Answer as `#### <answer>`."}
@@ -61,7 +63,10 @@ tools:
     config: {type: native}
     tool_schema:
       type: function
-      function: {name: calc_gsm8k_reward, description: x, parameters: {type: object, properties: {}, required: []}}
+      function:
+        name: calc_gsm8k_reward
+        description: A tool for calculating the reward of gsm8k
+        parameters: {type: object, properties: {answer: {type: string, description: x}}, required: [answer]}
 """
 
 
@@ -104,42 +109,62 @@ def test_rows_with_arguments_for_a_missing_tool_say_how_to_offer_it(check: Calla
     assert "rollout.tools=[FILE.py:calc_gsm8k_reward]" in found and "agent_name" not in found
 
 
-def test_an_interaction_of_verls_works_after_its_import_is_changed(check: Callable[..., str], tmp_path: Path) -> None:
+def test_an_interaction_of_verls_works_as_it_is(check: Callable[..., str], tmp_path: Path) -> None:
     row = {**ROW, "extra_info": {**INFO, "interaction_kwargs": {"name": "mine", "ground_truth": "42"}}}
     registry = tmp_path / "interaction.yaml"
-    registry.write_text(YAML.format(name="mine_verl.MineInteraction"))
-    (tmp_path / "mine_verl.py").write_text(CLASS.format(imports="from verl.interactions.base import BaseInteraction"))
-    with_verl = check(row, f"rollout.interactions_file={registry}")
-    assert "mine_verl.py, line 1: `from verl.interactions.base import BaseInteraction` needs verl" in with_verl
-    assert "write `from turnwise import BaseInteraction`" in with_verl
-    (tmp_path / "mine_ours.py").write_text(CLASS.format(imports="from turnwise import BaseInteraction"))
-    registry.write_text(YAML.format(name="mine_ours.MineInteraction"))
-    assert check(row, f"rollout.interactions_file={registry}") == ""
-    (tmp_path / "sly.py").write_text("import importlib\nimportlib.import_module('verl.tools.base_tool')\n")
-    with pytest.raises(PluginError, match="it needs verl, which is not installed; nothing of verl is needed"):
-        load_tool(f"{tmp_path}/sly.py:anything")
+    for number, module in enumerate(("verl.interactions.base", "turnwise")):
+        (tmp_path / f"mine_{number}.py").write_text(CLASS.format(imports=f"from {module} import BaseInteraction"))
+        registry.write_text(YAML.format(name=f"mine_{number}.MineInteraction"))
+        assert check(row, f"rollout.interactions_file={registry}") == ""
     (tmp_path / "loose.py").write_text(CLASS.format(imports="from verl.interactions.base import BaseInteraction"))
-    loose = check({**ROW, "extra_info": INFO}, f"rollout.interaction={tmp_path}/loose.py:MineInteraction")
-    assert "write `from turnwise import BaseInteraction`" in loose
-
-
-def test_verls_own_classes_are_answered_with_ours(check: Callable[..., str], tmp_path: Path) -> None:
-    registry = tmp_path / "interaction.yaml"
+    assert check({**ROW, "extra_info": INFO}, f"rollout.interaction={tmp_path}/loose.py:MineInteraction") == ""
     registry.write_text(YAML.format(name="verl.interactions.gsm8k_interaction.Gsm8kInteraction"))
-    found = check({**ROW, "extra_info": INFO}, f"rollout.interactions_file={registry}")
-    assert "verl is not installed" in found and "rollout.interaction=gsm8k" in found
+    assert check(row, f"rollout.interactions_file={registry}") == ""
+    assert not [name for name in sys.modules if name.split(".")[0] == "verl"]
 
 
-def test_a_tool_config_of_verls_is_recognised(check: Callable[..., str], tmp_path: Path) -> None:
+def test_parts_of_verl_that_nobody_has_are_answered_with_file_and_line(tmp_path: Path) -> None:
+    for line, said in (
+        ("from verl.single_controller.ray import RayWorkerGroup", "has no stand-in here; keep what you need"),
+        ("from verl.tools.schemas import Nothing", "there is no such name here .*; import BaseTool, the schemas"),
+        ("import importlib; importlib.import_module('verl.single_controller')", "it needs verl.single_controller"),
+    ):
+        file = tmp_path / f"part_{len(said)}.py"
+        file.write_text(f"{line}\n")
+        where = "" if said.startswith("it needs") else rf"{re.escape(str(file))}, line 1: `{re.escape(line)}` needs .*"
+        with pytest.raises(PluginError, match=where + said):
+            load_tool(f"{file}:anything")
+
+
+def test_a_tool_config_of_verls_is_played_and_its_rewards_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_tool.yaml").write_text(TOOL_YAML)
-    found = check({**ROW, "extra_info": INFO}, f"rollout.tools=[{tmp_path}/gsm8k_tool.yaml]")
-    assert "verl's tool config, whose classes (verl.tools.gsm8k_tool.Gsm8kTool) are not run here yet" in found
-    assert "file.py:function, a typed function with @turnwise.tool" in found and "module" not in found
-    (tmp_path / "mine.py").write_text("class Mine:\n    async def execute(self, instance_id, parameters): ...\n")
-    with pytest.raises(PluginError, match="looks like verl's tool class, which is not run here yet"):
-        load_tool(f"{tmp_path}/mine.py:Mine")
-    with pytest.raises(PluginError, match=r"nothing.yaml is a YAML file: name tools themselves"):
-        load_tool("nothing.yaml")
+    row = tmp_path / "row.jsonl"
+    row.write_text(json.dumps({**ROW, "agent_name": "tool_agent", "extra_info": WITH_TOOL}))
+    call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "42"}}</tool_call>'
+    settings = [
+        "task=null", "engine=scripted", f"engine.script=['{call}', '{call}', '#### 42']", f"runs_dir={tmp_path}/runs",
+        f"data.eval_files={row}", "scoring.scorers={default: gsm8k}", f"rollout.tools=[{tmp_path}/gsm8k_tool.yaml]",
+    ]  # fmt: skip
+    for lifecycle, rewards in (("per_call", [0.0, 0.0]), ("per_trajectory", [0.0, -0.05])):
+        options = f"rollout.tool_options={{calc_gsm8k_reward: {{lifecycle: {lifecycle}}}}}"
+        report = evaluate(configure(*settings, options), console=Console(quiet=True))
+        (played,) = report.trajectories
+        assert played.failure is None and played.reward == 1.0
+        assert [call.score for call in played.calls] == rewards
+        assert {reply.text for turn in played.turns for reply in turn.replies} == {
+            "Current parsed answer='42' reward=1.0"
+        }
+    assert played.artifacts["tool_rewards"] == {"calc_gsm8k_reward": 1.0}
+
+
+def test_a_file_of_function_tools_is_taken_as_a_whole(tmp_path: Path) -> None:
+    code = 'from verl.tools.function_tool import function_tool\n@function_tool\ndef one() -> str:\n    """One."""\n'
+    (tmp_path / "functions.py").write_text(f"{code}    return '1', 0.5\n")
+    (tool,) = load_tools(f"{tmp_path}/functions.py")
+    assert tool.name == "one" and load_tool(f"{tmp_path}/functions.py:one").name == "one"
+    (tmp_path / "none.py").write_text("def one(): ...\n")
+    with pytest.raises(PluginError, match=r"none.py has no @function_tool of verl's: name the tool"):
+        load_tools(f"{tmp_path}/none.py")
 
 
 @pytest.mark.parametrize(

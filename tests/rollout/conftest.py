@@ -22,7 +22,8 @@ from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.group import run_group
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan
-from turnwise.rollout.toolbox import Toolbox, as_tool
+from turnwise.rollout.tool_loading import as_tool
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.types import Completion, Group, Ledger, Message, Role, Sample, ToolCall, Trajectory
 
 

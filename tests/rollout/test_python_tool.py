@@ -14,7 +14,8 @@ from turnwise.choices import SandboxLevel
 from turnwise.code_blocks import program
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
-from turnwise.rollout.toolbox import Toolbox, load_tool
+from turnwise.rollout.tool_loading import load_tool
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.python import PythonTool, read_image
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable

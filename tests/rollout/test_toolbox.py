@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.toolbox import Toolbox, as_tool, builtin_tools, load_tool
+from turnwise.rollout.tool_loading import as_tool, builtin_tools, load_tool
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import ToolContext, tool
 from turnwise.types import CallStatus, Sample, ToolCall, ToolResult

@@ -17,8 +17,15 @@ class RolloutConfig:
     agent_options: dict[str, Any] = field(default_factory=dict)
     """Options of the agent loop, such as {url: http://127.0.0.1:18950} for http_env; a loop of your own reads them as
     `chat.options`. Set those of the loop in use; others are refused."""
+    client: str | None = None
+    """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
+    called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""
     tools: list[str] = field(default_factory=list)
-    """Tools the policy may call: built-in names, module:function or file.py:function. Set it to give it yours."""
+    """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
+    (docs/tools.md). Set it to give it yours."""
+    tool_options: dict[str, Any] = field(default_factory=dict)
+    """Options by tool, such as {search: {timeout: 20, rate_limit: 5}}: timeout, concurrency, rate_limit (calls per
+    second), max_reply_tokens, keep, lifecycle. Set them for a tool that is slow, scarce or talkative."""
     interaction: str | None = None
     """A simulated user for rows that name none: a built-in name, a name from `interactions_file`, module:Class. Set it
     when answers should be replied to; null lets the first answer without a tool call end the episode."""
@@ -43,9 +50,9 @@ class RolloutConfig:
     max_seconds: float | None = knob(600.0, duration())
     """Seconds of one episode, tools included; waiting for a slot or for new weights is not counted. Raise it for slow
     tools."""
-    max_tool_reply_chars: int = knob(2048, at_least(1))
-    """Characters of a tool's reply; longer ones are cut as `rollout.keep` says. Raise it for tools that return pages,
-    while the context has room."""
+    max_reply_tokens: int = knob(1024, at_least(1))
+    """Tokens of a tool's reply; longer ones are cut as `rollout.keep` says. An endpoint keeps its tokenizer to itself:
+    there a token counts as 4 characters. Raise it for tools that return pages, while the context has room."""
     keep: Keep = Keep.both
     """Which part of an over-long tool reply is kept. Take `tail` when the end matters, as with a traceback."""
     tool_timeout: float | None = knob(None, duration())
@@ -83,6 +90,9 @@ class SandboxConfig:
     )
     """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
     what your task's code imports."""
+    swe_url: str | None = knob(None, url())
+    """The address of a server of repositories, for the tools bash, edit and finish, such as http://sandbox:8081; the
+    token is the same as for `sandbox.url`. Set it when this machine has no shell sessions (L3)."""
     url: str | None = knob(None, url())
     """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
     environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""

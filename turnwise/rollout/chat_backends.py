@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +60,16 @@ class ChatBackend(Protocol):
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
     """Those that the model is shown; set before `open`."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model sees the images of a message."""
+        ...
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        """Where each token of a text begins and ends in it; None when only the endpoint knows."""
+        ...
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -130,6 +140,15 @@ class TokenBackend:
     _drawn: SamplingParams | None = None
     _at: int = -1
     """The segment that is written on."""
+
+    @property
+    def takes_images(self) -> bool:
+        return False
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        encode = self.renderer.tokenizer.encode
+        return lambda text: encode(text).offsets
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
@@ -319,6 +338,14 @@ class EndpointBackend:
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
+
+    @property
+    def takes_images(self) -> bool:
+        return True
+
+    @property
+    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
+        return None
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import uuid4
@@ -48,6 +49,8 @@ class RolloutContext:
     toolbox: Toolbox
     interactions: Interactions
     make_backend: MakeBackend
+    conversation: Callable[..., Conversation] = Conversation
+    """Makes what an agent loop drives; a replay has its own."""
 
 
 @dataclass(slots=True)
@@ -94,6 +97,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         trajectory.artifacts["interaction_score"] = closed.score
     if parts.interaction is not None and parts.interaction.notes:
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
+    if parts.tools.rewards:
+        trajectory.artifacts["tool_rewards"] = parts.tools.rewards
     if lost := [what for one in parts.shared.conversations for what in one.backend.lost]:
         trajectory.artifacts[ENGINE_LOST] = lost
     if check is not None and check.problem is not None:
@@ -153,7 +158,8 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
-    chat = Conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
     return EpisodeParts(tools, interaction, chat, shared)
 
 
@@ -216,7 +222,7 @@ async def _close(parts: EpisodeParts, reason: StopReason) -> _CloseResult:
         closed.errors.append(str(error))
     finally:
         try:
-            closed.errors += await parts.tools.close()
+            closed.errors += await parts.tools.close(scored=reason is not StopReason.FAILED)
         finally:
             await parts.shared.close()
     return closed

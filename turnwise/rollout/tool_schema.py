@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -37,20 +37,31 @@ class Signature:
     """Make of JSON what the annotation promises, such as a pydantic model."""
 
 
-def read_signature(function: Callable[..., Any], name: str, context_type: type) -> Signature:
-    """The schema of a documented, annotated function."""
-    summary, described = _read_docstring(function)
+def read_signature(
+    function: Callable[..., Any],
+    name: str,
+    context_type: type,
+    *,
+    hidden: Collection[str | None] = (),
+    docs: str | None = None,
+) -> Signature:
+    """The schema of a documented, annotated function; `hidden` parameters are none of the model's.
+
+    `docs` stands for the function's own docstring.
+    """
+    summary, described = _read_docstring(inspect.getdoc(_routine(function)) if docs is None else inspect.cleandoc(docs))
     if not summary:
         raise PluginError(f"tool {name!r} needs a docstring: it is what the model reads")
     hints = _hints(function, name)
     context = find_context(function, name, context_type)
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != context]
+    hidden = {context, *hidden}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in hidden]
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise PluginError(f"tool {name!r}: parameter {parameter.name!r} must be an ordinary named parameter")
         if parameter.name not in hints:
             raise PluginError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
-    stray = [named for named in described if named not in {context, *(p.name for p in parameters)}]
+    stray = [named for named in described if named not in {*hidden, *(p.name for p in parameters)}]
     if stray:
         raise PluginError(f"tool {name!r}: its docstring describes {stray[0]!r}, which is no parameter")
     readers = {p.name: _reader(name, p.name, hints[p.name]) for p in parameters}
@@ -58,9 +69,17 @@ def read_signature(function: Callable[..., Any], name: str, context_type: type) 
     return Signature({"name": name, "description": summary, "parameters": schema}, context, readers)
 
 
-def check_signature(function: Callable[..., Any], name: str, context: str | None, schema: JsonSchema) -> None:
+def check_signature(
+    function: Callable[..., Any],
+    name: str,
+    context: str | None,
+    schema: JsonSchema,
+    *,
+    hidden: Collection[str | None] = (),
+) -> None:
     """Refuse a function that cannot take what its hand-written schema promises."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != context]
+    hidden = {context, *hidden}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in hidden]
     if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
         raise PluginError(f"tool {name!r}: arguments are passed by name, but its function has positional ones")
     promised = parameters_of(schema).get("properties") or {}
@@ -227,9 +246,9 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(entry)
 
 
-def _read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+def _read_docstring(docs: str | None) -> tuple[str, dict[str, str]]:
     """(the text before the sections, a description per parameter of a Google-style `Args:` block)."""
-    text = inspect.getdoc(_routine(function)) or ""
+    text = docs or ""
     head = re.split(r"\n(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*\n", f"\n{text}")[0]
     block = re.search(r"(?:\A|\n)(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+.*(?:\n|\Z)|[ \t]*\n)*)", text)
     described: dict[str, str] = {}

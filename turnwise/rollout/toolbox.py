@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,83 +13,41 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import EpisodeError, PluginError, ToolError, TurnwiseError, nearest
-from turnwise.plugins import builtin, load, names_in
+from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
+from turnwise.rollout.tool_images import with_images
+from turnwise.rollout.tool_loading import builtin_tools, load_tool
+from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
+from turnwise.rollout.tool_replies import TokenSpans, fit
 from turnwise.rollout.tool_schema import BadArguments, PlainArguments, check_arguments, parameters_of, validator_of
-from turnwise.rollout.tools.python import PythonTool
-from turnwise.rollout.tools.tool import FunctionTool, Service, Tool, ToolContext, ToolSession, as_result, tool
-from turnwise.strict_yaml import read_yaml
-from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, Sample, ToolCall, ToolResult
-from turnwise.verl_imports import DOCS
+from turnwise.rollout.tools.tool import (
+    FunctionTool,
+    RewardingSession,
+    Service,
+    Tool,
+    ToolContext,
+    ToolSession,
+    as_result,
+)
+from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
 
 CLOSE_SECONDS = 10.0
 
 
-def load_tool(spec: str, sandbox: SandboxConfig | None = None) -> Tool:
-    """A tool by built-in name or module:function; a plain typed function is made into one.
-
-    Those that run code get the sandbox.
-    """
-    if spec.endswith((".yaml", ".yml")):
-        raise PluginError(_instead_of_yaml(spec))
-    if ":" in spec or "." in spec:
-        found = load(spec, "tool")
-    else:
-        found = vars(builtin("turnwise.rollout.tools", spec, "tool", leave_out=("tool",)))[spec]
-    if sandbox is not None and isinstance(found, PythonTool):
-        return PythonTool(found.name, sandbox)  # a run's own: it has a pool to start and to stop
-    return as_tool(found)
-
-
-def _instead_of_yaml(spec: str) -> str:
-    """What to do with a file of tools, such as verl's, which names classes that are not run here yet."""
-    try:
-        content = read_yaml(Path(spec)) if Path(spec).is_file() else None
-    except TurnwiseError:  # it is refused anyhow
-        content = None
-    entries = content.get("tools") if isinstance(content, dict) else None
-    classes = [str(entry["class_name"]) for entry in entries or () if isinstance(entry, dict) and "class_name" in entry]
-    what = (
-        f"verl's tool config, whose classes ({', '.join(classes)}) are not run here yet" if classes else "a YAML file"
-    )
-    return (
-        f"rollout.tools: {spec} is {what}: name tools themselves, built-in ones ({', '.join(builtin_tools())}) or your "
-        f"own as file.py:function, a typed function with @turnwise.tool; see {DOCS}"
-    )
-
-
-def builtin_tools() -> list[str]:
-    """Names of the built-in tools."""
-    return [name for name in names_in("turnwise.rollout.tools") if name != "tool"]
-
-
-def as_tool(found: object) -> Tool:
-    """A tool object as it is, a function as a FunctionTool."""
-    if isinstance(found, FunctionTool):
-        return found
-    if isinstance(found, type) and hasattr(found, "execute"):
-        raise PluginError(
-            f"{found!r} looks like verl's tool class, which is not run here yet: write its `execute` as a typed "
-            f"function with @turnwise.tool; see {DOCS}"
-        )
-    if isinstance(found, type):
-        raise PluginError(f"{found!r} is not a tool but a class: name an instance, or decorate a function with @tool")
-    if all(hasattr(found, name) for name in ("name", "schema", "timeout", "concurrency", "open")):
-        return found  # type: ignore[return-value]
-    if callable(found):
-        return tool(found)
-    raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tool with what is made of it once: its validator and its slots."""
+    """A tool with what is made of it once: its validator, its slots, and what its options come to."""
 
     tool: Tool
     validator: jsonschema.Draft202012Validator
     slots: asyncio.Semaphore
     plain: PlainArguments | None
+    instant: bool
+    """It neither waits nor hangs, and nobody limits it: it needs no slot, and no task in which it could be stopped."""
+    rate: RateLimit | None
+    seconds: float
+    reply_tokens: int
+    keep: Keep
 
 
 class Toolbox:
@@ -102,6 +59,11 @@ class Toolbox:
 
     def __init__(self, tools: Sequence[Tool], config: RolloutConfig, sandbox: SandboxConfig | None = None) -> None:
         self.tools: dict[str, Tool] = {}
+        self._offered: dict[str, Tool] = {}
+        """The same with their options."""
+        self._options = {
+            name: read_options(given, f"rollout.tool_options.{name}") for name, given in config.tool_options.items()
+        }
         self._config = config
         self._sandbox = sandbox or SandboxConfig()
         self._schemas: dict[str, JsonSchema] = {}
@@ -112,6 +74,9 @@ class Toolbox:
         for entry in tools:
             self._add(entry)
         self.common = tuple(self.tools)
+        known = {*self.tools, *builtin_tools()}  # a sample may select a built-in one
+        if stray := [name for name in self._options if name not in known]:
+            raise ConfigError(f"rollout.tool_options: there is no tool {stray[0]!r}: {nearest(stray[0], known)}")
 
     def names_for(self, sample: Sample) -> tuple[str, ...]:
         """The tools this sample may use."""
@@ -132,11 +97,13 @@ class Toolbox:
         self._validators[entry.name] = validator_of(schema, entry.name)
         if schema["function"]["name"] != entry.name:
             raise PluginError(f"tool {entry.name!r}: its schema calls it {schema['function']['name']!r}")
-        self.tools[entry.name], self._schemas[entry.name] = entry, schema
+        offered = with_options(entry, self._options.get(entry.name, ToolOptions()))
+        self._offered[entry.name], self._schemas[entry.name] = offered, schema
+        self.tools[entry.name] = offered.tool if isinstance(offered, ToolWithOptions) else offered
 
     def shared(self) -> list[Tool]:
-        """The configured tools, for another toolbox of the same run: one sandbox serves both."""
-        return [self.tools[name] for name in self.common]
+        """The configured tools, for another toolbox of the same run: one sandbox and one rate limit serve both."""
+        return [self._offered[name] for name in self.common]
 
     def schemas(self, names: Sequence[str]) -> list[JsonSchema]:
         """What the model is told of these tools: the same objects each time."""
@@ -146,25 +113,53 @@ class Toolbox:
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
         """Services among the tools are started, and stopped on every path."""
         async with contextlib.AsyncExitStack() as stack:
+            started: list[Service] = []
             for name, chosen in self.tools.items():
-                if isinstance(chosen, Service):
-                    stack.push_async_callback(chosen.stop)
-                    say(f"tool {name}: {await chosen.start()}")
+                service = getattr(chosen, "service", chosen)
+                if isinstance(service, Service) and not any(service is other for other in started):
+                    started.append(service)
+                    stack.push_async_callback(service.stop)
+                    say(f"tool {name}: {await service.start()}")
             yield
 
-    def open(self, sample: Sample, names: Sequence[str], seed: int = 0) -> "EpisodeTools":
-        """The tools at work in one episode."""
-        return EpisodeTools({name: self._entry(name) for name in names}, sample, self._config, seed)
+    def open(
+        self,
+        sample: Sample,
+        names: Sequence[str],
+        seed: int = 0,
+        *,
+        spans: TokenSpans | None = None,
+        takes_images: bool = False,
+    ) -> "EpisodeTools":
+        """The tools at work in one episode: its model's tokens (None: nobody knows), and whether it sees images."""
+        entries = {name: self._entry(name) for name in names}
+        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # slots belong to one event loop; a second run has another
             self._loop, self._entries = loop, {}
         if name not in self._entries:
-            found = self.tools[name]
-            slots, plain = asyncio.Semaphore(found.concurrency), PlainArguments.of(parameters_of(found.schema))
-            self._entries[name] = _Entry(found, self._validators[name], slots, plain)
+            self._entries[name] = self._make_entry(name)
         return self._entries[name]
+
+    def _make_entry(self, name: str) -> _Entry:
+        found, offered, config = self.tools[name], self._offered[name], self._config
+        limited = offered if isinstance(offered, ToolWithOptions) else None
+        options = ToolOptions() if limited is None else limited.options
+        seconds = options.timeout or (found.timeout if config.tool_timeout is None else config.tool_timeout)
+        free = (options.timeout, options.concurrency, options.rate_limit) == (None, None, None)
+        return _Entry(
+            found,
+            self._validators[name],
+            asyncio.Semaphore(offered.concurrency),
+            PlainArguments.of(parameters_of(self._schemas[name])),
+            instant=free and isinstance(found, FunctionTool) and found.instant,
+            rate=None if limited is None else limited.rate,
+            seconds=seconds,
+            reply_tokens=options.max_reply_tokens or config.max_reply_tokens,
+            keep=options.keep or config.keep,
+        )
 
 
 @dataclass(slots=True)
@@ -175,6 +170,10 @@ class EpisodeTools:
     sample: Sample
     config: RolloutConfig
     seed: int
+    spans: TokenSpans | None = None
+    takes_images: bool = False
+    rewards: dict[str, float] = field(default_factory=dict)
+    """What tools said at the end that their use was worth; filled by `close`."""
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
     _own_sample: Sample | None = None
 
@@ -197,13 +196,36 @@ class EpisodeTools:
             seconds = time.perf_counter() - start
             records += [done.get(i) or CallRecord(call, unfinished, seconds) for i, call in enumerate(calls)]
 
-    async def close(self) -> list[str]:
-        """Close every session; what went wrong is returned, not raised, so that all of them are tried."""
+    async def close(self, *, scored: bool = True) -> list[str]:
+        """Close every session; what went wrong is returned, not raised, so that all of them are tried.
+
+        Before, those that reward are asked what their use was worth, unless the episode is not to be scored.
+        """
         if not self.sessions:
             return []
-        found = await asyncio.gather(*(self._close(name, opening) for name, opening in self.sessions.items()))
+        found = await asyncio.gather(*(self._end(name, task, scored) for name, task in self.sessions.items()))
         self.sessions.clear()
-        return [problem for problem in found if problem is not None]
+        return [problem for problems in found for problem in problems]
+
+    async def _end(self, name: str, opening: asyncio.Task[ToolSession], scored: bool) -> list[str]:
+        unrewarded = await self._reward(name, opening) if scored else None
+        return [problem for problem in (unrewarded, await self._close(name, opening)) if problem is not None]
+
+    async def _reward(self, name: str, opening: asyncio.Task[ToolSession]) -> str | None:
+        if not opening.done() or opening.cancelled() or opening.exception() is not None:
+            return None
+        session = opening.result()
+        if not isinstance(session, RewardingSession):
+            return None
+        try:
+            reward = await plugin_calls.in_task(session.calc_reward(), CLOSE_SECONDS)
+        except plugin_calls.TookTooLong:
+            return f"tool {name}: calc_reward took longer than {CLOSE_SECONDS:g} s"
+        except Exception as error:  # a tool's own code: recorded on the trajectory
+            return f"tool {name}: calc_reward: {type(error).__name__}: {error}"
+        if reward is not None:
+            self.rewards[name] = reward
+        return None
 
     async def _close(self, name: str, opening: asyncio.Task[ToolSession]) -> str | None:
         try:
@@ -224,9 +246,16 @@ class EpisodeTools:
     async def _answer(self, number: int, call: ToolCall, done: dict[int, CallRecord]) -> Message:
         start = time.perf_counter()
         status, result = await self._run(number, call)
-        text, truncated = _fit(result.text, self.config.max_tool_reply_chars, self.config.keep)
+        entry = self.entries.get(call.name)
+        most, keep = (entry.reply_tokens, entry.keep) if entry else (self.config.max_reply_tokens, self.config.keep)
+        text, truncated = await fit(clean(result.text), most, keep, self.spans)
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
-        return Message(Role.TOOL, clean(text), tool_call_id=call.id, name=clean(call.name) or None)
+        content: str | tuple[Part, ...] = text
+        if result.images and self.takes_images:
+            content = (Text(text), *result.images)
+        elif result.images:
+            content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
+        return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
 
     async def _run(self, number: int, call: ToolCall) -> tuple[CallStatus, ToolResult]:
         limit = self.config.max_parallel_calls
@@ -238,14 +267,16 @@ class EpisodeTools:
         if entry is None:
             hint = nearest(call.name, self.entries)
             return CallStatus.UNKNOWN_TOOL, ToolResult(f"Error: unknown tool {call.name!r}: {hint}")
-        seconds = entry.tool.timeout if self.config.tool_timeout is None else self.config.tool_timeout
+        seconds = entry.seconds
         try:
             if entry.plain is None or not entry.plain.fit(call.arguments):
                 check_arguments(entry.validator, call.name, call.arguments)
-            if isinstance(entry.tool, FunctionTool) and entry.tool.instant:
+            if entry.instant:
                 return CallStatus.OK, await self._attempt(entry.tool, call)
             plugin_calls.check_leaked()
             async with time_budget.slot(entry.slots):
+                if entry.rate is not None:
+                    await entry.rate.turn()
                 return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
         except BadArguments as error:
             return CallStatus.BAD_ARGUMENTS, ToolResult(f"Error: {error}")
@@ -270,9 +301,7 @@ class EpisodeTools:
         else:
             session = await self._session(chosen)
             result = as_result(await session.call(arguments))
-        if result.images:
-            raise PluginError(f"tool {call.name!r} returned an image; replies to the model are text only")
-        return result
+        return await with_images(result) if result.images else result
 
     async def _session(self, chosen: Tool) -> ToolSession:
         opening = self.sessions.get(chosen.name)
@@ -318,17 +347,3 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-
-
-def _fit(text: str, limit: int, keep: Keep) -> tuple[str, bool]:
-    """(the text cut to `limit` characters with a note of how many are missing, whether it was cut)."""
-    if len(text) <= limit:
-        return text, False
-    note = f"\n[... {len(text) - limit} characters left out ...]\n"
-    match keep:
-        case Keep.head:
-            return text[:limit] + note, True
-        case Keep.tail:
-            return note + text[len(text) - limit :], True
-        case Keep.both:
-            return text[: limit - limit // 2] + note + text[len(text) - limit // 2 :], True

@@ -118,10 +118,7 @@ class SandboxPool:
             self._level = level
             try:
                 self._zygote = await self._start_zygote()
-                async with self.session() as session:
-                    self._report = await probe.prove(
-                        session, level, self._layers(), tuple(refusals), self._warnings(), settings.limits
-                    )
+                self._report = await self._prove(level, tuple(refusals))
             except LayerRefused as error:
                 refusals.append(error.refusal)
             else:
@@ -133,32 +130,39 @@ class SandboxPool:
                 self._zygote = None
         raise SandboxUnavailable(probe.explain(settings.level, settings.min_level, tuple(refusals), self._report))
 
-    async def _start_zygote(self) -> Zygote | GvisorZygote:
-        limits, gvisor = self.settings.limits, self._level is SandboxLevel.L4
-        namespaces = self._level is SandboxLevel.L3
-        assert self._folder is not None
-        folder = self._folder.path
-        root = folder / "root"
-        root.mkdir(exist_ok=True)
-        python = python_paths()
-        private = not (namespaces or gvisor) and os.geteuid() == 0 and not any(map(_closed_part, python))
-        if private:
-            folder.chmod(0o711)
-            os.chown(root, isolate.PRIVATE_ID, isolate.PRIVATE_ID)
-        plan = isolate.Plan(
-            namespaces=namespaces,
-            gvisor=gvisor,
+    async def _prove(self, level: SandboxLevel, refusals: tuple[Refusal, ...]) -> probe.Report:
+        async with self.session() as session:
+            return await probe.prove(session, level, self._layers(), refusals, self._warnings(), self.settings.limits)
+
+    def _plan(self, root: Path) -> isolate.Plan:
+        """What the zygote puts on at this level."""
+        limits = self.settings.limits
+        return isolate.Plan(
+            namespaces=self._level is SandboxLevel.L3,
+            gvisor=self._level is SandboxLevel.L4,
             lsm=self._level.reaches(SandboxLevel.L2),
-            readable=tuple(isolate.readable_paths(python)),
+            readable=tuple(isolate.readable_paths(python_paths())),
             root=str(root),
             memory=limits.memory,
             file_size=limits.scratch,
             files=limits.files,
             cpu_seconds=limits.cpu_seconds,
         )
+
+    async def _start_zygote(self) -> Zygote | GvisorZygote:
+        limits, gvisor = self.settings.limits, self._level is SandboxLevel.L4
+        assert self._folder is not None
+        folder = self._folder.path
+        root = folder / "root"
+        root.mkdir(exist_ok=True)
+        private = self._level in (SandboxLevel.L0, SandboxLevel.L2) and os.geteuid() == 0
+        private = private and not any(map(_closed_part, python_paths()))
+        if private:
+            folder.chmod(0o711)
+            os.chown(root, isolate.PRIVATE_ID, isolate.PRIVATE_ID)
         settings = {"output": limits.output, "images": limits.images, "pixels": limits.pixels, "scratch": ""}
         orders = {
-            "plan": asdict(plan),
+            "plan": asdict(self._plan(root)),
             "preload": list(self.settings.preload),
             "settings": settings,
             "private": private,

@@ -77,7 +77,7 @@ async def prove(
     limits: Limits,
 ) -> Report:
     """Attack from inside a fresh session; the level is the highest whose attacks all failed."""
-    with _bait() as bait:
+    with bait_out() as bait:
         names = bait.names(limits)
         setting = "\n".join(f"{name} = {value!r}" for name, value in names.items())
         ready = await session.run(f"import fcntl, os, resource, socket, struct\n{setting}")
@@ -88,10 +88,14 @@ async def prove(
     proofs = [
         Proof(one.attack, False, arrived[one.attack.name]) if one.attack.name in arrived else one for one in proofs
     ]
+    return reached_by(Report(level, layers, tuple(proofs), refusals, warnings))
+
+
+def reached_by(report: Report) -> Report:
+    """The report with the highest level whose attacks all failed."""
     reached = SandboxLevel.L0
-    report = Report(level, layers, tuple(proofs), refusals, warnings)
     for candidate in (SandboxLevel.L2, SandboxLevel.L3, SandboxLevel.L4):
-        if level.reaches(candidate) and not report.failed(candidate):
+        if report.level.reaches(candidate) and not report.failed(candidate):
             reached = candidate
     return replace(report, level=reached)
 
@@ -111,7 +115,7 @@ async def _try(session: Session, attack: Attack) -> Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bait:
+class Bait:
     """What the attacks go for; the host looks at it afterwards."""
 
     folder: Path
@@ -154,7 +158,7 @@ class _Bait:
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[_Bait]:
+def bait_out() -> Iterator[Bait]:
     """A file that everybody may read and write, and sockets that everybody may reach, while the probe runs."""
     unix = f"\0turnwise-probe-{os.urandom(8).hex()}"
     with tempfile.TemporaryDirectory(prefix="turnwise-probe-") as made, contextlib.ExitStack() as stack:
@@ -171,7 +175,7 @@ def _bait() -> Iterator[_Bait]:
         listener.listen()
         tcp.setblocking(False)
         udp.setblocking(False)
-        yield _Bait(folder, canary, tcp, udp, unix)
+        yield Bait(folder, canary, tcp, udp, unix)
 
 
 def remedy(refusal: Refusal) -> str:

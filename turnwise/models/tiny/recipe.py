@@ -16,7 +16,7 @@ from turnwise.config import Config
 from turnwise.engines.model.checkpoint_format import config_from_hf
 from turnwise.engines.model.decoder import Decoder
 from turnwise.rollout.interactions.code_verify import FEEDBACK
-from turnwise.rollout.toolbox import load_tool
+from turnwise.rollout.tool_loading import load_tool
 from turnwise.sft import fine_tune
 from turnwise.tasks.arithmetic import SYSTEM, problem_at, write_out
 

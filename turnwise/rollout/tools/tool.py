@@ -3,7 +3,7 @@
 import json
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -51,6 +51,24 @@ class ToolSession(Protocol):
         ...
 
 
+@runtime_checkable
+class RewardingSession(Protocol):
+    """A session that says at the end of an episode what its use was worth."""
+
+    async def calc_reward(self) -> float | None:
+        """Asked once before `close` when the episode has not failed; recorded on the trajectory as `tool_rewards`."""
+        ...
+
+
+@runtime_checkable
+class ReadsKwargs(Protocol):
+    """A tool that knows which of a row's `tools_kwargs` it reads, so that a misspelt one is found before a run."""
+
+    def kwargs_problem(self, kwargs: Mapping[str, Any]) -> str | None:
+        """What it would not read; None when all is well."""
+        ...
+
+
 class Tool(Protocol):
     """A tool as the rollout sees it. `schema` is the OpenAI function schema, kept whole."""
 
@@ -70,7 +88,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Service(Protocol):
-    """A tool that has something to start before the first episode and to stop after the last."""
+    """To be started before the first episode and stopped after the last: a tool, or what tools name as `service`."""
 
     async def start(self) -> str:
         """Start it; what is worth knowing about it is returned for the run's log."""
@@ -101,7 +119,7 @@ class FunctionTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext | None) -> ToolResult:
         """One call. `context` is needed when `context_parameter` names a parameter for it."""
-        given = arguments if self.readers is None else _read(self.name, self.readers, arguments)
+        given = arguments if self.readers is None else read_arguments(self.name, self.readers, arguments)
         if self.context_parameter is not None:
             given = {**given, self.context_parameter: context}
         return as_result(await plugin_calls.call(self.function, **given))
@@ -123,7 +141,7 @@ class _FunctionSession:
         return None
 
 
-def _read(name: str, readers: dict[str, TypeAdapter[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+def read_arguments(name: str, readers: dict[str, TypeAdapter[Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments as the annotations promise them."""
     read = {}
     for key, value in arguments.items():

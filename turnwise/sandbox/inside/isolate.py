@@ -54,6 +54,8 @@ class Plan:
     file_size: int
     files: int
     cpu_seconds: int
+    programs: int = 0
+    """How many processes and threads a session may have that runs programs; 0 for Python sessions, which run none."""
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ def prepare_ground(plan: Plan, base_memory: int, machine: str) -> Ground:
                 version = landlock.abi()
         if not syscalls.NUMBERS:
             raise LayerError("seccomp", f"no table of system calls for {machine}", 0)
-        rules = seccomp.build(machine, landlock_truncates=version >= 3)
+        rules = seccomp.build(machine, landlock_truncates=version >= 3, programs=plan.programs > 0)
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in plan.readable if not os.path.islink(path)]
     devices = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in DEVICES if os.path.exists(path)]
     return Ground(plan, base_memory, version, opened, devices, rules)
@@ -217,8 +219,10 @@ def isolate(ground: Ground, scratch: str) -> None:
         with layer("namespaces"):
             syscalls.unshare(syscalls.CLONE_NEWNS, "NEWNS")
             options = f"size={plan.file_size},nr_inodes={plan.files + 1},mode=700"
-            flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+            flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | (0 if plan.programs else syscalls.MS_NOEXEC)
             syscalls.mount("scratch", scratch, "tmpfs", flags, options)
+        if plan.programs:
+            _count_alone(plan.programs)
     elif plan.gvisor:
         with layer("gvisor"):
             _lock_in(plan, scratch)
@@ -230,13 +234,21 @@ def isolate(ground: Ground, scratch: str) -> None:
         syscalls.drop_capabilities()
     if ground.landlock:
         with layer("landlock"):
-            landlock.restrict(ground.landlock, ground.readable, ground.writable, scratch)
+            landlock.restrict(ground.landlock, ground.readable, ground.writable, scratch, programs=plan.programs > 0)
         syscalls.close_from(CHANNEL + 1)
     with layer("parent death signal"):
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL, "PDEATHSIG")
     if ground.filter is not None:
         with layer("seccomp"):
             ground.filter.install(os.getpid())
+
+
+def _count_alone(programs: int) -> None:
+    """Processes are counted by user namespace, so a session has one of its own: no map is needed, our uid stays known
+    to the file system. Rights come with it, and are dropped again with those of the zygote."""
+    syscalls.unshare(syscalls.CLONE_NEWUSER, "NEWUSER of a session")
+    syscalls.drop_bounding_set()
+    resource.setrlimit(resource.RLIMIT_NPROC, (programs, programs))
 
 
 def _lock_in(plan: Plan, scratch: str) -> None:

@@ -32,11 +32,12 @@ def abi() -> int:
     return syscalls.call("landlock_create_ruleset", None, 0, 1)
 
 
-def restrict(version: int, readable: list[int], writable: list[int], scratch: str) -> None:
+def restrict(version: int, readable: list[int], writable: list[int], scratch: str, *, programs: bool = False) -> None:
     """From here on: read `readable`, also write to `writable` (descriptors of paths), do anything below `scratch`.
 
-    Programs can be run from nowhere. Cannot be undone.
+    Programs can be run from nowhere, or with `programs` from what can be read. Cannot be undone.
     """
+    run = EXECUTE if programs else 0
     handled = 0
     for since, rights in _RIGHTS_BY_ABI:
         if version >= since:
@@ -47,10 +48,10 @@ def restrict(version: int, readable: list[int], writable: list[int], scratch: st
     folder = os.open(scratch, os.O_PATH | os.O_CLOEXEC)
     try:
         for path in readable:
-            _allow(descriptor, path, _READ & handled)
+            _allow(descriptor, path, (_READ | run) & handled)
         for path in writable:
             _allow(descriptor, path, (READ_FILE | WRITE_FILE | TRUNCATE) & handled)
-        _allow(descriptor, folder, _SCRATCH & handled)
+        _allow(descriptor, folder, (_SCRATCH | run) & handled)
         syscalls.call("landlock_restrict_self", descriptor, 0)
     finally:
         os.close(folder)

@@ -173,6 +173,19 @@ CHECKED: dict[str, Callable[[], Block]] = {
 }
 
 
+PROGRAMS = _words("""
+fork vfork execve kill tkill tgkill setpgid setsid chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime
+utimes futimesat utimensat set_tid_address timer_create timer_settime timer_gettime timer_getoverrun timer_delete
+""")
+"""Also allowed where programs are run, which needs namespaces: signals reach only processes of the session there, and
+only its own folder can be written to."""
+
+
+def _no_new_namespace() -> Block:
+    """clone: a process or a thread, in no new namespace."""
+    return [_load(0), (_JSET, 0, 1, 0x7E020080), *_DENY, *_give(_ALLOW)]
+
+
 class _Code(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
 
@@ -206,7 +219,7 @@ class Filter:
             syscalls.call("seccomp", 1, 0, ctypes.byref(program))
 
 
-def build(machine: str, landlock_truncates: bool) -> Filter:
+def build(machine: str, landlock_truncates: bool, programs: bool = False) -> Filter:
     """The filter for this machine; where Landlock does not guard truncate(2), it is denied."""
     numbers = syscalls.NUMBERS
     verdicts = dict.fromkeys(numbers.values(), _DENY)
@@ -214,6 +227,9 @@ def build(machine: str, landlock_truncates: bool) -> Filter:
     verdicts |= {numbers[name]: _give(_ERRNO | 0) for name in FAKED if name in numbers}
     verdicts |= {numbers[name]: _give(_ERRNO | errno.ENOSYS) for name in ABSENT if name in numbers}
     verdicts |= {numbers[name]: check() for name, check in CHECKED.items() if name in numbers}
+    if programs:
+        verdicts |= {numbers[name]: _give(_ALLOW) for name in PROGRAMS if name in numbers}
+        verdicts[numbers["clone"]] = _no_new_namespace()
     if landlock_truncates:
         verdicts[numbers["truncate"]] = _give(_ALLOW)
     unknown = _give(_ERRNO | errno.ENOSYS)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, NoReturn, cast
 
 from turnwise.sandbox import wire
-from turnwise.sandbox.inside import isolate, syscalls, worker
+from turnwise.sandbox.inside import isolate, shell, syscalls, worker
 
 MAX_MESSAGE = 64 * 1024
 ISOLATION_FAILED = 97
@@ -176,6 +176,9 @@ def become_session(
         connection.sendall(wire.pack({"id": 0, "refused": _refusal(error)}))
         os._exit(ISOLATION_FAILED)
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch
+    if ground.plan.programs:
+        connection.sendall(wire.pack({"id": 0, "ready": True}))
+        shell.serve(connection)
     settings = replace(settings, scratch=scratch)
     if request["rehearse"]:
         worker.rehearse(settings)

@@ -1,0 +1,208 @@
+"""Stand-ins for the tools that verl shipped until 0.7: GSM8K and geometry checks, HTTP search, SandboxFusion."""
+
+import base64
+import json
+from typing import Any
+
+import httpx
+
+from turnwise.compat.verl.reward_gsm8k import compute_score
+from turnwise.compat.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from turnwise.errors import PluginError, ToolError
+from turnwise.scoring.boxed import boxes
+
+NOT_IMPROVED = -0.05
+"""verl's reward of a submission that is no better than the one before."""
+_STATUSES_TO_RETRY = (500, 502, 503, 504)
+_TRIES = 3
+
+
+class _AnswerCheck(BaseTool):
+    """Submissions of an answer: each is scored, and one that does not improve costs a little."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        self._truths: dict[str, Any] = {}
+        self._answers: dict[str, str] = {}
+        self._rewards: dict[str, float] = {}
+
+    async def create(self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any) -> Any:
+        name, response = await super().create(instance_id)
+        nested = kwargs.get("create_kwargs") or {}
+        self._truths[name] = nested.get("ground_truth") if ground_truth is None else ground_truth
+        self._answers[name], self._rewards[name] = "", 0.0
+        return name, response
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        answer = str(parameters.get("answer", ""))
+        self._answers[instance_id] = answer
+        reward = await self.calc_reward(instance_id)
+        better = reward > self._rewards[instance_id]
+        self._rewards[instance_id] = reward
+        return ToolResponse(text=f"Current parsed {answer=} {reward=}"), 0.0 if better else NOT_IMPROVED, {}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        del self._truths[instance_id], self._answers[instance_id], self._rewards[instance_id]
+
+
+class Gsm8kTool(_AnswerCheck):
+    """`calc_gsm8k_reward(answer)`."""
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        answer = self._answers[instance_id]
+        answer = answer if answer.startswith("#### ") else f"#### {answer}"
+        return compute_score(answer, self._truths[instance_id], method="flexible")
+
+
+class Geo3kTool(_AnswerCheck):
+    """`calc_geo3k_reward(answer)`: the answer means the same as the ground truth."""
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        from turnwise.scoring.math_boxed import is_same  # it needs math-verify
+
+        truth, answer = str(self._truths[instance_id]), self._answers[instance_id]
+        return float(await is_same((truth,), (boxes(answer) or [answer])[-1], 5.0))
+
+
+class SearchTool(BaseTool):
+    """`search(query_list)` against a retrieval service: POST {queries, topk, return_scores}."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        self._url = config.get("retrieval_service_url")
+        if not self._url:
+            raise PluginError("SearchTool needs config.retrieval_service_url")
+        self._topk, self._timeout = int(config.get("topk", 3)), float(config.get("timeout", 30))
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        queries = parameters.get("query_list")
+        if not isinstance(queries, list) or not queries:
+            raise ToolError("query_list is missing, empty or no list")
+        found = await _post(self._url, {"queries": queries, "topk": self._topk, "return_scores": True}, self._timeout)
+        results = found.get("result")
+        if not isinstance(results, list):
+            raise ToolError("the retrieval service answered without a list `result`")
+        text = "\n---\n".join(_passages(documents) for documents in results)
+        metrics = {"query_count": len(queries), "total_results": sum(map(len, results)), "status": "success"}
+        return ToolResponse(text=json.dumps({"result": text}, ensure_ascii=False)), 0.0, metrics
+
+
+def _passages(documents: list[Any]) -> str:
+    shown = []
+    for number, entry in enumerate(documents, start=1):
+        title, _, text = str(entry["document"]["contents"]).partition("\n")
+        shown.append(f"Doc {number} (Title: {title})\n{text}")
+    return "\n\n".join(shown)
+
+
+class SandboxFusionTool(BaseTool):
+    """`code_interpreter(code)` against a SandboxFusion server, such as `turnwise sandbox serve`."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        self._url = config.get("sandbox_fusion_url")
+        if not self._url:
+            raise PluginError(
+                "SandboxFusionTool needs config.sandbox_fusion_url; the built-in tool `python` needs none"
+            )
+        self._timeout = float(config.get("default_timeout", 30))
+        self._language = str(config.get("default_language", "python"))
+        self._memory = int(config.get("memory_limit_mb", 1024))
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        request = {
+            "code": str(parameters.get("code", "")), "language": parameters.get("language", self._language),
+            "run_timeout": parameters.get("timeout", self._timeout), "compile_timeout": self._timeout,
+            "stdin": None, "memory_limit_MB": self._memory, "files": {}, "fetch_files": [],
+        }  # fmt: skip
+        found = await _post(self._url, request, self._timeout + 10)
+        result = found.get("run_result") or found.get("compile_result") or {}
+        if found.get("status") == "SandboxError":
+            raise ToolError(f"the sandbox failed: {found.get('message', '')}")
+        text = (result.get("stdout") or "") + (result.get("stderr") or "")
+        return ToolResponse(text=text or "no stdout here"), None, {"status": str(result.get("status"))}
+
+
+async def _post(url: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The server's answer; a server that has trouble is asked again, and then the model is told."""
+    problem = ""
+    async with httpx.AsyncClient(timeout=seconds) as client:
+        for _ in range(_TRIES):
+            try:
+                response = await client.post(url, json=body)
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if response.status_code in _STATUSES_TO_RETRY:
+                problem = f"status {response.status_code}"
+                continue
+            if response.is_error:
+                raise ToolError(f"{url} answered {response.status_code}")
+            found = response.json()
+            if not isinstance(found, dict):
+                raise ToolError(f"{url} answered no JSON object")
+            return found
+    raise ToolError(f"{url} cannot be reached: {problem}")
+
+
+class ImageZoomInTool(BaseTool):
+    """`image_zoom_in_tool(bbox_2d, label)`: a part of the row's image, at least 28 pixels on a side."""
+
+    SMALLEST = 28
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema)
+        self._images: dict[str, Any] = {}
+
+    async def create(self, instance_id: str | None = None, image: Any = None, **kwargs: Any) -> Any:
+        name, response = await super().create(instance_id)
+        given = (kwargs.get("create_kwargs") or {}).get("image") if image is None else image
+        if given is None:
+            raise PluginError("image_zoom_in_tool needs tools_kwargs.image_zoom_in_tool.create_kwargs.image")
+        self._images[name] = _opened(given)
+        return name, response
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        image = self._images[instance_id]
+        match parameters.get("bbox_2d"):
+            case [int() | float() as left, int() | float() as top, int() | float() as right, int() | float() as bottom]:
+                box = (max(0, left), max(0, top), min(image.width, right), min(image.height, bottom))
+            case other:
+                raise ToolError(f"bbox_2d must be [left, top, right, bottom], not {other!r:.80}")
+        if box[2] - box[0] < self.SMALLEST or box[3] - box[1] < self.SMALLEST:
+            text = f"Error: the box must be at least {self.SMALLEST} pixels wide and high inside the image"
+            return ToolResponse(text=text), NOT_IMPROVED, {"success": False}
+        label = parameters.get("label", "")
+        text = f"Zoomed in on the image to the region {list(box)}" + (f" with label {label}." if label else ".")
+        return ToolResponse(image=[image.crop(box)], text=text), 0.0, {"success": True}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self._images.pop(instance_id, None)
+
+
+def _opened(given: Any) -> Any:
+    """PIL's image of a data URL, of bytes, or of a local file."""
+    import io
+
+    from PIL import Image
+
+    if isinstance(given, dict):
+        given = given.get("bytes") or given.get("image") or given.get("path")
+    if hasattr(given, "crop"):
+        return given
+    if isinstance(given, str) and given.startswith("data:"):
+        given = base64.b64decode(given.partition(",")[2])
+    if isinstance(given, str) and "://" in given:
+        raise PluginError(f"image_zoom_in_tool reads no addresses: {given[:80]}")
+    return Image.open(io.BytesIO(given) if isinstance(given, bytes) else given).convert("RGB")
+
+
+class MCPBaseTool(BaseTool):
+    """Tools of MCP servers are opened by the reader of the YAML file itself, which keeps their schemas whole."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        raise PluginError("an MCP tool needs `config.type: mcp` and an entry `mcp` in the YAML file")
+
+
+class MCPSearchTool(MCPBaseTool):
+    """The same."""

@@ -1,0 +1,141 @@
+"""What a run sets for one tool: its time, how many calls at once and per second, how much of its reply is shown."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from turnwise import time_budget
+from turnwise.choices import Keep, Lifecycle
+from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.knobs import at_least, duration, kind_of, knob, more_than, problems
+from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
+from turnwise.types import JsonSchema
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """Options of one tool, from `rollout.tool_options` or its YAML entry. Null: the tool's own, or the run's."""
+
+    timeout: float | None = knob(None, duration())
+    """Seconds for one call."""
+    concurrency: int | None = knob(None, at_least(1))
+    """Calls under way at once, of all episodes."""
+    rate_limit: float | None = knob(None, more_than(0, 1e6))
+    """Calls begun per second, of all episodes; waiting for one's turn is not the episode's time."""
+    max_reply_tokens: int | None = knob(None, at_least(1))
+    """Tokens of a reply that the model is shown."""
+    keep: Keep | None = None
+    """Which part of a longer one."""
+    lifecycle: Lifecycle | None = None
+    """How long an instance of a tool class lives."""
+
+    def over(self, other: "ToolOptions") -> "ToolOptions":
+        """These, and the other's where these say nothing."""
+        names = [field.name for field in dataclasses.fields(self)]
+        chosen = {name: getattr(self, name) for name in names}
+        return ToolOptions(**{name: getattr(other, name) if v is None else v for name, v in chosen.items()})
+
+
+OPTIONS = tuple(field.name for field in dataclasses.fields(ToolOptions))
+_ENUMS = {"keep": Keep, "lifecycle": Lifecycle}
+
+
+def read_options(given: Any, where: str) -> ToolOptions:
+    """Options as YAML or the command line writes them; `where` is the key that they stand under."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} must be options by name, such as {{timeout: 20}}, not {given!r}")
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in OPTIONS:
+            raise ConfigError(f"{where}: {unknown('option', str(key), OPTIONS)}")
+        kind = _ENUMS.get(key)
+        if kind is not None and value is not None and not isinstance(value, kind):
+            if value not in [choice.value for choice in kind]:
+                raise ConfigError(f"{where}.{key} must be {kind_of(kind)}, not {value!r}")
+            value = kind(value)
+        values[key] = value
+    options = ToolOptions(**values)
+    for key, problem in problems(options, f"{where}."):
+        raise ConfigError(f"{key} {problem}")
+    return options
+
+
+@runtime_checkable
+class HasLifecycle(Protocol):
+    """A tool that is made of a class: its instances live for one call or for one trajectory."""
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+    def with_lifecycle(self, lifecycle: Lifecycle) -> Tool:
+        """The same tool with another one."""
+        ...
+
+
+class RateLimit:
+    """So many calls per second, first come, first served; waiting for one's turn is not the episode's time."""
+
+    def __init__(self, per_second: float) -> None:
+        self._gap = 1 / per_second
+        self._next = 0.0
+        """When a call may begin that comes now."""
+
+    async def turn(self) -> None:
+        """Wait until a call may begin. Who leaves meanwhile leaves a gap, unless nobody came after."""
+        now = time_budget.clock()
+        at = max(now, self._next)
+        self._next = after = at + self._gap
+        if at <= now:
+            return
+        try:
+            with time_budget.waiting():
+                await asyncio.sleep(at - now)
+        except asyncio.CancelledError:
+            self._next = at if self._next == after else self._next
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWithOptions:
+    """A tool and what is set for it; a Toolbox takes the two apart."""
+
+    tool: Tool
+    options: ToolOptions
+    rate: RateLimit | None
+    """Shared by all toolboxes that this one is given to."""
+
+    @property
+    def name(self) -> str:
+        return self.tool.name
+
+    @property
+    def schema(self) -> JsonSchema:
+        return self.tool.schema
+
+    @property
+    def timeout(self) -> float:
+        return self.options.timeout or self.tool.timeout
+
+    @property
+    def concurrency(self) -> int:
+        return self.options.concurrency or self.tool.concurrency
+
+    async def open(self, context: ToolContext) -> ToolSession:
+        return await self.tool.open(context)
+
+
+def with_options(tool: Tool, options: ToolOptions) -> Tool:
+    """The tool with these options, over those it has already."""
+    if isinstance(tool, ToolWithOptions):
+        if (merged := options.over(tool.options)) == tool.options:
+            return tool
+        tool, options = tool.tool, merged
+    if options.lifecycle is not None:
+        if not isinstance(tool, HasLifecycle):
+            raise PluginError(f"tool {tool.name!r} has no lifecycle: it is not made of a class with create and release")
+        tool = tool.with_lifecycle(options.lifecycle)
+        options = dataclasses.replace(options, lifecycle=None)  # it has it now
+    if options == ToolOptions():
+        return tool
+    return ToolWithOptions(tool, options, None if options.rate_limit is None else RateLimit(options.rate_limit))
