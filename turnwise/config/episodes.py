@@ -16,7 +16,7 @@ class RolloutConfig:
     tools and interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
     agent_options: dict[str, Any] = field(default_factory=dict)
     """Options of the agent loop, such as {url: http://127.0.0.1:18950} for http_env; a loop of your own reads them as
-    `chat.options`. Set those of the loop in use; others are refused."""
+    `chat.rollout.agent_options`. Set those of the loop in use; others are refused."""
     client: str | None = None
     """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
     called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""

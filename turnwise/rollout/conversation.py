@@ -83,11 +83,6 @@ class Conversation:
         return self._shared.sample
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What `rollout.agent_options` says to the loop."""
-        return self._shared.rollout.agent_options
-
-    @property
     def artifacts(self) -> dict[str, Any]:
         """What the loop leaves on the trajectory for scorers and readers, as JSON values by name."""
         return self._shared.artifacts

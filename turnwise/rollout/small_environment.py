@@ -131,7 +131,8 @@ class Shop:
                 return Answer(messages, True, reward, {"steps": 1.0, "bought": 1.0})
         if not said.tool_calls:
             messages.append(_user("Please use the tools."))
-        return Answer(messages, self._steps >= MOST_STEPS, None, {"steps": 1.0})
+        ended = self._steps >= MOST_STEPS
+        return Answer(messages, ended, 0.0 if ended else None, {"steps": 1.0})
 
     def _run(self, call: Call) -> tuple[str, float | None]:
         prices = dict(self.PRICES)
