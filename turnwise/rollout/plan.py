@@ -100,11 +100,21 @@ class Plan:
                     self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
                     module = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))
+                    self._check_options(agent, takes_some="TAKES_OPTIONS" in module)
                     # One that takes more than the conversation is made for a run, from its config.
                     self._loops[agent] = module["loop_of"](self._config) if "loop_of" in module else module[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+    def _check_options(self, agent: str, *, takes_some: bool) -> None:
+        """Options of a loop that takes none are refused; one that does reads them when it is made."""
+        if self._config.agent_options and not takes_some and agent == self._configured:
+            raise ConfigError(f"rollout.agent_options: the agent loop {agent} takes none")
+
+    @property
+    def _configured(self) -> str | None:
+        return None if self._config.agent is None else VERL_NAMES.get(self._config.agent, self._config.agent)
 
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:
