@@ -128,6 +128,8 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
         yield "engine.base_url", engine.base_url
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
+    if sandbox.swe_url is not None:
+        yield "sandbox.swe_url", sandbox.swe_url
     for key, level in (("sandbox.level", sandbox.level), ("sandbox.min_level", sandbox.min_level)):
         if level is SandboxLevel.L0:
             yield key, level.value

@@ -84,6 +84,9 @@ class SandboxConfig:
     )
     """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
     what your task's code imports."""
+    swe_url: str | None = knob(None, url())
+    """The address of a server of repositories, for the tools bash, edit and finish, such as http://sandbox:8081; the
+    token is the same as for `sandbox.url`. Set it when this machine has no shell sessions (L3)."""
     url: str | None = knob(None, url())
     """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
     environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""

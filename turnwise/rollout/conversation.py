@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import PluginError
@@ -81,6 +81,16 @@ class Conversation:
     def sample(self) -> Sample:
         """The episode's."""
         return self._shared.sample
+
+    @property
+    def artifacts(self) -> dict[str, Any]:
+        """What the loop leaves on the trajectory for scorers and readers, as JSON values by name."""
+        return self._shared.artifacts
+
+    @property
+    def seed(self) -> int:
+        """The episode's own; the same when it is played again."""
+        return self._shared.tools.seed
 
     @property
     def ended(self) -> StopReason | None:

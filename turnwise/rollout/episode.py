@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import uuid4
@@ -48,6 +49,8 @@ class RolloutContext:
     toolbox: Toolbox
     interactions: Interactions
     make_backend: MakeBackend
+    conversation: Callable[..., Conversation] = Conversation
+    """Makes what an agent loop drives; a replay has its own."""
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         failure="; ".join(failures) or None,
         render_check=check,
         branches=branches,
+        artifacts=parts.shared.artifacts,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
@@ -154,7 +158,7 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
-    chat = Conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
     tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
     return EpisodeParts(tools, interaction, chat, shared)
 

@@ -11,6 +11,7 @@ from turnwise.rollout.tool_options import ToolOptions
 from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import FunctionTool, Tool, tool
 from turnwise.rollout.verl_tools import function_tool_of, verl_tool
+from turnwise.rollout.workspaces import WorkspaceTool
 from turnwise.types import JsonSchema
 
 _VERLS = ("create", "execute", "release")
@@ -27,6 +28,8 @@ def load_tool(spec: str, sandbox: SandboxConfig | None = None, *, near: Path | N
         found = vars(builtin("turnwise.rollout.tools", spec, "tool", leave_out=("tool",)))[spec]
     if sandbox is not None and isinstance(found, PythonTool):
         return PythonTool(found.name, sandbox)  # a run's own: it has a pool to start and to stop
+    if sandbox is not None and isinstance(found, WorkspaceTool):
+        return WorkspaceTool(found.name, found.action, sandbox)
     return as_tool(found)
 
 
