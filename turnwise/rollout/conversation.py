@@ -93,6 +93,11 @@ class Conversation:
         return self._shared.tools.seed
 
     @property
+    def rollout(self) -> RolloutConfig:
+        """The run's limits of an episode."""
+        return self._rollout
+
+    @property
     def ended(self) -> StopReason | None:
         """Why this conversation cannot go on."""
         return self._ended or self._shared.ended
