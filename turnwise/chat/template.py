@@ -46,7 +46,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, call_format: ToolFormat, kwargs: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.call_format = call_format
-        self._kwargs = kwargs
+        self.kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""
@@ -67,7 +67,7 @@ class ChatTemplate:
         """The template's text; `reply` adds the header of an assistant message."""
         entries = [self._entry(message) for message in messages]
         try:
-            return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
+            return self._tokenizer.apply_template(entries, list(tools), reply, self.kwargs)
         except Exception as error:  # a template is a program of the model's authors
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error

@@ -15,6 +15,7 @@ from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ReadsKwargs
+from turnwise.rollout.verl_loops import is_verl_loop, verl_loop
 from turnwise.types import Sample
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
 
 def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
     """A loop is `async def loop(chat)`; anything else would only be found out in the first episode."""
+    if is_verl_loop(loop):
+        return verl_loop(loop, {})
     function = loop if inspect.isroutine(loop) else getattr(loop, "__call__", None)  # noqa: B004 (its kind matters)
     if isinstance(loop, type) or not inspect.iscoroutinefunction(function):
         raise PluginError(f"agent loop {spec!r} must be written as: async def {spec.rpartition(':')[2]}(chat)")
