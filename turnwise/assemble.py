@@ -8,7 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
@@ -68,8 +70,8 @@ class Prepared:
 
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.scoring.running():
+        """What tools, clients and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
             yield
 
 
@@ -168,12 +170,19 @@ def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     from turnwise.engines.model.loading import read_tokenizer
 
-    call_format = load_format(config.chat.tool_format)
+    if config.chat.tool_format is not None:
+        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     tokenizer = read_tokenizer(model_source(config), config.chat.template)
+    call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
+
+
+def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+    """The tool-call format, and why."""
+    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
 
 
 def fit_prompts(

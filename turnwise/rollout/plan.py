@@ -1,9 +1,10 @@
 """The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
 
+import contextlib
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ReadsKwargs
+from turnwise.rollout.verl_loops import is_verl_loop, verl_loop
 from turnwise.types import Sample
 
 if TYPE_CHECKING:
@@ -49,6 +51,17 @@ class Plan:
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server of clients is there for a run that has any, and stopped on every path."""
+        if all(route.agent != "openai_client" for route in self.routes):
+            yield
+            return
+        from turnwise.rollout.client_api.server import client_server
+
+        async with client_server():
+            yield
+
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
         tools = self._toolbox.names_for(sample)
@@ -57,6 +70,8 @@ class Plan:
             agent, why = sample.agent, "named by the row"
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
+        elif self._config.client is not None:
+            agent, why = "openai_client", "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -85,10 +100,22 @@ class Plan:
                 if ":" in agent:
                     self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
-                    self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
+                    module = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))
+                    self._check_options(agent, takes_some="TAKES_OPTIONS" in module)
+                    # One that takes more than the conversation is made for a run, from its config.
+                    self._loops[agent] = module["loop_of"](self._config) if "loop_of" in module else module[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+    def _check_options(self, agent: str, *, takes_some: bool) -> None:
+        """Options of a loop that takes none are refused; one that does reads them when it is made."""
+        if self._config.agent_options and not takes_some and agent == self._configured:
+            raise ConfigError(f"rollout.agent_options: the agent loop {agent} takes none")
+
+    @property
+    def _configured(self) -> str | None:
+        return None if self._config.agent is None else VERL_NAMES.get(self._config.agent, self._config.agent)
 
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:
@@ -113,6 +140,8 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
 
 def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
     """A loop is `async def loop(chat)`; anything else would only be found out in the first episode."""
+    if is_verl_loop(loop):
+        return verl_loop(loop, {})
     function = loop if inspect.isroutine(loop) else getattr(loop, "__call__", None)  # noqa: B004 (its kind matters)
     if isinstance(loop, type) or not inspect.iscoroutinefunction(function):
         raise PluginError(f"agent loop {spec!r} must be written as: async def {spec.rpartition(':')[2]}(chat)")

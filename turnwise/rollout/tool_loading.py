@@ -46,6 +46,8 @@ def as_tool(found: object) -> Tool:
         return tool_of_class(found, {}, None, ToolOptions())
     if all(hasattr(found, name) for name in ("name", "schema", "timeout", "concurrency", "open")):
         return found  # type: ignore[return-value]
+    if (decorated := function_tool_of(found)) is not None:
+        return decorated
     if callable(found):
         return function_tool_of(found) or tool(found)
     raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
