@@ -32,6 +32,9 @@ _KINDS = {
     "name": ("config",),
 }
 _TYPES = ("native", "mcp")
+_MCP_CLASSES = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")
+_MCP_CONFIG = ("type", "rate_limit", "timeout")
+"""What verl's MCP classes read of their config; here they are options of each tool."""
 
 
 def is_tool_file(spec: str) -> bool:
@@ -41,12 +44,13 @@ def is_tool_file(spec: str) -> bool:
 
 def load_tools(spec: str, sandbox: SandboxConfig | None = None) -> list[Tool]:
     """What one entry of `rollout.tools` stands for."""
+    if is_tool_file(spec):
+        return read_tool_file(Path(spec), sandbox)
     if spec.endswith(".py"):  # verl's function_tool_path
-        found: list[Tool] = [*function_tools(load_module(spec, "tool"))]
-        if not found:
-            raise PluginError(f"rollout.tools: {spec} has no @function_tool of verl's: name the tool, {spec}:function")
-        return found
-    return read_tool_file(Path(spec), sandbox) if is_tool_file(spec) else [load_tool(spec, sandbox)]
+        if not (found := function_tools(load_module(spec, "tool"))):
+            raise PluginError(f"rollout.tools: {spec} has no @function_tool of verl's: name one as {spec}:function")
+        return [*found]
+    return [load_tool(spec, sandbox)]
 
 
 def read_tool_file(path: Path, sandbox: SandboxConfig | None = None) -> list[Tool]:
@@ -66,7 +70,10 @@ def read_tool_file(path: Path, sandbox: SandboxConfig | None = None) -> list[Too
 
 def _read(entry: Any, where: str, folder: Path, sandbox: SandboxConfig | None) -> list[Tool]:
     kind = _kind(entry, where)
-    options = read_options({key: entry[key] for key in entry if key in OPTIONS}, where)
+    given = {key: entry[key] for key in entry if key in OPTIONS}
+    if kind == "mcp":
+        given = {**_verls_options(entry, where), **given}
+    options = read_options(given, where)
     try:
         made = _make(kind, entry, options, where, folder, sandbox)
         return [with_options(each, options) for each in made]
@@ -96,6 +103,21 @@ def _make(
     if not isinstance(found_class, type):
         raise PluginError(f"class_name: {entry['class_name']} is not a class; an object or a function is `function`")
     return [tool_of_class(found_class, entry.get("config") or {}, entry.get("tool_schema"), options)]
+
+
+def _verls_options(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """The options in verl's words; a class of the user's would be passed over, so it is refused."""
+    named = entry.get("class_name", _MCP_CLASSES[0])
+    if named not in _MCP_CLASSES:
+        raise ConfigError(
+            f"{where}: class_name: the tools of an MCP server are called by our own client, and {named} would not be "
+            f"used; leave it out, or name one of {', '.join(_MCP_CLASSES)}"
+        )
+    config = entry.get("config") or {}
+    for key in config:
+        if key not in _MCP_CONFIG:
+            raise ConfigError(f"{where}: config: {unknown('key', str(key), _MCP_CONFIG)}")
+    return {key: config[key] for key in _MCP_CONFIG[1:] if key in config}
 
 
 def _kind(entry: Any, where: str) -> str:

@@ -81,6 +81,8 @@ BUILTIN: dict[str, str] = {
     "code_tests": "turnwise.scoring.code_tests:code_tests",
     "swe_tests": "turnwise.scoring.swe_tests:swe_tests",
     "judge": "turnwise.scoring.judge_scorer:judge",
+    "environment": "turnwise.scoring.episode_scores:environment",
+    "interaction": "turnwise.scoring.episode_scores:interaction",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
