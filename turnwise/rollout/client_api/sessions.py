@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.errors import TemplateError, one_line
-from turnwise.rollout.chat_backends import ChatBackend, EndpointBackend, TokenBackend
+from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
+from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.types import FinishReason, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
