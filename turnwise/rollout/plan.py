@@ -19,6 +19,7 @@ from turnwise.types import Sample
 if TYPE_CHECKING:
     from turnwise.rollout.conversation import Conversation
 
+CLIENT = "openai_client"
 VERL_NAMES = {"single_turn_agent": "single_turn", "tool_agent": "tool_calling"}
 
 
@@ -52,7 +53,7 @@ class Plan:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The server of clients is there for a run that has any, and stopped on every path."""
-        if all(route.agent != "openai_client" for route in self.routes):
+        if all(route.agent != CLIENT for route in self.routes):
             yield
             return
         from turnwise.rollout.client_api.server import client_server
@@ -69,7 +70,7 @@ class Plan:
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
         elif self._config.client is not None:
-            agent, why = "openai_client", "inferred: rollout.client is set"
+            agent, why = CLIENT, "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -83,6 +84,8 @@ class Plan:
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
+            return Route(sample.data_source, agent, why, (), None, loop)
+        if agent == CLIENT:  # it brings its own tools, and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
         if spec is not None:
             try:
@@ -164,6 +167,13 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
                 f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
                 "configured tools nor the interaction"
             )
+        elif route.agent == CLIENT and (toolbox.tools or config.interaction):
+            notices.append(
+                f"{count} samples of {route.data_source} are played by {config.client} ({route.why}), which brings its "
+                "own tools: the configured ones and the interaction are not used"
+            )
+    if config.client is not None and all(route.agent != CLIENT for route in routes):
+        notices.append(f"no sample is played by rollout.client={config.client}: they name other agents")
     used = {name for route in routes for name in route.tools}
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
