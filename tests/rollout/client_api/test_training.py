@@ -15,13 +15,14 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agent" / "agent.py"
 def test_the_example_is_trained_on_the_tokens_that_were_sampled(tmp_path: Path) -> None:
     config = configure(
         "run=a", f"runs_dir={tmp_path}", f"rollout.client={EXAMPLE}:agent", "engine.threads=1", "training.steps=2",
-        "training.groups=4", "training.group_size=4", "training.max_lag=0", "training.minibatches=1",
+        "training.groups=2", "training.group_size=4", "training.max_lag=0", "training.minibatches=1",
         "training.eval_every=0", "training.save_every=0", "tracking.to=[]", "eval.samples=2", "rollout.tools=[]",
     )  # fmt: skip
     with contextlib.chdir(tmp_path):
         train(config)
-    found = [one for path in sorted((tmp_path / "a").glob("**/step_*.parquet")) for one in read_trajectories(path)]
-    assert len(found) == 2 * 16 and all(one.failure is None for one in found)
+    files = sorted((tmp_path / "a" / "trajectories").glob("step_*.parquet"))
+    found = [one for path in files for one in read_trajectories(path)]
+    assert len(found) == 2 * 8 and all(one.failure is None for one in found)
     assert any(Role.TOOL in [message.role for message in one.messages] for one in found)
     assert {one.stop_reason for one in found} <= {StopReason.ANSWERED, StopReason.TURN_TRUNCATED}
     trained = 0
