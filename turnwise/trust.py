@@ -76,6 +76,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for name in rollout.tools:
         if is_plugin(name):
             yield "rollout.tools", name
+    yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
     if rollout.client is not None:
         yield "rollout.client", rollout.client
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
@@ -130,6 +131,8 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
         yield "engine.base_url", engine.base_url
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
+    if sandbox.swe_url is not None:
+        yield "sandbox.swe_url", sandbox.swe_url
     for key, level in (("sandbox.level", sandbox.level), ("sandbox.min_level", sandbox.min_level)):
         if level is SandboxLevel.L0:
             yield key, level.value

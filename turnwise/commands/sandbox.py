@@ -1,4 +1,4 @@
-"""`turnwise sandbox serve`: our sandbox for other machines, over SandboxFusion's protocol."""
+"""`turnwise sandbox serve`: our sandbox for other machines, by SandboxFusion's protocol; `serve-swe`: repositories."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["serve"], help="serve: answer requests until stopped")
+    parser.add_argument("action", choices=["serve", "serve-swe"], help="serve: run Python; serve-swe: repositories")
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="config values, such as sandbox.seconds=5"
     )
@@ -27,17 +27,23 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.compose import compose
 
     config = compose(args.overrides, None).config.sandbox
-    if config.url is not None:
-        raise ConfigError("sandbox.url names another server; this command is one")
+    if config.url is not None or config.swe_url is not None:
+        raise ConfigError("sandbox.url or sandbox.swe_url names another server; this command is one")
     try:
-        from turnwise.sandbox.server import OUTPUT, ServerSettings, serve
+        from turnwise.sandbox import server, swe_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs {error.name}: pip install turnwise[server]") from error
     from turnwise.sandbox.opening import TOKEN_ENV, pool_settings
+    from turnwise.sandbox.shell_pool import shell_settings
     from turnwise.serving import check_binding
 
     token = os.environ.get(TOKEN_ENV)
     check_binding(args.host, token, "a sandbox server", "runs code")
     sys.stderr.write(f"serving the sandbox on http://{args.host}:{args.port} until interrupted\n")
-    asyncio.run(serve(args.host, args.port, token, ServerSettings(pool_settings(config, OUTPUT))))
+    if args.action == "serve-swe":
+        swe = swe_server.SweServerSettings(shell_settings(config))
+        asyncio.run(swe_server.serve(args.host, args.port, token, swe))
+    else:
+        settings = server.ServerSettings(pool_settings(config, server.OUTPUT))
+        asyncio.run(server.serve(args.host, args.port, token, settings))
     return 0

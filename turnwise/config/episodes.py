@@ -12,8 +12,11 @@ class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
     agent: str | None = None
-    """Loop for rows that name none: single_turn, tool_calling, module:function; null infers it from tools and
-    interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    """Loop for rows that name none: single_turn, tool_calling, http_env, gym_env, module:function; null infers it from
+    tools and interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    agent_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the agent loop, such as {url: http://127.0.0.1:18950} for http_env; a loop of your own reads them as
+    `chat.rollout.agent_options`. Set those of the loop in use; others are refused."""
     client: str | None = None
     """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
     called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""
@@ -87,6 +90,9 @@ class SandboxConfig:
     )
     """Packages that every session has loaded, so that importing them takes no time. Empty it for a quicker start, add
     what your task's code imports."""
+    swe_url: str | None = knob(None, url())
+    """The address of a server of repositories, for the tools bash, edit and finish, such as http://sandbox:8081; the
+    token is the same as for `sandbox.url`. Set it when this machine has no shell sessions (L3)."""
     url: str | None = knob(None, url())
     """A sandbox server's address instead of this machine, such as http://sandbox:8080. Its token is the value of the
     environment variable TURNWISE_SANDBOX_TOKEN. Set it when this machine cannot isolate code."""

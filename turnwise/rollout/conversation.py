@@ -83,6 +83,16 @@ class Conversation:
         return self._shared.sample
 
     @property
+    def artifacts(self) -> dict[str, Any]:
+        """What the loop leaves on the trajectory for scorers and readers, as JSON values by name."""
+        return self._shared.artifacts
+
+    @property
+    def seed(self) -> int:
+        """The episode's own; the same when it is played again."""
+        return self._shared.tools.seed
+
+    @property
     def rollout(self) -> RolloutConfig:
         """What a loop may read of the config."""
         return self._rollout
@@ -91,11 +101,6 @@ class Conversation:
     def sampling(self) -> SamplingConfig:
         """How the run samples."""
         return self._shared.sampling
-
-    @property
-    def artifacts(self) -> dict[str, Any]:
-        """What a loop wants kept with the trajectory, by name; plain values, as JSON has them."""
-        return self._shared.artifacts
 
     @property
     def ended(self) -> StopReason | None:

@@ -48,7 +48,7 @@ class SharedEpisode:
         """The main one, then the branches as they were opened."""
         self.ended: StopReason | None = None
         self.artifacts: dict[str, Any] = {}
-        """What agent loops want kept with the trajectory."""
+        """What the agent loop leaves on the trajectory, as JSON values by name."""
         self._turns = 0
         self._reserved = 0
         self._at_work: set[asyncio.Task[object]] = set()

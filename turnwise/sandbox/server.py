@@ -79,25 +79,25 @@ def make_app(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
     intake = Intake(settings.body, settings.body_seconds, settings.calls)
     app.add_middleware(Gate, host=host, token=token, intake=intake)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    _add_basics(app, pool)
+    app.add_exception_handler(RequestValidationError, invalid)
+    add_basics(app, pool)
     _add_fusion(app, pool, settings)
     _add_sessions(app, sessions, settings)
     return app
 
 
-def _json(answer: BaseModel) -> Response:
+def as_json(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def invalid(_: Request, error: Exception) -> Response:
     """What is wrong and where, without the input, which may be long."""
     assert isinstance(error, RequestValidationError)
     faults = [f"{'.'.join(str(part)[:80] for part in one['loc'])}: {one['msg'][:200]}" for one in error.errors()[:8]]
     return JSONResponse({"detail": "; ".join(faults)}, status_code=422)
 
 
-def _add_basics(app: FastAPI, pool: SandboxPool) -> None:
+def add_basics(app: FastAPI, pool: SandboxPool) -> None:
     @app.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
@@ -106,7 +106,7 @@ def _add_basics(app: FastAPI, pool: SandboxPool) -> None:
     async def report() -> Response:
         if pool.report is None:
             raise HTTPException(503, "nothing has been proven yet")
-        return _json(ReportAnswer(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
+        return as_json(ReportAnswer(level=pool.report.level.name, text=_words(pool.report)))  # type: ignore[arg-type]
 
 
 def _words(report: probe.Report) -> str:
@@ -124,30 +124,30 @@ def _add_fusion(app: FastAPI, pool: SandboxPool, settings: ServerSettings) -> No
     async def run_code(request: RunCodeRequest) -> Response:
         try:
             async with pool.session() as session:
-                return _json(await run_script(session, request, limits, settings.seconds))
+                return as_json(await run_script(session, request, limits, settings.seconds))
         except SandboxLost:
-            return _json(RunCodeAnswer(status=RunStatus.SandboxError, message=LOST))
+            return as_json(RunCodeAnswer(status=RunStatus.SandboxError, message=LOST))
 
     @app.post("/run_jupyter")
     async def run_jupyter(request: RunJupyterRequest) -> Response:
         try:
             async with pool.session() as session:
-                return _json(await run_notebook(session, request, limits, settings.seconds))
+                return as_json(await run_notebook(session, request, limits, settings.seconds))
         except SandboxLost:
-            return _json(RunJupyterAnswer(status=RunStatus.SandboxError, message=LOST))
+            return as_json(RunJupyterAnswer(status=RunStatus.SandboxError, message=LOST))
 
 
 def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings) -> None:
     @app.post("/sessions")
     async def open_session(request: OpenRequest) -> Response:
-        return _json(OpenAnswer(id=sessions.open(request)))
+        return as_json(OpenAnswer(id=sessions.open(request)))
 
     @app.post("/sessions/{number}/run")
     async def run(number: str, request: CallRequest) -> Response:
         with sessions.using(number) as session:
             try:
                 limit = min(request.seconds or session.limits.seconds, settings.seconds)
-                return _json(ResultAnswer.model_construct(await session.run(request.code, limit)))
+                return as_json(ResultAnswer.model_construct(await session.run(request.code, limit)))
             except SandboxLost as error:
                 await sessions.close(number)  # its variables are gone: the client must not go on as if they were there
                 raise HTTPException(410, LOST) from error

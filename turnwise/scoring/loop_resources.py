@@ -3,7 +3,8 @@
 import asyncio
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
@@ -13,6 +14,39 @@ class Closable(Protocol):
 
 
 Resource = TypeVar("Resource", bound=Closable)
+
+Held = TypeVar("Held")
+
+
+class KeptOpen(Generic[Held]):
+    """Something that a task keeps open, so that it is closed with the event loop when nobody closes it before."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Held]]) -> None:
+        self._make = make
+        self._opened: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+        self._end = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def opened(self) -> Held:
+        """It, as soon as it is open; the error when it could not be opened."""
+        return await asyncio.shield(self._opened)
+
+    async def close(self) -> None:
+        """End everything of it."""
+        self._end.set()
+        await asyncio.wait((self._keeper,))
+
+    async def _keep(self) -> None:
+        try:
+            async with self._make() as held:
+                self._opened.set_result(held)
+                await self._end.wait()
+        except BaseException as error:  # whoever waits for it gets it; a later one was raised by closing
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+            self._opened.exception()  # seen: perhaps nobody waits any more
+
 
 _RESOURCES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Closable]] = weakref.WeakKeyDictionary()
 

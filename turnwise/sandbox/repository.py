@@ -1,0 +1,266 @@
+"""A repository to mend: its files in a shell session, what a policy may do to them, and the tests that judge it."""
+
+import json
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.errors import DataError
+from turnwise.sandbox.inside.isolate import SCRATCH
+from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.shell_pool import ShellPool
+from turnwise.sandbox.shell_session import Ran, ShellSession
+
+ROOT = f"{SCRATCH}/repo"
+MOST_FILES = 4000
+MOST_TESTS = 4000
+_INSIDE = Path(__file__).parent / "inside"
+_FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
+_TESTS_SCRIPT = (_INSIDE / "tests_driver.py").read_text()
+_ANSWER_CHARS = 4_000_000
+"""Of what our own script prints, changed files included."""
+CONTROLS = frozenset({
+    "conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg",
+    "pyproject.toml",
+})  # fmt: skip
+"""Files that decide how tests are run: the repository's own stand, whatever became of them."""
+_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
+
+
+def _relative(name: str) -> str:
+    parts = name.split("/")
+    if not name or "\0" in name or len(name) > 500 or any(part in ("", ".", "..", ".git") for part in parts):
+        raise ValueError(f"{name[:80]!r} is no path of a file in a repository")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_relative)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Commit(_Checked):
+    """One step of a repository's history: which of its files come in with it."""
+
+    message: Annotated[str, Field(max_length=2000)]
+    files: list[FileName]
+
+
+class Instance(_Checked):
+    """What a row says of its repository. Without files, only a server knows it, by its id."""
+
+    instance_id: Annotated[str, Field(min_length=1, max_length=200)]
+    files: Annotated[dict[FileName, str], Field(max_length=MOST_FILES)] = {}
+    history: Annotated[list[Commit], Field(max_length=50)] = []
+
+
+class Tests(_Checked):
+    """What a row's ground truth says, in SWE-bench's words; `files` are put in place before the tests are run."""
+
+    FAIL_TO_PASS: Annotated[list[str], Field(min_length=1, max_length=MOST_TESTS)]
+    PASS_TO_PASS: Annotated[list[str], Field(max_length=MOST_TESTS)] = []
+    files: Annotated[dict[FileName, str], Field(max_length=MOST_FILES)] = {}
+    runner: Literal["unittest", "pytest"] = "unittest"
+
+
+def read_instance(value: Any, where: str) -> Instance:
+    """A row's repository; DataError with its place when it is none."""
+    return _read(Instance, value, where)
+
+
+def read_tests(value: Any, where: str) -> Tests:
+    """A row's tests; DataError with their place when they are none."""
+    return _read(Tests, value, where)
+
+
+Kind = TypeVar("Kind", bound=_Checked)
+
+
+def _read(kind: type[Kind], value: Any, where: str) -> Kind:
+    """An object, or its JSON: in parquet, names of files would become columns."""
+    try:
+        return kind.model_validate_json(value) if isinstance(value, str) else kind.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_url=False)[0]
+        raise DataError(f"{where}: {'.'.join(map(str, fault['loc']))[:80]}: {fault['msg'][:200]}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an action gave: `Observation("3 passed")`. `facts` are recorded; the policy reads the text."""
+
+    text: str
+    failed: bool = False
+    done: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the tests went, in numbers of tests: `Outcome(1, 1, 4, 4)`."""
+
+    f2p_count: int
+    f2p_total: int
+    p2p_count: int
+    p2p_total: int
+
+    @property
+    def resolved(self) -> bool:
+        return (self.f2p_count, self.p2p_count) == (self.f2p_total, self.p2p_total)
+
+
+class LocalWorkspace:
+    """A repository in a shell session of this machine. The session is opened by the first action."""
+
+    def __init__(self, pool: ShellPool, instance: Instance) -> None:
+        if not instance.files:
+            raise DataError(
+                f"{instance.instance_id}: the row holds no files, so only a server knows the repository: "
+                "set sandbox.swe_url"
+            )
+        self.instance = instance
+        self._session: ShellSession = pool.shell()
+        self._open = False
+        self._known = {name: sha256(text.encode()).hexdigest() for name, text in instance.files.items()}
+        self._recorded: dict[str, Any] = {"changes": {}}
+
+    async def act(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """bash, edit or finish; SandboxLost when the machinery failed."""
+        if not self._open:
+            await place(self._session, self.instance.files)
+            await self._make_history()
+            self._open = True
+        match name:
+            case "bash":
+                return await self._bash(str(arguments["command"]))
+            case "edit":
+                return await self._edit(arguments)
+            case "finish":
+                return Observation("Finished.", done=True, facts=await self._changes())
+        raise ValueError(f"no action {name!r}")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _bash(self, command: str) -> Observation:
+        ran = await self._session.run(command, folder=ROOT)
+        facts = {"exit": ran.exit, **await self._changes()}
+        return Observation(words(ran), facts=facts)
+
+    async def _edit(self, arguments: Mapping[str, Any]) -> Observation:
+        answer = await _script(self._session, {"do": "edit", "root": ROOT, **arguments})
+        if "refused" in answer:
+            return Observation(str(answer["refused"]), failed=True)
+        return Observation(str(answer["text"]), facts={} if arguments["command"] == "view" else await self._changes())
+
+    async def _changes(self) -> dict[str, Any]:
+        """What differs from the repository as it was, when that has changed since the last action."""
+        found = await _script(self._session, {"do": "collect", "root": ROOT, "known": self._known})
+        facts = {key: found[key] for key in ("changes", "too_much", "refused") if key in found}
+        if facts == self._recorded:
+            return {}
+        self._recorded = facts
+        return facts
+
+    async def _make_history(self) -> None:
+        """With git, where it is installed; the repository is plain files where it is not."""
+        steps = ["command -v git > /dev/null || exit 0", "git init -q -b main ."]
+        for number, commit in enumerate(self.instance.history or [Commit(message="Start", files=[])]):
+            names = " ".join(map(shlex.quote, commit.files)) if commit.files else "-A"
+            date = f"2024-01-{number + 1:02}T12:00:00Z"
+            steps.append(f"git add -- {names}" if commit.files else "git add -A")
+            dates = f"GIT_AUTHOR_DATE={date} GIT_COMMITTER_DATE={date}"
+            steps.append(f"{dates} git commit -q --allow-empty -m {shlex.quote(commit.message)}")
+        ran = await self._session.run(" && ".join(f"{{ {step}; }}" for step in steps), folder=ROOT, seconds=60)
+        if not ran.fine:
+            raise SandboxLost(f"{self.instance.instance_id}: its history could not be made: {ran.output[-300:]}")
+
+
+def words(ran: Ran) -> str:
+    """What the policy reads of a command."""
+    end = f"[{ran.stopped}]" if ran.stopped is not None else f"[exit code {ran.exit}]" if ran.exit else ""
+    return "\n".join(part for part in (ran.output.rstrip("\n"), end) if part) or "(no output)"
+
+
+async def run_tests(
+    pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: Tests, seconds: float = 60.0
+) -> Outcome:
+    """The tests in a session of their own, on the changed repository, with what decides about tests restored."""
+    session = pool.shell()
+    try:
+        await place(session, instance.files)
+        judged = {"do": "place", "root": ROOT, "files": {**allowed(changes, instance), **tests.files}}
+        if "refused" in await _script(session, judged):  # a file where the tests need a folder
+            return Outcome(0, len(set(tests.FAIL_TO_PASS)), 0, len(set(tests.PASS_TO_PASS)))
+        names = [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]
+        secret = secrets.token_hex(32).encode()
+        order = json.dumps({"runner": tests.runner, "tests": names}).encode()
+        argv = ("python", "-I", "-B", "-c", _TESTS_SCRIPT)
+        given = order + b"\n" + secret + b"\n"
+        ran = await session.run(argv=argv, folder=ROOT, given=given, seconds=seconds, output=_ANSWER_CHARS)
+    finally:
+        await session.close()
+    passed = _passed(ran, secret.decode())
+    counts = [sum(name in passed for name in dict.fromkeys(some)) for some in (tests.FAIL_TO_PASS, tests.PASS_TO_PASS)]
+    return Outcome(counts[0], len(set(tests.FAIL_TO_PASS)), counts[1], len(set(tests.PASS_TO_PASS)))
+
+
+def allowed(changes: Mapping[str, str | None], instance: Instance) -> dict[str, str | None]:
+    """A policy's changes without what would decide about tests rather than mend the code."""
+    roots = {name.split("/")[0].removesuffix(".py") for name in instance.files}
+    kept = {}
+    for name, text in changes.items():
+        top = name.split("/")[0].removesuffix(".py")
+        shadows = top not in roots and (top in sys.stdlib_module_names or top in _RUNNERS)
+        if not (shadows or decides(name)):
+            kept[name] = text
+    return kept
+
+
+def decides(name: str) -> bool:
+    """Whether a file is a test or says how tests are run; the policy's version of it is not judged by itself."""
+    *folders, last = name.split("/")
+    is_test = last.startswith("test_") or last.endswith("_test.py") or bool({"test", "tests"} & set(folders))
+    return is_test or last in CONTROLS or last.endswith(".pth")
+
+
+def _passed(ran: Ran, secret: str) -> set[str]:
+    """Tests that passed: from the one line that begins with the secret, of a run that came to its end."""
+    lines = [line for line in ran.output.splitlines() if line.startswith(secret)]
+    if not ran.fine or len(lines) != 1:
+        return set()
+    try:
+        found = json.loads(lines[0].removeprefix(secret))
+    except ValueError:
+        return set()
+    return {name for name, outcome in found.items() if outcome == "passed"} if isinstance(found, dict) else set()
+
+
+async def place(session: ShellSession, files: Mapping[str, str | None]) -> None:
+    """Put files into the session's repository."""
+    made = await session.run("mkdir -p repo")
+    answer = await _script(session, {"do": "place", "root": ROOT, "files": dict(files)})
+    if not made.fine or "refused" in answer:
+        raise SandboxLost(f"the repository could not be put in place: {answer.get('refused', made.output)}")
+
+
+async def _script(session: ShellSession, order: dict[str, Any]) -> dict[str, Any]:
+    """Our own script about files, inside; what it says is the session's word."""
+    argv = ("python", "-I", "-S", "-B", "-c", _FILES_SCRIPT)
+    ran = await session.run(argv=argv, given=json.dumps(order).encode(), seconds=30, output=_ANSWER_CHARS)
+    try:
+        answer = json.loads(ran.output) if ran.fine else None
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise SandboxLost(f"the repository's files could not be reached: {words(ran)[-300:]}")
+    return answer

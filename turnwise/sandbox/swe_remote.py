@@ -1,0 +1,79 @@
+"""Repositories at a server, with the contract of those on this machine: act, close, and how the tests went."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.config import SandboxConfig
+from turnwise.sandbox.opening import TOKEN_ENV
+from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.remote import SHORT_SECONDS, RemotePool
+from turnwise.sandbox.repository import Instance, Observation, Outcome, Tests
+from turnwise.sandbox.shell_pool import ShellPool, shell_settings
+from turnwise.sandbox.swe_wire import (
+    Action,
+    ActionAnswer,
+    ActionRequest,
+    EndAnswer,
+    EndRequest,
+    RewardAnswer,
+    RewardRequest,
+    StartAnswer,
+    StartRequest,
+)
+
+REWARD_SECONDS = 300.0
+SID = "sid"
+"""The recorded fact that names the server's session."""
+
+
+class SweClient(RemotePool):
+    """A server of repositories. Whatever goes wrong with it is SandboxLost or SandboxUnavailable, never a reward."""
+
+    def workspace(self, instance: Instance) -> "RemoteWorkspace":
+        """A repository there; it is started by the first action."""
+        return RemoteWorkspace(self, instance)
+
+    async def compute_reward(self, sid: str, tests: Tests | None) -> Outcome:
+        """How the tests went on what a session changed."""
+        request = RewardRequest(sid=sid, tests=tests)
+        found = await self.ask("POST", "/compute_reward", request, RewardAnswer, REWARD_SECONDS)
+        if found.f2p_count > found.f2p_total or found.p2p_count > found.p2p_total:
+            raise SandboxLost("the sandbox server counts more tests passed than there are")
+        return Outcome(found.f2p_count, found.f2p_total, found.p2p_count, found.p2p_total)
+
+
+def open_place(config: SandboxConfig) -> ShellPool | SweClient:
+    """Where a config has its repositories, still to be entered: on this machine, or at a server."""
+    if config.swe_url is None:
+        return ShellPool(shell_settings(config))
+    return SweClient(config.swe_url, os.environ.get(TOKEN_ENV), config.seconds, min_level=config.min_level)
+
+
+class RemoteWorkspace:
+    """A repository at a server; one action at a time."""
+
+    def __init__(self, client: SweClient, instance: Instance) -> None:
+        self.instance = instance
+        self._client = client
+        self._sid: str | None = None
+        self._turn = asyncio.Lock()
+
+    async def act(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """bash, edit or finish; SandboxLost when the server failed."""
+        client = self._client
+        async with self._turn:
+            if self._sid is None:
+                instance = self.instance if self.instance.files else None
+                request = StartRequest(instance_id=self.instance.instance_id, instance=instance)
+                self._sid = (await client.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
+            action = ActionRequest(sid=self._sid, action=Action(name=name, arguments=dict(arguments)))
+            answer = await client.ask("POST", "/process_action", action, ActionAnswer, client.waiting(client.seconds))
+            return Observation(answer.observation, answer.failed, answer.done, {**answer.facts, SID: self._sid})
+
+    async def close(self) -> None:
+        """No more actions; the server keeps what the reward needs."""
+        sid, self._sid = self._sid, None
+        if sid is not None:
+            await self._client.ask("POST", "/postprocess", EndRequest(sid=sid), EndAnswer, SHORT_SECONDS)

@@ -1,0 +1,206 @@
+"""An HTTP server of repositories in shell sessions: start_instance, process_action, postprocess, compute_reward."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Response
+from fastapi.exceptions import RequestValidationError
+
+from turnwise.errors import DataError
+from turnwise.sandbox.limits import MIB
+from turnwise.sandbox.pool import PoolSettings
+from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.repository import Instance, LocalWorkspace, run_tests
+from turnwise.sandbox.server import add_basics, as_json, invalid
+from turnwise.sandbox.shell_pool import ShellPool
+from turnwise.sandbox.swe_actions import BadAction, check_action
+from turnwise.sandbox.swe_wire import (
+    ActionAnswer,
+    ActionRequest,
+    EndAnswer,
+    EndRequest,
+    RewardAnswer,
+    RewardRequest,
+    StartAnswer,
+    StartRequest,
+)
+from turnwise.serving import RETRY_SECONDS, Gate, Intake, check_binding, serve_app
+
+LOST = "the repository's session was lost, which says nothing about the policy"
+
+
+@dataclass(frozen=True, slots=True)
+class SweServerSettings:
+    """How a server is made: `SweServerSettings(sessions=64)`. No config has these: they are the operator's."""
+
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    body: int = 16 * MIB
+    body_seconds: float = 60.0
+    calls: int = 256
+    sessions: int = 512
+    """Open at once, those whose reward was not asked for included."""
+    idle_seconds: float = 1800.0
+    """Without a request, after which a session is forgotten."""
+    test_seconds: float = 60.0
+
+
+async def serve(host: str, port: int, token: str | None = None, settings: SweServerSettings | None = None) -> None:
+    """Serve until interrupted."""
+    check_binding(host, token, "a server of repositories", "runs code")
+    settings = settings or SweServerSettings()
+    async with ShellPool(settings.pool) as pool:
+        await serve_app(make_app(pool, token, settings, host), host, port)
+
+
+def make_app(
+    pool: ShellPool, token: str | None, settings: SweServerSettings | None = None, host: str = "127.0.0.1"
+) -> FastAPI:
+    """The server's app at this host, for a pool that has been started in the same event loop."""
+    settings = settings or SweServerSettings()
+    sessions = _Sessions(pool, settings)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
+    intake = Intake(settings.body, settings.body_seconds, settings.calls)
+    app.add_middleware(Gate, host=host, token=token, intake=intake)
+    app.add_exception_handler(RequestValidationError, invalid)
+    add_basics(app, pool)
+    _add_actions(app, sessions)
+    _add_reward(app, sessions, pool, settings)
+    return app
+
+
+def _add_actions(app: FastAPI, sessions: "_Sessions") -> None:
+    @app.post("/start_instance")
+    async def start_instance(request: StartRequest) -> Response:
+        if request.instance is None:
+            raise HTTPException(404, f"this server knows no repository {request.instance_id!r}: send its files")
+        return as_json(StartAnswer(sid=sessions.open(request.instance)))
+
+    @app.post("/process_action")
+    async def process_action(request: ActionRequest) -> Response:
+        with sessions.using(request.sid) as entry:
+            if entry.ended:
+                raise HTTPException(409, "this session was ended by /postprocess")
+            try:
+                check_action(request.action.name, request.action.arguments)
+                seen = await entry.workspace.act(request.action.name, request.action.arguments)
+            except BadAction as error:
+                return as_json(ActionAnswer(observation=str(error), failed=True))
+            except SandboxLost as error:
+                await sessions.close(request.sid)
+                raise HTTPException(410, LOST) from error
+            except asyncio.CancelledError:  # the client went away: nobody knows what became of the action
+                await sessions.close(request.sid)
+                raise
+            entry.note(seen.facts)
+            return as_json(ActionAnswer(observation=seen.text, failed=seen.failed, done=seen.done, facts=seen.facts))
+
+    @app.post("/postprocess")
+    async def postprocess(request: EndRequest) -> Response:
+        with sessions.using(request.sid) as entry:
+            entry.ended = True
+            await entry.workspace.close()
+            return as_json(EndAnswer(changed=sorted(entry.changes or {})))
+
+
+def _add_reward(app: FastAPI, sessions: "_Sessions", pool: ShellPool, settings: SweServerSettings) -> None:
+    @app.post("/compute_reward")
+    async def compute_reward(request: RewardRequest) -> Response:
+        with sessions.using(request.sid) as entry:
+            if request.tests is None:
+                raise HTTPException(422, "this server knows no tests: send them")
+            tests, changes = request.tests, entry.changes
+            if changes is None:  # more than is kept: it cannot be judged, and does not pass
+                none = RewardAnswer(
+                    f2p_count=0, f2p_total=len(set(tests.FAIL_TO_PASS)), p2p_total=len(set(tests.PASS_TO_PASS))
+                )
+                return as_json(none)
+            try:
+                found = await run_tests(pool, entry.workspace.instance, changes, tests, settings.test_seconds)
+            except SandboxLost as error:
+                raise HTTPException(503, LOST, {"Retry-After": RETRY_SECONDS}) from error
+            return as_json(
+                RewardAnswer(
+                    f2p_count=found.f2p_count, f2p_total=found.f2p_total,
+                    p2p_count=found.p2p_count, p2p_total=found.p2p_total,
+                )
+            )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Entry:
+    workspace: LocalWorkspace
+    last: float
+    changes: dict[str, str | None] | None = field(default_factory=dict)
+    """Since the start; None when they are too many to keep."""
+    ended: bool = False
+    running: int = 0
+
+    def note(self, facts: dict[str, Any]) -> None:
+        if "changes" in facts:
+            self.changes = facts["changes"]
+        elif "too_much" in facts or "refused" in facts:
+            self.changes = None
+
+
+class _Sessions:
+    """The open sessions by their ids, which nobody can guess."""
+
+    def __init__(self, pool: ShellPool, settings: SweServerSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._entries: dict[str, _Entry] = {}
+
+    def open(self, instance: Instance) -> str:
+        if len(self._entries) >= self._settings.sessions:
+            text = f"{self._settings.sessions} sessions are open, as many as this server takes"
+            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
+        try:
+            workspace = LocalWorkspace(self._pool, instance)
+        except DataError as error:
+            raise HTTPException(422, str(error)) from error
+        sid = secrets.token_urlsafe(24)
+        self._entries[sid] = _Entry(workspace, time.monotonic())
+        return sid
+
+    @contextlib.contextmanager
+    def using(self, sid: str) -> Iterator[_Entry]:
+        """A session, which does not expire meanwhile."""
+        entry = self._entries.get(sid)
+        if entry is None:
+            raise HTTPException(404, "there is no such session; it may have expired")
+        entry.running += 1
+        try:
+            yield entry
+        finally:
+            entry.running -= 1
+            entry.last = time.monotonic()
+
+    async def close(self, sid: str) -> None:
+        entry = self._entries.pop(sid, None)
+        if entry is not None:
+            await entry.workspace.close()
+
+    @contextlib.asynccontextmanager
+    async def swept(self) -> AsyncIterator[None]:
+        """While the app lives: idle sessions are closed; afterwards all are."""
+        sweeping = asyncio.ensure_future(self._sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await asyncio.wait((sweeping,))
+            for sid in list(self._entries):
+                await self.close(sid)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.idle_seconds / 4)
+            oldest = time.monotonic() - self._settings.idle_seconds
+            for sid, entry in list(self._entries.items()):
+                if not entry.running and entry.last < oldest:
+                    await self.close(sid)
