@@ -15,6 +15,8 @@ from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ReadsKwargs
 from turnwise.types import Sample
 
+CLIENT = "openai_client"
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -43,7 +45,7 @@ class Plan:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The server of clients is there for a run that has any, and stopped on every path."""
-        if all(route.agent != "openai_client" for route in self.routes):
+        if all(route.agent != CLIENT for route in self.routes):
             yield
             return
         from turnwise.rollout.client_api.server import client_server
@@ -60,7 +62,7 @@ class Plan:
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
         elif self._config.client is not None:
-            agent, why = "openai_client", "inferred: rollout.client is set"
+            agent, why = CLIENT, "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -74,6 +76,8 @@ class Plan:
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
+            return Route(sample.data_source, agent, why, (), None, loop)
+        if agent == CLIENT:  # it brings its own tools, and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
         if spec is not None:
             try:
@@ -143,6 +147,13 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
                 f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
                 "configured tools nor the interaction"
             )
+        elif route.agent == CLIENT and (toolbox.tools or config.interaction):
+            notices.append(
+                f"{count} samples of {route.data_source} are played by {config.client} ({route.why}), which brings its "
+                "own tools: the configured ones and the interaction are not used"
+            )
+    if config.client is not None and all(route.agent != CLIENT for route in routes):
+        notices.append(f"no sample is played by rollout.client={config.client}: they name other agents")
     used = {name for route in routes for name in route.tools}
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
