@@ -32,9 +32,9 @@ def test_a_newcomers_task_is_short_checked_evaluated_and_trained(tmp_path: Path)
         report = evaluate(said, console=QUIET)
         assert report.accuracy == pytest.approx(1 / 3) and len(report.trajectories) == 3
         assert [call.call.name for call in report.trajectories[0].calls] == ["mix"]
-        small = ("training.steps=1", "training.group_size=2", "sampling.max_tokens=8", "training.eval_every=null")
+        small = ("training.steps=1", "training.group_size=2", "sampling.max_tokens=8")
         trained = train(configure("task=colours.py", *small), console=QUIET)
-    assert (trained.run / "metrics.jsonl").read_text().count("task/colours/episodes") >= 1
+    assert '"step": 1' in (trained.run / "metrics.jsonl").read_text()
 
 
 def test_the_scripted_user_of_the_page_is_the_examples(tmp_path: Path) -> None:
