@@ -8,7 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
@@ -31,6 +33,7 @@ from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import as_tool
+from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, as_scorer
@@ -40,6 +43,12 @@ from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
+
+
+UNCOUNTED = (
+    f"the endpoint's tokenizer is not known: {CHARACTERS_PER_TOKEN} characters count as a token where tools' replies "
+    "are cut (rollout.max_reply_tokens)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ def prepare(
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
+    if config.engine.name == EngineName.openai and toolbox.tools:
+        plan.notices.append(UNCOUNTED)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
@@ -159,12 +170,19 @@ def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     from turnwise.engines.model.loading import read_tokenizer
 
-    call_format = load_format(config.chat.tool_format)
+    if config.chat.tool_format is not None:
+        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     tokenizer = read_tokenizer(model_source(config), config.chat.template)
+    call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
+
+
+def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+    """The tool-call format, and why."""
+    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
 
 
 def fit_prompts(

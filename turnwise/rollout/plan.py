@@ -14,6 +14,8 @@ from turnwise.plugins import builtin, load
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.tools.tool import ReadsKwargs
+from turnwise.rollout.verl_loops import is_verl_loop, verl_loop
 from turnwise.types import Sample
 
 if TYPE_CHECKING:
@@ -138,6 +140,8 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
 
 def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
     """A loop is `async def loop(chat)`; anything else would only be found out in the first episode."""
+    if is_verl_loop(loop):
+        return verl_loop(loop, {})
     function = loop if inspect.isroutine(loop) else getattr(loop, "__call__", None)  # noqa: B004 (its kind matters)
     if isinstance(loop, type) or not inspect.iscoroutinefunction(function):
         raise PluginError(f"agent loop {spec!r} must be written as: async def {spec.rpartition(':')[2]}(chat)")
@@ -150,19 +154,26 @@ def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]
 
 
 def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
-    """tools_kwargs that no tool will read, since the sample cannot call it. A tool that nobody knows is refused."""
+    """tools_kwargs that no tool will read. A tool that nobody knows is refused, and a key that it does not know."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    unread: Counter[str] = Counter()
     known = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
-        for name in sample.tools_kwargs:
+        for name, kwargs in sample.tools_kwargs.items():
             if name not in known:
                 raise PluginError(_unoffered(sample, name, known))
-        idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
+            if name not in route.tools:
+                idle[name, route.tools] += 1
+                continue
+            tool = toolbox.tools[name]
+            if isinstance(tool, ReadsKwargs) and (problem := tool.kwargs_problem(kwargs)) is not None:
+                raise PluginError(f"sample {sample.id}: tools_kwargs.{name}: {problem}")
+            unread[name] += bool(kwargs) and not getattr(tool, "reads_kwargs", True)
     return [
         f"{count} samples have tools_kwargs for {name!r}, which they cannot call; they have "
         f"{', '.join(tools) or 'no tools'}"
         for (name, tools), count in idle.items()
-    ]
+    ] + [f"{count} samples have tools_kwargs for {name!r}, which reads none" for name, count in unread.items() if count]
 
 
 def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:
@@ -178,4 +189,6 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
         notices.append(f"no sample uses the tools {', '.join(unused)}")
+    if idle := [name for name in config.tool_options if name not in toolbox.tools]:
+        notices.append(f"rollout.tool_options has options for {', '.join(idle)}, which no sample uses")
     return notices

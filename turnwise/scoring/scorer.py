@@ -75,6 +75,7 @@ BUILTIN: dict[str, str] = {
     "exact_match": "turnwise.scoring.text_match:exact_match",
     "text_match": "turnwise.scoring.text_match:text_match",
     "search_qa": "turnwise.scoring.text_match:search_qa",
+    "cited_answer": "turnwise.scoring.cited_answer:cited_answer",
     "math": "turnwise.scoring.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.format_rules:format_rules",
     "code_tests": "turnwise.scoring.code_tests:code_tests",
