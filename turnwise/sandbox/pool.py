@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from turnwise.choices import SandboxLevel
 from turnwise.sandbox import probe, resources, scratch
@@ -67,7 +68,7 @@ class SandboxPool:
         self._opening = 0
         self._memory = resources.Memory(0)
 
-    async def __aenter__(self) -> "SandboxPool":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:

@@ -63,7 +63,7 @@ class Instance(_Checked):
     history: Annotated[list[Commit], Field(max_length=50)] = []
 
 
-class Tests(_Checked):
+class SweTests(_Checked):
     """What a row's ground truth says, in SWE-bench's words; `files` are put in place before the tests are run."""
 
     FAIL_TO_PASS: Annotated[list[str], Field(min_length=1, max_length=MOST_TESTS)]
@@ -77,9 +77,9 @@ def read_instance(value: Any, where: str) -> Instance:
     return _read(Instance, value, where)
 
 
-def read_tests(value: Any, where: str) -> Tests:
+def read_tests(value: Any, where: str) -> SweTests:
     """A row's tests; DataError with their place when they are none."""
-    return _read(Tests, value, where)
+    return _read(SweTests, value, where)
 
 
 Kind = TypeVar("Kind", bound=_Checked)
@@ -165,7 +165,7 @@ class LocalWorkspace:
     async def _changes(self) -> dict[str, Any]:
         """What differs from the repository as it was, when that has changed since the last action."""
         found = await _script(self._session, {"do": "collect", "root": ROOT, "known": self._known})
-        facts = {key: found[key] for key in ("changes", "too_much", "refused") if key in found}
+        facts: dict[str, Any] = {key: found[key] for key in ("changes", "too_much", "refused") if key in found}
         if facts == self._recorded:
             return {}
         self._recorded = facts
@@ -192,7 +192,7 @@ def words(ran: Ran) -> str:
 
 
 async def run_tests(
-    pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: Tests, seconds: float = 60.0
+    pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: SweTests, seconds: float = 60.0
 ) -> Outcome:
     """The tests in a session of their own, on the changed repository, with what decides about tests restored."""
     session = pool.shell()

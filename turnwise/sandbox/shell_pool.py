@@ -16,9 +16,9 @@ from turnwise.sandbox import probe
 from turnwise.sandbox.inside import isolate
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.sandbox.process import Refusal, SandboxLost, SandboxUnavailable, python_paths
+from turnwise.sandbox.process import Refusal, SandboxLost, SandboxUnavailable, environment, python_paths
 from turnwise.sandbox.shell_attacks import attack_shell
-from turnwise.sandbox.shell_session import ShellSession
+from turnwise.sandbox.shell_session import PLACES, ShellSession
 
 PROCESSES = 128
 """Processes and threads of one session."""
@@ -42,7 +42,9 @@ class ShellPool(SandboxPool):
 
     def shell(self) -> ShellSession:
         """A new session; its process is taken from the pool at the first command."""
-        return ShellSession(self._acquire, self._slots, self.settings.limits, search_path())
+        found = {**environment(), "PATH": search_path()}
+        places = {name: found[name] for name in PLACES if name in found}
+        return ShellSession(self._acquire, self._slots, self.settings.limits, places)
 
     async def _start(self) -> None:
         try:

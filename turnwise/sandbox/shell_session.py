@@ -42,7 +42,8 @@ ENVIRONMENT = {
     "GIT_COMMITTER_NAME": "sandbox",
     "GIT_COMMITTER_EMAIL": "sandbox@localhost",
 }
-"""Of every command, with PATH; nothing of ours."""
+"""Of every command, with where programs and Python's library are found; nothing of ours."""
+PLACES = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,14 @@ class ShellSession:
     """Commands in a folder of their own. Lost machinery is SandboxLost, and the files are lost with it."""
 
     def __init__(
-        self, acquire: Callable[[], Awaitable[Place]], slots: asyncio.Semaphore, limits: Limits, path: str
+        self,
+        acquire: Callable[[], Awaitable[Place]],
+        slots: asyncio.Semaphore,
+        limits: Limits,
+        environment: dict[str, str],
     ) -> None:
         self.limits = limits
-        self._environment = {**ENVIRONMENT, "PATH": path}
+        self._environment = {**ENVIRONMENT, **environment}
         self._acquire = acquire
         self._slots = slots
         self._place: Place | None = None

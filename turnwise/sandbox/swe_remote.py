@@ -9,7 +9,7 @@ from turnwise.config import SandboxConfig
 from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.remote import SHORT_SECONDS, RemotePool
-from turnwise.sandbox.repository import Instance, Observation, Outcome, Tests
+from turnwise.sandbox.repository import Instance, Observation, Outcome, SweTests
 from turnwise.sandbox.shell_pool import ShellPool, shell_settings
 from turnwise.sandbox.swe_wire import (
     Action,
@@ -35,7 +35,7 @@ class SweClient(RemotePool):
         """A repository there; it is started by the first action."""
         return RemoteWorkspace(self, instance)
 
-    async def compute_reward(self, sid: str, tests: Tests | None) -> Outcome:
+    async def compute_reward(self, sid: str, tests: SweTests | None) -> Outcome:
         """How the tests went on what a session changed."""
         request = RewardRequest(sid=sid, tests=tests)
         found = await self.ask("POST", "/compute_reward", request, RewardAnswer, REWARD_SECONDS)
