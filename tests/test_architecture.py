@@ -14,7 +14,7 @@ LAYERS = (
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget", "image_bytes"},
-    {"chat", "data", "sandbox", "storage", "config_readers"},
+    {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
     {"engines", "scoring"},
     {"rollout", "training", "web"},
     {"task"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"assemble", "report"},
     {"plan_text", "checks", "train_report", "demonstrations"},
     {"run"},
-    {"eval", "preflight", "trainer", "rescoring", "filtering"},
+    {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
     {"train", "sft"},
     {"models"},
     {"commands", "completion"},

@@ -31,6 +31,7 @@ from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import as_tool
+from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer, as_scorer
@@ -40,6 +41,12 @@ from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
+
+
+UNCOUNTED = (
+    f"the endpoint's tokenizer is not known: {CHARACTERS_PER_TOKEN} characters count as a token where tools' replies "
+    "are cut (rollout.max_reply_tokens)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,8 @@ class Prepared:
 
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.scoring.running():
+        """What tools, clients and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
             yield
 
 
@@ -89,6 +96,8 @@ def prepare(
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
+    if config.engine.name == EngineName.openai and toolbox.tools:
+        plan.notices.append(UNCOUNTED)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())

@@ -92,7 +92,7 @@ async def _evaluate_into(run: Run, prepared: Prepared) -> EvalReport:
         if trajectories:
             await run.recorder.record("eval/step_000000.parquet", trajectories)
     sources = _sources(results, declared_by(config.task))
-    tokens = sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.turns)
+    tokens = sum(turn.completion_tokens for trajectory in trajectories for turn in trajectory.every_turn)
     return EvalReport(run.dir.path, seconds, tokens / seconds, sources, trajectories)
 
 

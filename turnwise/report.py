@@ -220,7 +220,7 @@ def summarise(
     """The numbers of one data source; `declared` are the metrics of a run's own task."""
     good = [entry for entry in results if entry.right is not None]
     trajectories = [entry.trajectory for entry in good]
-    calls = [call for trajectory in trajectories for call in trajectory.calls]
+    calls = [call for trajectory in trajectories for call in trajectory.every_call]
     means = reduce(metric for entry in good for metric in _metrics(entry))
     final, first = accuracies(results)
     return SourceReport(
@@ -253,13 +253,13 @@ def summarise(
 def _metrics(entry: EpisodeResult) -> list[Metric]:
     trajectory = entry.trajectory
     user_replies = [reply for turn in trajectory.turns for reply in turn.replies if reply.role is Role.USER]
-    valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.calls)
+    valid = any(call.status not in (CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL) for call in trajectory.every_call)
     metrics = [
         Metric("reward", trajectory.reward or 0.0),
-        Metric("num_turns", len(trajectory.turns)),
+        Metric("num_turns", len(trajectory.every_turn)),
         Metric("valid_call", float(valid)),
         Metric("user_turns", len(user_replies)),
-        Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.turns), Reduction.SUM),
+        Metric("policy_tokens", sum(turn.completion_tokens for turn in trajectory.every_turn), Reduction.SUM),
     ]
     if trajectory.turns:
         metrics.append(Metric("prompt_tokens", trajectory.turns[0].prompt_tokens))
@@ -323,20 +323,20 @@ def step_metrics(
     metrics: list[Metric] = []
     for trajectory in trajectories:
         source = trajectory.sample.data_source
-        written = sum(turn.completion_tokens for turn in trajectory.turns)
+        written = sum(turn.completion_tokens for turn in trajectory.every_turn)
         for name, value in (
             ("response_length", written),
-            ("num_turns", len(trajectory.turns)),
-            ("tool_call_counts", len(trajectory.calls)),
+            ("num_turns", len(trajectory.every_turn)),
+            ("tool_call_counts", len(trajectory.every_call)),
             ("prompt_length", trajectory.turns[0].prompt_tokens if trajectory.turns else 0),
-            ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.turns)),
-            ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.turns)),
+            ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.every_turn)),
+            ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.every_turn)),
         ):
             metrics += [Metric(f"{name}/{ending}", value, how) for ending, how in _SPREAD]
         cut = trajectory.stop_reason in (StopReason.TURN_TRUNCATED, StopReason.TOKEN_BUDGET, StopReason.CONTEXT_FULL)
         metrics.append(Metric("response_length/clip_ratio", float(cut)))
         metrics.append(Metric(f"stop_reasons/{trajectory.stop_reason.value}", 1, Reduction.SUM))
-        metrics += [Metric(f"tool_calls/{call.status.value}", 1, Reduction.SUM) for call in trajectory.calls]
+        metrics += [Metric(f"tool_calls/{call.status.value}", 1, Reduction.SUM) for call in trajectory.every_call]
         if lost := trajectory.artifacts.get(ENGINE_LOST):
             metrics.append(Metric("rollout/engine_lost", len(lost), Reduction.SUM))
         if trajectory.reward is not None:

@@ -1,6 +1,5 @@
 """Scoring again what a run has recorded, without a model, and what that would have changed."""
 
-import copy
 import os
 import secrets
 import shutil
@@ -24,7 +23,7 @@ from turnwise.storage.trajectories import read_sources, read_trajectories, write
 from turnwise.task import known_scorers
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
-from turnwise.types import Trajectory, is_right
+from turnwise.types import Trajectory, Turn, is_right
 
 FOLDER = "rescored"
 AT_ONCE = 256
@@ -193,19 +192,25 @@ async def rescore(trajectories: Sequence[Trajectory], scoring: Scoring) -> list[
 
 
 def _unscored(trajectory: Trajectory) -> Trajectory:
-    turns = [copy.copy(turn) for turn in trajectory.turns]
-    for turn in turns:
-        turn.scores = {}
+    turns = _without_scores(trajectory.turns)
+    branches = [replace(branch, turns=_without_scores(branch.turns)) for branch in trajectory.branches]
     had_failed = trajectory.failure is not None and trajectory.failure.startswith(f"{SCORING}:")
     failure = None if had_failed else trajectory.failure
-    return replace(trajectory, turns=turns, reward=None, parts={}, remarks=[], advantage=None, failure=failure)
+    return replace(
+        trajectory, turns=turns, branches=branches, reward=None, parts={}, remarks=[], advantage=None, failure=failure
+    )
+
+
+def _without_scores(turns: Sequence[Turn]) -> list[Turn]:
+    return [replace(turn, scores={}) for turn in turns]
 
 
 def _as_recorded(old: Trajectory, new: Trajectory) -> Trajectory:
     """The new scores with the words and images of the old record."""
-    for then, now in zip(old.turns, new.turns, strict=True):
+    for then, now in zip(old.every_turn, new.every_turn, strict=True):
         now.replies = then.replies
-    return replace(new, sample=old.sample, messages=old.messages)
+    branches = [replace(now, messages=then.messages) for then, now in zip(old.branches, new.branches, strict=True)]
+    return replace(new, sample=old.sample, messages=old.messages, branches=branches)
 
 
 def compare(

@@ -290,6 +290,11 @@ class Branch:
     turns: list[Turn]
     trained: bool = True
 
+    @property
+    def prompt(self) -> list[Message]:
+        """What its context began with."""
+        return _first_prompt(self.messages, self.turns)
+
 
 @dataclass(slots=True)
 class Trajectory:
@@ -329,6 +334,12 @@ class Trajectory:
         return [turn.message for turn in self.turns]
 
     @property
+    def prompt(self) -> Sequence[Message]:
+        """What the model was shown first: the sample's prompt, or one that the agent loop composed."""
+        given = self.sample.prompt
+        return given if tuple(self.messages[: len(given)]) == given else _first_prompt(self.messages, self.turns)
+
+    @property
     def every_turn(self) -> list[Turn]:
         """The turns of the main conversation, then those of the branches: each at the place that is its index."""
         return (
@@ -339,6 +350,19 @@ class Trajectory:
     def calls(self) -> list[CallRecord]:
         """Every tool call of the main conversation."""
         return [call for turn in self.turns for call in turn.calls]
+
+    @property
+    def every_call(self) -> list[CallRecord]:
+        """Those of the branches too."""
+        return [call for turn in self.every_turn for call in turn.calls]
+
+
+def _first_prompt(messages: list[Message], turns: Sequence[Turn]) -> list[Message]:
+    """The messages before those of the turns; replies to the last one may not have been shown."""
+    after = sum(1 + len(turn.replies) for turn in turns)
+    if turns and messages and messages[-1].role is Role.ASSISTANT:
+        after -= len(turns[-1].replies)
+    return messages[: max(0, len(messages) - after)]
 
 
 def is_right(reward: float, parts: Mapping[str, float]) -> bool:

@@ -16,6 +16,7 @@ from turnwise import configure, evaluate
 from turnwise.compose import compose
 from turnwise.errors import ConfigError, PluginError
 from turnwise.preflight import preflight
+from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import load_tool
 
 DOC = Path(__file__).parent.parent.parent / "docs" / "coming-from-verl.md"
@@ -62,7 +63,10 @@ tools:
     config: {type: native}
     tool_schema:
       type: function
-      function: {name: calc_gsm8k_reward, description: x, parameters: {type: object, properties: {}, required: []}}
+      function:
+        name: calc_gsm8k_reward
+        description: A tool for calculating the reward of gsm8k
+        parameters: {type: object, properties: {answer: {type: string, description: x}}, required: [answer]}
 """
 
 
@@ -132,10 +136,38 @@ def test_parts_of_verl_that_nobody_has_are_answered_with_file_and_line(tmp_path:
             load_tool(f"{file}:anything")
 
 
-def test_a_tool_config_of_verls_is_recognised(check: Callable[..., str], tmp_path: Path) -> None:
+def test_a_tool_config_of_verls_is_played_and_its_rewards_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_tool.yaml").write_text(TOOL_YAML)
-    found = check({**ROW, "extra_info": INFO}, f"rollout.tools=[{tmp_path}/gsm8k_tool.yaml]")
-    assert "gsm8k_tool.yaml: tools[0]: tool 'verl.tools.gsm8k_tool.Gsm8kTool'" in found
+    row = tmp_path / "row.jsonl"
+    row.write_text(json.dumps({**ROW, "agent_name": "tool_agent", "extra_info": WITH_TOOL}))
+    call = '<tool_call>{"name": "calc_gsm8k_reward", "arguments": {"answer": "42"}}</tool_call>'
+    settings = [
+        "task=null", "engine=scripted", f"engine.script=['{call}', '{call}', '#### 42']", f"runs_dir={tmp_path}/runs",
+        f"data.eval_files={row}", "scoring.scorers={default: gsm8k}", f"rollout.tools=[{tmp_path}/gsm8k_tool.yaml]",
+    ]  # fmt: skip
+    for lifecycle, rewards in (("per_call", [0.0, 0.0]), ("per_trajectory", [0.0, -0.05])):
+        options = f"rollout.tool_options={{calc_gsm8k_reward: {{lifecycle: {lifecycle}}}}}"
+        report = evaluate(configure(*settings, options), console=Console(quiet=True))
+        (played,) = report.trajectories
+        assert played.failure is None and played.reward == 1.0
+        assert [call.score for call in played.calls] == rewards
+        assert {reply.text for turn in played.turns for reply in turn.replies} == {
+            "Current parsed answer='42' reward=1.0"
+        }
+    assert played.artifacts["tool_rewards"] == {"calc_gsm8k_reward": 1.0}
+
+
+def test_a_file_of_function_tools_is_taken_as_a_whole(tmp_path: Path) -> None:
+    code = 'from verl.tools.function_tool import function_tool\n@function_tool\ndef one() -> str:\n    """One."""\n'
+    (tmp_path / "functions.py").write_text(f"{code}    return '1', 0.5\n")
+    (tool,) = load_tools(f"{tmp_path}/functions.py")
+    assert tool.name == "one" and load_tool(f"{tmp_path}/functions.py:one").name == "one"
+    (tmp_path / "none.py").write_text("def one(): ...\n")
+    with pytest.raises(PluginError, match=r"none.py has no @function_tool of verl's: name one"):
+        load_tools(f"{tmp_path}/none.py")
+
+
+def test_a_class_that_is_no_tool_of_either_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine:\n    async def execute(self, instance_id, parameters): ...\n")
     with pytest.raises(PluginError, match=r"is not a tool but a class: derive it from turnwise.ToolClass"):
         load_tool(f"{tmp_path}/mine.py:Mine")

@@ -13,9 +13,11 @@ from pyarrow import parquet
 
 from turnwise.errors import StorageError
 from turnwise.ledger import TOKEN_TRAINING, VersionRun
-from turnwise.storage.trajectories import read_rows, read_trajectories, write_jsonl, write_trajectories
-from turnwise.storage.trajectory_rows import SCHEMA, SCHEMAS, VERSION_KEY, to_row
+from turnwise.storage.trajectories import read_rows, read_texts, read_trajectories, write_jsonl, write_trajectories
+from turnwise.storage.trajectory_rows import SCHEMA, SCHEMAS, VERSION_KEY, from_row, to_row
+from turnwise.storage.transcript import transcript
 from turnwise.types import (
+    Branch,
     CallRecord,
     CallStatus,
     FinishReason,
@@ -350,3 +352,42 @@ def test_a_turn_with_a_huge_number_costs_no_memory(tmp_path: Path) -> None:
         segment.pop("versions")
     parquet.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["4"]), tmp_path / "t.parquet")
     assert read_trajectories(tmp_path / "t.parquet")[0].turns[0].index == 2**31 - 1
+
+
+def test_branches_come_back_as_they_were(tmp_path):
+    """They are kept among the artifacts, so that files with and without them have the same columns."""
+    prompt, said = Message(Role.USER, (Text("look"), Image("a.png"))), Message(Role.ASSISTANT, "fine")
+
+    def turn(index: int, segment: int) -> Turn:
+        return Turn(index, said, FinishReason.STOP, 0, 1, 2, segment=segment, start=1)
+
+    def ledger(index: int) -> Ledger:
+        made = Ledger()
+        made.append([3], Origin.PROMPT, index)
+        made.append([4, 5], Origin.POLICY, index, [-0.5, -0.25], 0)
+        return made
+
+    def episode(branches: list[Branch]) -> Trajectory:
+        sample = Sample("s", (prompt,), "test")
+        ledgers = [ledger(index) for index in range(1 + len(branches))]
+        return Trajectory(
+            sample, 0, 0, [prompt, said], [turn(0, 0)], ledgers, StopReason.ANSWERED, 0.1, branches=branches
+        )
+
+    told = [Branch("red", [prompt, said], [turn(1, 1)]), Branch("blue", [prompt, said], [turn(2, 2)], trained=False)]
+    trajectory = episode(told)
+    write_trajectories(tmp_path / "t.parquet", [trajectory, episode([])])
+    read = read_trajectories(tmp_path / "t.parquet")
+    assert [one.branches for one in read] == [told, []] and read[0].artifacts == {}
+    assert [len(one.segments) for one in read] == [3, 1]
+    assert read_texts(tmp_path / "t.parquet") == [["look", "a.png", "fine"] * 3, ["look", "a.png", "fine"]]
+    assert from_row(json.loads(json.dumps(to_row(trajectory)))).branches == told
+    shown = "".join(str(line) for line in transcript(read[0]).renderables)
+    assert "branch red" in shown and "branch blue, not trained" in shown and "assistant, turn 2" in shown
+    write_jsonl(tmp_path / "t.jsonl", read)
+    lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [[branch["name"] for branch in line["branches"]] for line in lines] == [["red", "blue"], []]
+    damaged = to_row(trajectory)
+    damaged["artifacts"] = damaged["artifacts"].replace('"red"', "7")
+    with pytest.raises(ValueError, match="branch"):
+        from_row(damaged)

@@ -51,7 +51,7 @@ async def _play(prepared: Prepared, report: Report) -> list[Trajectory]:
             report.add(name, Outcome.ERROR, trajectory.failure or "it failed")
             continue
         problem = _problem(trajectory)
-        turns = f"{len(trajectory.turns)} turns, {trajectory.stop_reason}"
+        turns = f"{len(trajectory.every_turn)} turns, {trajectory.stop_reason}"
         report.add(name, Outcome.ERROR if problem else Outcome.OK, problem or turns)
         played.append(trajectory)
     return played
@@ -61,7 +61,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
     source = trajectory.sample.data_source
     scorer = prepared.scoring.scorers[source]
     name, spec = f"scorer of {source}", getattr(scorer, "__qualname__", type(scorer).__name__)
-    before = copy.deepcopy((trajectory.messages, trajectory.turns, trajectory.segments))
+    before = copy.deepcopy((trajectory.messages, trajectory.turns, trajectory.branches, trajectory.segments))
     try:
         score = await evaluate(scorer, trajectory)
     except TurnwiseError as error:
@@ -72,7 +72,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
         text = f"{spec} raised {type(error).__name__}: {error} (for the answer {ANSWER!r} to {trajectory.sample.id})"
         report.add(name, Outcome.ERROR, text)
     else:
-        if before != (trajectory.messages, trajectory.turns, trajectory.segments):
+        if before != (trajectory.messages, trajectory.turns, trajectory.branches, trajectory.segments):
             report.add(name, Outcome.ERROR, f"{spec} changes the messages, turns or tokens that it is given to read")
             return
         report.add(name, Outcome.OK, f"gave {score.reward:g} for the answer {ANSWER!r}")
@@ -82,7 +82,7 @@ def _problem(trajectory: Trajectory) -> str | None:
     if not trajectory.turns:
         return "the agent loop ended before the policy said anything: it never called chat.generate()"
     policy = origin_counts(trajectory.segments)[Origin.POLICY]
-    if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.turns):
+    if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.every_turn):
         return f"the ledger holds {policy} policy tokens, the turns another number"
     check = trajectory.render_check
     if check is not None and check.problem is not None:

@@ -1,4 +1,4 @@
-"""`turnwise board`: a local page over run directories, read-only."""
+"""`turnwise board`: a local page over run directories, read-only unless it may replay."""
 
 import argparse
 import os
@@ -18,6 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one needs a token")
     parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes any that is free")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument(
+        "--replay", action="store_true", help="let the page play episodes again, as `turnwise replay` does; runs code"
+    )
+    parser.add_argument("--trust-run", action="store_true", help="with --replay: of runs that need trust, too")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # of a training: ends with its parent
     parser.epilog = "The token is the value of the environment variable TURNWISE_BOARD_TOKEN."
 
@@ -26,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """The token is in the environment, where a process list does not show it; for the same reason it is not printed."""
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port}: a port is a number up to 65535")
+    if args.trust_run and not args.replay:
+        raise ConfigError("--trust-run is about replays: give --replay with it")
     places = args.runs or [Path("runs")]
     for place in places:
         if not place.is_dir():
@@ -39,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f'the board needs {error.name}: pip install "turnwise[board]"') from error
     from turnwise.web.board_process import READY
     from turnwise.web.gate import TOKEN_ENV
+    from turnwise.web.replays import Replays
 
     token = os.environ.get(TOKEN_ENV)
 
@@ -57,5 +64,6 @@ def run(args: argparse.Namespace) -> int:
             # a browser of the terminal returns only when it is closed
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
-    serve(places, args.host, args.port, token, ready=ready, child=args.child)
+    replays = Replays(args.trust_run) if args.replay else None
+    serve(places, args.host, args.port, token, ready=ready, child=args.child, replays=replays)
     return 0

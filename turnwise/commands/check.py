@@ -1,8 +1,11 @@
 """`turnwise check`: what differs from the defaults, the plan, and all that can go wrong, tried without a model."""
 
 import argparse
+import dataclasses
 import json
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.commands import add_config, add_json
@@ -20,10 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
+    parser.add_argument(
+        "--from-verl", type=Path, metavar="FILE", help="a config of verl's, YAML or the script that runs it: print ours"
+    )
     parser.epilog = """\
 examples:
   turnwise check data.eval_files=test.parquet    lint the rows, try template, tools and scorers
   turnwise check --config mine.yaml --all        every key with its value and where it is from
+  turnwise check --from-verl config.yaml         verl's config as ours, each key's fate, then the checks
   turnwise check sandbox                         attack the sandbox and show what holds
 
 The exit code is 0 when all checks passed, 1 when one failed, 2 when the config cannot be used.
@@ -37,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return _check_sandbox(args)
     from turnwise.compose import compose, flat
 
-    composed = compose(args.overrides, args.config)
+    composed = compose(args.overrides, args.config) if args.from_verl is None else _translated(args)
     from turnwise.preflight import preflight
 
     report = preflight(composed)
@@ -49,6 +56,31 @@ def run(args: argparse.Namespace) -> int:
         found = {"passed": report.passed, "findings": findings, "config": config, "memory": memory}
         sys.stdout.write(json.dumps(found) + "\n")
     return 0 if report.passed else 1
+
+
+def _translated(args: argparse.Namespace) -> "Composed":
+    """verl's config as ours, shown; what is given on the command line stands over it."""
+    from turnwise.compat.verl_config import Kind, translate
+    from turnwise.compose import compose, other_names
+    from turnwise.errors import ConfigError
+    from turnwise.strict_yaml import write_yaml
+
+    if args.config is not None:
+        raise ConfigError("--from-verl and --config are two configs: give one")
+    found = translate(args.from_verl, other_names())
+    for kind in Kind:
+        entries = [fate for fate in found.fates if fate.kind is kind]
+        sys.stdout.write(f"# {kind.value}: {len(entries)} keys\n")
+        for fate in entries:
+            sys.stdout.write(f"#   {fate.key}={fate.value!s:.60}: {fate.text}\n")
+    text = write_yaml(found.tree())
+    sys.stdout.write(f"{text}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Path(folder, "config.yaml")
+        ours.write_text(text, encoding="utf-8")
+        composed = compose(args.overrides, ours)
+    named = {key: str(args.from_verl) if origin == str(ours) else origin for key, origin in composed.origins.items()}
+    return dataclasses.replace(composed, origins=named)
 
 
 def _check_sandbox(args: argparse.Namespace) -> int:

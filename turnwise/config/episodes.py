@@ -14,6 +14,9 @@ class RolloutConfig:
     agent: str | None = None
     """Loop for rows that name none: single_turn, tool_calling, module:function; null infers it from tools and
     interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    client: str | None = None
+    """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
+    called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""
     tools: list[str] = field(default_factory=list)
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""

@@ -3,9 +3,9 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from turnwise.config import RolloutConfig
+from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
 from turnwise.rollout.interaction_sessions import InteractionSession
@@ -81,6 +81,26 @@ class Conversation:
     def sample(self) -> Sample:
         """The episode's."""
         return self._shared.sample
+
+    @property
+    def artifacts(self) -> dict[str, Any]:
+        """What the loop leaves on the trajectory for scorers and readers, as JSON values by name."""
+        return self._shared.artifacts
+
+    @property
+    def seed(self) -> int:
+        """The episode's own; the same when it is played again."""
+        return self._shared.tools.seed
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """What a loop may read of the config."""
+        return self._rollout
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the run samples."""
+        return self._shared.sampling
 
     @property
     def ended(self) -> StopReason | None:

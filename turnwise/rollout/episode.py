@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import uuid4
@@ -13,11 +14,12 @@ from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.chat_backends import ChatBackend
+from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
 from turnwise.rollout.interaction_sessions import Interactions, InteractionSession
 from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.shared_episode import SharedEpisode
+from turnwise.rollout.tool_replies import TokenSpans
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Sample, StopReason, Trajectory
 
@@ -48,6 +50,8 @@ class RolloutContext:
     toolbox: Toolbox
     interactions: Interactions
     make_backend: MakeBackend
+    conversation: Callable[..., Conversation] = Conversation
+    """Makes what an agent loop drives; a replay has its own."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         failure="; ".join(failures) or None,
         render_check=check,
         branches=branches,
+        artifacts=parts.shared.artifacts,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score
@@ -154,9 +159,17 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
             raise ValueError(f"the plan gives {sample.id} the interaction {route.interaction!r}, the sample has {spec}")
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
-    chat = Conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
-    tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
+    chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
+    tools.spans, tools.takes_images = _spans(chat.backend), chat.backend.takes_images
     return EpisodeParts(tools, interaction, chat, shared)
+
+
+def _spans(backend: ChatBackend) -> TokenSpans | None:
+    """The model's tokenizer, to count replies with; an endpoint keeps its own to itself."""
+    if not isinstance(backend, TokenBackend):
+        return None
+    encode = backend.renderer.tokenizer.encode
+    return lambda text: encode(text).offsets
 
 
 async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
@@ -86,6 +86,7 @@ def schema_of(tool: "mcp.types.Tool") -> JsonSchema:
 class McpTool:
     """One tool of a server; a `Tool` and a `Service`."""
 
+    reads_kwargs: ClassVar[bool] = False
     server: "McpServer"
     schema: JsonSchema
     timeout: float = DEFAULT_TIMEOUT

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.rollout.chat_backends import ChatBackend
@@ -47,6 +47,8 @@ class SharedEpisode:
         self.conversations: list[Conversation] = []
         """The main one, then the branches as they were opened."""
         self.ended: StopReason | None = None
+        self.artifacts: dict[str, Any] = {}
+        """What the agent loop leaves on the trajectory, as JSON values by name."""
         self._turns = 0
         self._reserved = 0
         self._at_work: set[asyncio.Task[object]] = set()

@@ -1,6 +1,5 @@
 """From a name to a tool: built-in ones, functions, objects and classes of the user's, and verl's classes."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from turnwise.rollout.tool_classes import ToolClass, class_tool
 from turnwise.rollout.tool_options import ToolOptions
 from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import FunctionTool, Tool, tool
+from turnwise.rollout.verl_tools import function_tool_of, verl_tool
 from turnwise.rollout.workspaces import WorkspaceTool
 from turnwise.types import JsonSchema
-from turnwise.verl_imports import DOCS
 
 _VERLS = ("create", "execute", "release")
 
@@ -47,8 +46,10 @@ def as_tool(found: object) -> Tool:
         return tool_of_class(found, {}, None, ToolOptions())
     if all(hasattr(found, name) for name in ("name", "schema", "timeout", "concurrency", "open")):
         return found  # type: ignore[return-value]
+    if (decorated := function_tool_of(found)) is not None:
+        return decorated
     if callable(found):
-        return tool(found)
+        return function_tool_of(found) or tool(found)
     raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
 
 
@@ -57,14 +58,7 @@ def tool_of_class(kind: type, config: dict[str, Any], schema: JsonSchema | None,
     if issubclass(kind, ToolClass):
         return class_tool(kind, config, schema)
     if all(callable(getattr(kind, name, None)) for name in _VERLS):
-        if importlib.util.find_spec("turnwise.rollout.verl_tools") is None:
-            raise PluginError(
-                f"{kind!r} looks like verl's tool class, which is not run here yet: write its `execute` as a typed "
-                f"function with @turnwise.tool; see {DOCS}"
-            )
-        module = importlib.import_module("turnwise.rollout.verl_tools")
-        made: Tool = module.verl_tool(kind, config, schema, options)
-        return made
+        return verl_tool(kind, config, schema, options)
     raise PluginError(
         f"{kind!r} is not a tool but a class: derive it from turnwise.ToolClass, name an instance, or decorate a "
         "function with @tool"

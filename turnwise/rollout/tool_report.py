@@ -42,7 +42,7 @@ def tool_reports(trajectories: Iterable[Trajectory]) -> dict[str, ToolReport]:
     statuses: dict[str, Counter[str]] = defaultdict(Counter)
     errors: dict[str, Counter[str]] = defaultdict(Counter)
     for trajectory in trajectories:
-        for turn in trajectory.turns:
+        for turn in trajectory.every_turn:
             answers = {reply.tool_call_id: reply.text for reply in turn.replies}
             for record in turn.calls:
                 name = _name(record)

@@ -10,14 +10,16 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 from uuid import uuid4
 
-from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line
+from turnwise.choices import Lifecycle
+from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout import plugin_calls
+from turnwise.rollout.tool_options import ToolOptions
 from turnwise.rollout.tool_schema import validator_of
 from turnwise.rollout.tools.tool import (
     DEFAULT_CONCURRENCY,
@@ -29,23 +31,11 @@ from turnwise.rollout.tools.tool import (
 )
 from turnwise.types import Image, JsonSchema, ToolResult
 
-PER_TRAJECTORY = "per_trajectory"
 _METHODS = ("create", "execute", "calc_reward", "release")
 _SCHEMA_CLASS = "OpenAIFunctionToolSchema"
 _REGISTRIES = ("verl.tools.function_tool", "turnwise.compat.verl.tools")
 """Modules whose FUNCTION_TOOL_REGISTRY holds what @function_tool saw: the real verl's and ours."""
 _SHARED = "verl_agent_data"
-
-
-class _Options(Protocol):
-    """What of a tool's options matters here; null leaves the default."""
-
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def concurrency(self) -> int | None: ...
-    @property
-    def lifecycle(self) -> Any: ...
 
 
 def is_verl_tool(found: object) -> bool:
@@ -54,7 +44,7 @@ def is_verl_tool(found: object) -> bool:
 
 
 def verl_tool(
-    kind: type, config: dict[str, Any], schema: JsonSchema | None = None, options: _Options | None = None
+    kind: type, config: dict[str, Any], schema: JsonSchema | None = None, options: ToolOptions | None = None
 ) -> "VerlTool":
     """A tool made of verl's class, its config and its schema; None takes the one the class itself gives."""
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -70,17 +60,8 @@ def verl_tool(
     except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"tool class {name}: making it failed: {one_line(error)}") from error
     validator_of(whole, name)
-    timeout = None if options is None else options.timeout
-    slots = None if options is None else options.concurrency
-    lifecycle = None if options is None else options.lifecycle
-    return VerlTool(
-        str(whole["function"]["name"]),
-        whole,
-        made,
-        str(getattr(lifecycle, "value", lifecycle)) == PER_TRAJECTORY,
-        DEFAULT_TIMEOUT if timeout is None else timeout,
-        DEFAULT_CONCURRENCY if slots is None else slots,
-    )
+    lifecycle = None if options is None else options.lifecycle  # the rest is the toolbox's
+    return VerlTool(str(whole["function"]["name"]), whole, made, lifecycle or Lifecycle.per_call)
 
 
 def _schema_object(kind: type, schema: JsonSchema | None, name: str) -> Any:
@@ -113,9 +94,22 @@ class VerlTool:
     name: str
     schema: JsonSchema
     made: Any = field(repr=False)
-    per_trajectory: bool = False
+    lifecycle: Lifecycle = Lifecycle.per_call
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    def with_lifecycle(self, lifecycle: Lifecycle) -> "VerlTool":
+        """The same object with another one."""
+        return replace(self, lifecycle=lifecycle)
+
+    @property
+    def per_trajectory(self) -> bool:
+        return self.lifecycle is Lifecycle.per_trajectory
+
+    def kwargs_problem(self, kwargs: Mapping[str, Any]) -> str | None:
+        """A key of a row's tools_kwargs that no method is given; which names it reads only the class knows."""
+        valid = [f"{method}_kwargs" for method in _METHODS]
+        return next((unknown("key", key, valid) for key in kwargs if key not in valid), None)
 
     async def open(self, context: ToolContext) -> ToolSession:
         session = _Session(self, context)
@@ -259,6 +253,8 @@ class VerlFunctionTool:
     function: Callable[..., Any]
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    reads_kwargs: ClassVar[bool] = False
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self.function)

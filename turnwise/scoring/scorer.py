@@ -197,7 +197,7 @@ async def apply(scorer: Scorer, trajectory: Trajectory) -> None:
         trajectory.failure = f"{SCORING}: {error}"
         return
     trajectory.reward, trajectory.parts, trajectory.remarks = score.reward, score.parts, list(score.remarks)
-    for turn in trajectory.turns:
+    for turn in trajectory.every_turn:
         turn.scores = dict(score.turns.get(turn.index, {}))
 
 
@@ -229,18 +229,18 @@ def turns_before_feedback(trajectory: Trajectory) -> int:
 
 
 def cut(trajectory: Trajectory, turns: int) -> Trajectory:
-    """A shallow copy that ends after the first `turns` turns and what was replied to them.
+    """A shallow copy that ends after the first `turns` turns and what was replied to them, without branches then.
 
     Reward, remarks, advantage and render check are left out; stop reason and seconds stay those of the whole episode.
     """
     if not 0 <= turns <= len(trajectory.turns):
         raise ValueError(f"cannot cut after turn {turns} of {len(trajectory.turns)}")
-    messages, segments = trajectory.messages, trajectory.segments
+    messages, segments, branches = trajectory.messages, trajectory.segments, trajectory.branches
     if turns < len(trajectory.turns):
         # The prompt may hold assistant messages too, so the policy's are counted from the end.
         by_policy = [index for index, message in enumerate(messages) if message.role is Role.ASSISTANT]
         messages = messages[: by_policy[turns - len(trajectory.turns)]]
-        after = trajectory.turns[turns]
+        after, branches = trajectory.turns[turns], []
         if segments:
             segments = [*segments[: after.segment], segments[after.segment].prefix(after.start)]
     return dataclasses.replace(
@@ -248,6 +248,7 @@ def cut(trajectory: Trajectory, turns: int) -> Trajectory:
         turns=trajectory.turns[:turns],
         messages=list(messages),
         segments=list(segments),
+        branches=list(branches),
         render_check=None,
         reward=None,
         parts={},
@@ -309,7 +310,7 @@ def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
     for what, mapping in (("parts", score.parts), ("turns", score.turns)):
         if not isinstance(mapping, Mapping):
             raise PluginError(f"scorer {name} returned a Score whose {what} are {reprlib.repr(mapping)}, no mapping")
-    existing = {turn.index for turn in trajectory.turns}
+    existing = {turn.index for turn in trajectory.every_turn}
     if not existing.issuperset(score.turns):
         raise PluginError(f"scorer {name} scored turns {sorted(score.turns)}; there are {sorted(existing)}")
     return Score(

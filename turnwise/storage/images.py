@@ -13,7 +13,7 @@ from turnwise.files import replacing
 from turnwise.image_bytes import ENDINGS, data_url, file_ending
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Image, Message, Trajectory
+from turnwise.types import Image, Message, Trajectory, Turn
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
@@ -78,6 +78,9 @@ def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Traject
         parts = tuple(kept(part) if isinstance(part, Image) else part for part in message.content)
         return replace(message, content=parts)
 
+    def turns_shown(turns: Sequence[Turn]) -> list[Turn]:
+        return [replace(turn, replies=[shown(reply) for reply in turn.replies]) for turn in turns]
+
     return [
         replace(
             trajectory,
@@ -87,7 +90,13 @@ def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Traject
                 prompt=tuple(map(shown, trajectory.sample.prompt)),
             ),
             messages=[shown(message) for message in trajectory.messages],
-            turns=[replace(turn, replies=[shown(reply) for reply in turn.replies]) for turn in trajectory.turns],
+            turns=turns_shown(trajectory.turns),
+            branches=[
+                replace(
+                    branch, messages=[shown(message) for message in branch.messages], turns=turns_shown(branch.turns)
+                )
+                for branch in trajectory.branches
+            ],
         )
         for trajectory in trajectories
     ]
@@ -148,7 +157,8 @@ def session_name(image: Image, number: int) -> str:
 def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
     for trajectory in trajectories:
         yield from (image.source for image in trajectory.sample.images)
-        for message in (*trajectory.sample.prompt, *trajectory.messages):
+        beside = (message for branch in trajectory.branches for message in branch.messages)
+        for message in (*trajectory.sample.prompt, *trajectory.messages, *beside):
             if not isinstance(message.content, str):
                 yield from (part.source for part in message.content if isinstance(part, Image))
 
@@ -159,7 +169,7 @@ def _drawn(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 
 def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     for trajectory in trajectories:
-        for call in trajectory.calls:
+        for call in trajectory.every_call:
             pictures = call.info.get("images")
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
 

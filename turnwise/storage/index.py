@@ -151,7 +151,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         seconds=_finite(trajectory.seconds) or 0.0,
         turns=len(turns),
         user_turns=sum(reply.role is Role.USER for turn in turns for reply in turn.replies),
-        policy_tokens=sum(turn.completion_tokens for turn in turns),
+        policy_tokens=sum(turn.completion_tokens for turn in trajectory.every_turn),
         tokens=sum(len(ledger) for ledger in trajectory.segments),
         prompt_tokens=turns[0].prompt_tokens if turns else 0,
         calls=len(calls),
@@ -167,7 +167,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
         print_only=behaviour.print_only,
         truncated=trajectory.stop_reason in _CUT,
         exact=None if check is None else check.exact,
-        policy_version=min((turn.policy_version for turn in turns), default=0),
+        policy_version=min((turn.policy_version for turn in trajectory.every_turn), default=0),
         gap=_gap(trajectory.segments),
         entropy=_mean_entropy(trajectory.segments),
         question=_excerpt(asked[-1] if asked else ""),
@@ -178,7 +178,7 @@ def entry_of(trajectory: Trajectory, step: int) -> Entry:
 def _tools(trajectories: Iterable[Trajectory]) -> dict[str, ToolUse]:
     by_name: dict[str, list[tuple[CallStatus, float]]] = defaultdict(list)
     for trajectory in trajectories:
-        for call in trajectory.calls:
+        for call in trajectory.every_call:
             by_name[call.call.name].append((call.status, call.seconds))
     return {name: _tool_use(calls) for name, calls in sorted(by_name.items())}
 

@@ -14,6 +14,7 @@ from pyarrow import parquet
 from turnwise.errors import StorageError
 from turnwise.files import cannot, check_regular, replacing
 from turnwise.ledger import TOKEN_TRAINING, origin_counts
+from turnwise.storage.json_values import clean
 from turnwise.storage.ledger_columns import ledger_array, read_ledgers
 from turnwise.storage.trajectory_rows import (
     SCHEMA,
@@ -21,8 +22,8 @@ from turnwise.storage.trajectory_rows import (
     SEGMENTS,
     VERSION_KEY,
     Row,
+    branch_messages,
     check_read,
-    clean,
     from_words_row,
     words_row,
 )
@@ -86,11 +87,15 @@ def read_sources(path: Path) -> set[str]:
 
 
 def read_texts(path: Path) -> list[list[str]]:
-    """The texts of every trajectory's messages, for looking something up; nothing else is read."""
+    """The texts of every trajectory's messages, its branches' too, for looking something up."""
     columns = [f"messages.list.element.{name}" for name in ("text", "parts.list.element.value")]
     with _opened(path) as file:
-        rows = file.read(columns=columns, use_threads=False).column("messages").to_pylist()
-    return [[text for message in messages for text in _texts(message)] for messages in rows]
+        read = file.read(columns=[*columns, "artifacts"], use_threads=False)
+        rows = zip(read.column("messages").to_pylist(), read.column("artifacts").to_pylist(), strict=True)
+        return [
+            [text for message in (*messages, *branch_messages(kept)) for text in _texts(message)]
+            for messages, kept in rows
+        ]
 
 
 def _texts(message: Row) -> list[str]:
@@ -140,7 +145,7 @@ def _record_batch(trajectories: list[Trajectory]) -> Any:
 
 def _trajectories(batch: Any) -> Iterator[Trajectory]:
     read = [from_words_row(row) for row in batch.drop_columns(["segments"]).to_pylist()]
-    segments = read_ledgers(batch.column(SEGMENTS), [trajectory.turns for trajectory in read])
+    segments = read_ledgers(batch.column(SEGMENTS), [trajectory.every_turn for trajectory in read])
     for trajectory, ledgers in zip(read, segments, strict=True):
         trajectory.segments = ledgers
         check_read(trajectory)
@@ -176,6 +181,15 @@ def _readable(trajectory: Trajectory) -> Row:
         "ground_truth": trajectory.sample.ground_truth,
         "messages": [_readable_message(message) for message in trajectory.messages],
         "turns": [_readable_turn(turn) for turn in trajectory.turns],
+        "branches": [
+            {
+                "name": branch.name,
+                "trained": branch.trained,
+                "messages": [_readable_message(message) for message in branch.messages],
+                "turns": [_readable_turn(turn) for turn in branch.turns],
+            }
+            for branch in trajectory.branches
+        ],
         "tokens": {origin.name.lower(): count for origin, count in origins.items() if count},
         "seconds": trajectory.seconds,
         "artifacts": trajectory.artifacts,

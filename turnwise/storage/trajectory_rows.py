@@ -1,7 +1,5 @@
 """The Arrow schema of a trajectory file, and a Trajectory as one of its rows and back."""
 
-import base64
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,8 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from turnwise.errors import StorageError
+from turnwise.storage.json_values import from_json, to_json
 from turnwise.storage.ledger_columns import LEDGER, LEDGERS, check_training, ledger_of, ledger_row
 from turnwise.types import (
+    Branch,
     CallRecord,
     CallStatus,
     FinishReason,
@@ -37,8 +37,8 @@ Made = dict[int, Row]
 """Rows by the identity of their message or call: turns hold the same objects as the conversation."""
 
 _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
-_BYTES_KEY = "turnwise:bytes"
 _REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
+_BRANCHES_KEY = "turnwise:branches"
 
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
 _PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
@@ -131,10 +131,14 @@ def words_row(trajectory: Trajectory) -> Row:
     """All but the tokens of a trajectory as a row of SCHEMA."""
     sample, check, made = trajectory.sample, trajectory.render_check, Made()
     spec = sample.interaction
-    remarks = {_REMARKS_KEY: [asdict(remark) for remark in trajectory.remarks]} if trajectory.remarks else {}
+    beside: Row = {}
+    if trajectory.remarks:
+        beside[_REMARKS_KEY] = [asdict(remark) for remark in trajectory.remarks]
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
+        if trajectory.branches:
+            beside[_BRANCHES_KEY] = [_branch_row(branch, made) for branch in trajectory.branches]
         return {
             "sample_id": sample.id,
             "data_source": sample.data_source,
@@ -148,16 +152,16 @@ def words_row(trajectory: Trajectory) -> Row:
             "first_right": trajectory.first_right,
             "seconds": trajectory.seconds,
             "prompt": _message_rows(sample.prompt, made),
-            "ground_truth": _json(sample.ground_truth, "ground_truth"),
+            "ground_truth": to_json(sample.ground_truth, "ground_truth"),
             "agent": sample.agent,
             "tools": sample.tools,
-            "tools_kwargs": _json(sample.tools_kwargs, "tools_kwargs"),
-            "interaction": spec and {"name": spec.name, "kwargs": _json(spec.kwargs, "interaction kwargs")},
+            "tools_kwargs": to_json(sample.tools_kwargs, "tools_kwargs"),
+            "interaction": spec and {"name": spec.name, "kwargs": to_json(spec.kwargs, "interaction kwargs")},
             "images": [image.source for image in sample.images],
-            "info": _json(sample.info, "info"),
+            "info": to_json(sample.info, "info"),
             "messages": _message_rows(trajectory.messages, made),
             "turns": [_turn_row(turn, made) for turn in trajectory.turns],
-            "artifacts": _json(trajectory.artifacts | remarks, "artifacts"),
+            "artifacts": to_json(trajectory.artifacts | beside, "artifacts"),
             "render_check": check and {"exact": check.exact, "same_text": check.same_text, "position": check.position},
         }
     except StorageError as error:
@@ -174,19 +178,20 @@ def from_row(row: Row) -> Trajectory:
 
 def from_words_row(row: Row) -> Trajectory:
     """The trajectory of a row, its tokens left out; ValueError for a row this code did not write."""
-    interaction, check, artifacts = row["interaction"], row["render_check"], _value(row["artifacts"])
+    interaction, check, artifacts = row["interaction"], row["render_check"], from_json(row["artifacts"])
     remarks = [_remark(entry) for entry in artifacts.pop(_REMARKS_KEY, ())]
+    branches = [_branch(entry) for entry in artifacts.pop(_BRANCHES_KEY, ())]
     sample = Sample(
         id=row["sample_id"],
         prompt=_messages(row["prompt"]),
         data_source=row["data_source"],
-        ground_truth=_value(row["ground_truth"]),
+        ground_truth=from_json(row["ground_truth"]),
         agent=row["agent"],
         tools=None if row["tools"] is None else tuple(row["tools"]),
-        tools_kwargs=_value(row["tools_kwargs"]),
-        interaction=interaction and InteractionSpec(interaction["name"], _value(interaction["kwargs"])),
+        tools_kwargs=from_json(row["tools_kwargs"]),
+        interaction=interaction and InteractionSpec(interaction["name"], from_json(interaction["kwargs"])),
         images=tuple(Image(source) for source in row["images"]),
-        info=_value(row["info"]),
+        info=from_json(row["info"]),
     )
     return Trajectory(
         sample=sample,
@@ -205,6 +210,7 @@ def from_words_row(row: Row) -> Trajectory:
         advantage=row["advantage"],
         first_right=row["first_right"],
         remarks=remarks,
+        branches=branches,
     )
 
 
@@ -220,24 +226,11 @@ def check_read(trajectory: Trajectory) -> None:
             check_training(ledger)
     except StorageError as error:  # whoever reads a file names it
         raise ValueError(str(error)) from error
-    for turn in trajectory.turns:
+    for turn in trajectory.every_turn:
         numbers = (turn.index, turn.segment, turn.start, turn.prompt_tokens, turn.completion_tokens)
         version = turn.policy_version
         if version is None or version >= 1 << 31 or any(number is None or number < 0 for number in numbers):
             raise ValueError("a turn without a place, a version or a count of tokens")
-
-
-def clean(value: Any) -> Any:
-    """A row whose every text UTF-8 can hold: halves of a surrogate pair are joined, lone ones replaced."""
-    match value:
-        case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        case dict():
-            return {key: clean(entry) for key, entry in value.items()}
-        case list() | tuple():
-            return type(value)(clean(entry) for entry in value)
-        case _:
-            return value
 
 
 def _remark(row: Any) -> Remark:
@@ -245,6 +238,28 @@ def _remark(row: Any) -> Remark:
         case {"by": str(), "text": str(), "value": int() | float() | None, "turn": int() | None}:
             return Remark(**row)
     raise ValueError("a remark that is none")
+
+
+def _branch_row(branch: Branch, made: Made) -> Row:
+    return {
+        "name": branch.name,
+        "trained": branch.trained,
+        "messages": _message_rows(branch.messages, made),
+        "turns": [_turn_row(turn, made) for turn in branch.turns],
+    }
+
+
+def branch_messages(artifacts: str) -> list[Row]:
+    """The messages of the branches in a row's artifacts."""
+    found = from_json(artifacts).get(_BRANCHES_KEY, ()) if _BRANCHES_KEY in artifacts else ()
+    return [message for branch in found for message in branch["messages"]]
+
+
+def _branch(row: Any) -> Branch:
+    match row:
+        case {"name": str(name), "trained": bool(trained), "messages": list(messages), "turns": list(turns)}:
+            return Branch(name, list(_messages(messages)), [_turn(turn) for turn in turns], trained)
+    raise ValueError("a branch that is none")
 
 
 def _message_rows(messages: Sequence[Message], made: Made) -> list[Row]:
@@ -274,7 +289,7 @@ def _part_row(part: Part) -> Row:
 
 def _call_row(call: ToolCall, made: Made) -> Row:
     if (row := made.get(id(call))) is None:
-        arguments = _json(call.arguments, f"arguments of {call.name}")
+        arguments = to_json(call.arguments, f"arguments of {call.name}")
         row = made[id(call)] = {"id": call.id, "name": call.name, "arguments": arguments, "problem": call.problem}
     return row
 
@@ -287,7 +302,7 @@ def _turn_row(turn: Turn, made: Made) -> Row:
             "seconds": record.seconds,
             "truncated": record.truncated,
             "score": record.score,
-            "info": _json(record.info, f"info of a call of {record.call.name}"),
+            "info": to_json(record.info, f"info of a call of {record.call.name}"),
         }
         for record in turn.calls
     ]
@@ -334,7 +349,7 @@ def _part(row: Row) -> Part:
 
 
 def _call(row: Row) -> ToolCall:
-    return ToolCall(row["id"], row["name"], _value(row["arguments"]), row["problem"])
+    return ToolCall(row["id"], row["name"], from_json(row["arguments"]), row["problem"])
 
 
 def _turn(row: Row) -> Turn:
@@ -345,7 +360,7 @@ def _turn(row: Row) -> Turn:
             record["seconds"],
             record["truncated"],
             record["score"],
-            _value(record["info"]),
+            from_json(record["info"]),
         )
         for record in row["calls"]
     ]
@@ -359,42 +374,3 @@ def _turn(row: Row) -> Turn:
         scores=dict(row["scores"]),
         **plain,
     )
-
-
-def _json(value: Any, field: str) -> str:
-    """Readable JSON; as ASCII escapes, which keep them, when a text holds lone surrogates."""
-    if type(value) is dict and not value:  # nearly always, of what nobody filled in
-        return "{}"
-    try:
-        text = _READABLE.encode(value)
-        return text if _is_utf8(text) else json.dumps(value, default=_tag_bytes)
-    except RecursionError:
-        # A model can nest arguments deeper than we can write; its own words stand in the message.
-        return json.dumps({"turnwise:lost": "nested too deeply to store"})
-    except (TypeError, ValueError) as error:
-        raise StorageError(f"{field} cannot be stored as JSON: {error}") from error
-
-
-def _value(text: str) -> Any:
-    return json.loads(text, object_hook=_untag_bytes if _BYTES_KEY in text else None)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _tag_bytes(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {_BYTES_KEY: base64.b64encode(value).decode()}
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
-
-
-def _untag_bytes(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value[_BYTES_KEY]) if set(value) == {_BYTES_KEY} else value
-
-
-_READABLE = json.JSONEncoder(ensure_ascii=False, default=_tag_bytes)

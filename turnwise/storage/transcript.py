@@ -37,15 +37,25 @@ _VISIBLE = str.maketrans(
 def transcript(trajectory: Trajectory, decode: Decode | None = None) -> Group:
     """What to print: the messages, the outcome and the token account; with `decode` also every token by its origin."""
     lines: list[Styled] = [_title(trajectory)]
-    for message in trajectory.sample.prompt:
-        lines += [_heading(message.role.value, Origin.PROMPT), *_content(message, Origin.PROMPT)]
-    for turn in trajectory.turns:
-        lines += [*_turn(turn), *_turn_scores(turn, trajectory.remarks)]
+    lines += _conversation(trajectory.prompt, trajectory.turns, trajectory.remarks)
+    for branch in trajectory.branches:
+        note = "" if branch.trained else ", not trained"
+        lines.append(Styled.assemble("\n", (visible(f"branch {branch.name}"), "bold underline"), (note, "dim")))
+        lines += _conversation(branch.prompt, branch.turns, trajectory.remarks)
     if decode is not None and trajectory.segments:
         for number, ledger in enumerate(trajectory.segments):
             label = "tokens as the model saw them" + (f", segment {number}" if len(trajectory.segments) > 1 else "")
             lines += [Styled(f"\n{label}", style="bold"), _tokens(ledger, decode)]
     return Group(*lines, *_outcome(trajectory))
+
+
+def _conversation(prompt: Sequence[Message], turns: Sequence[Turn], remarks: Sequence[Remark]) -> Iterator[Styled]:
+    for message in prompt:
+        yield _heading(message.role.value, Origin.PROMPT)
+        yield from _content(message, Origin.PROMPT)
+    for turn in turns:
+        yield from _turn(turn)
+        yield from _turn_scores(turn, remarks)
 
 
 def visible(text: str) -> str:
@@ -160,7 +170,7 @@ def _account(trajectory: Trajectory) -> Styled:
     """Tokens by origin, each in its colour."""
     line = Styled.assemble(("tokens: ", "bold"))
     if not trajectory.segments:
-        written = sum(turn.completion_tokens for turn in trajectory.turns)
+        written = sum(turn.completion_tokens for turn in trajectory.every_turn)
         return line.append(f"{written} written, counted by the endpoint; no ledger")
     counts = origin_counts(trajectory.segments)
     for origin, count in counts.items():

@@ -80,7 +80,7 @@ class TrainRun(ResumableRun[RunState]):
         self.first_step, self.mid_update = False, False
         self.progress.step += 1
         self.progress.prompt_batches += prompt_batches
-        self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.turns)
+        self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.every_turn)
 
     def log_evaluation(self, found: dict[str, float]) -> None:
         """Log an evaluation; the best accuracy so far is kept. One that scored nothing has no accuracy."""
@@ -99,7 +99,7 @@ class TrainRun(ResumableRun[RunState]):
         now = time.perf_counter()
         step = now - self._step_started
         tokens = sum(len(ledger) for t in trajectories for ledger in t.segments)
-        written = sum(turn.completion_tokens for t in trajectories for turn in t.turns)
+        written = sum(turn.completion_tokens for t in trajectories for turn in t.every_turn)
         return {
             "timing_s/step": step,
             "timing_s/update_actor": update,

@@ -1,8 +1,9 @@
 """Rewards to advantages: how much better than expected every token of the policy turned out.
 
-All of it counts policy tokens only. A trajectory's tokens are those of its sequences put end to end without what tools,
-users and the template wrote, and its reward lands on the last of them; a trajectory counts once however many sequences
-hold it.
+All of it counts policy tokens only. The tokens of a conversation are those of its sequences put end to end without what
+tools, users and the template wrote, and the trajectory's reward lands on the last of them. Branches of an episode are
+parallel: each is a chain of its own that ends in the same reward. In a baseline a trajectory counts once, however many
+sequences and branches hold it.
 """
 
 import math
@@ -123,7 +124,7 @@ def explained_variance(returns: Floats, values: Floats) -> float:
 
 
 class _Episode:
-    """The sequences of one trajectory seen as one row of policy tokens."""
+    """The sequences of one trajectory, or of one of its conversations, seen as one row of policy tokens."""
 
     def __init__(self, sequences: list[TrainSequence]) -> None:
         first = sequences[0]
@@ -171,23 +172,27 @@ def assign(
     where the greedy rollout failed. Sequences left out get zeros; drop them with `sequences.trainable` before packing.
     """
     by_trajectory: dict[int, list[TrainSequence]] = {}
+    by_branch: dict[tuple[int, int], list[TrainSequence]] = {}
     for sequence in sequences:
         if sequence.group == LEFT_OUT:
             sequence.write("advantages", np.zeros(sequence.policy_tokens))
         else:
             by_trajectory.setdefault(sequence.trajectory, []).append(sequence)
+            by_branch.setdefault((sequence.trajectory, sequence.branch), []).append(sequence)
     episodes = [_Episode(found) for found in by_trajectory.values()]
+    several = len(by_branch) > len(by_trajectory)
+    chains = [_Episode(found) for found in by_branch.values()] if several else episodes
     if not episodes:
         raise DataError("no trajectory of the step can be trained on: all failed")
     if is_plugin(advantage):
         return {**_write_custom(episodes, advantage), "training/groups_without_baseline": 0.0}
     match Advantage(advantage):
         case Advantage.gae:
-            alone = _write_gae(episodes, gamma, gae_lambda, whitened)
+            alone = _write_gae(chains, gamma, gae_lambda, whitened)
         case Advantage.reinforce_pp:
-            alone = _write_reinforce_pp(episodes, gamma)
+            alone = _write_reinforce_pp(chains, gamma)
         case Advantage.remax:
-            alone = _write_remax(episodes, baselines)
+            alone = _write_remax(chains, baselines)
         case Advantage.grpo | Advantage.dr_grpo | Advantage.rloo:
             alone = _write_group(episodes, Advantage(advantage))
     return {**_metrics(episodes), "training/groups_without_baseline": float(alone)}

@@ -37,7 +37,7 @@ class AdvantageBatch:
     lengths: Ints
     """(E) Policy tokens of each episode; they add up to N."""
     turns: Ints
-    """(N) The assistant turn that each token belongs to, from 0 in every episode."""
+    """(N) The assistant turn that each token belongs to, from 0 in every episode; those of branches come last."""
 
 
 def check_choices(algorithm: AlgorithmConfig) -> None:

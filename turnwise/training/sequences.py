@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import DataError
-from turnwise.types import Group, TokenTrainingData, Trajectory
+from turnwise.types import Group, TokenTrainingData, Trajectory, Turn
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -68,6 +68,8 @@ class TrainSequence:
     """Written by optimise, with them."""
     segment: int = 0
     """Which of the trajectory's ledgers this is."""
+    branch: int = 0
+    """Which of its conversations this belongs to: 0 is the main one. Each ends in the trajectory's reward."""
 
     policy: Ints = field(init=False, repr=False)
     """The places of the policy's tokens: where `loss_mask` is True."""
@@ -129,6 +131,8 @@ class TrainSequence:
 def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
     """One sequence per ledger segment that holds policy tokens; tokens are taken as recorded, never rebuilt.
 
+    Branches that are not trained are left aside altogether.
+
     From groups, every trajectory without a failure belongs to its group and must have a reward. Failures, and
     trajectories given without a group, are LEFT_OUT.
     """
@@ -143,13 +147,30 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             group=group,
             reward=math.nan if trajectory.reward is None else trajectory.reward,
             # As with the parts of a reward, several scores of one turn are added.
-            turn_scores={turn.index: sum(turn.scores.values()) for turn in trajectory.turns if turn.scores},
+            turn_scores={turn.index: sum(turn.scores.values()) for turn in _trained_turns(trajectory) if turn.scores},
             segment=segment,
+            branch=branch,
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
-        for segment, ledger in enumerate(trajectory.segments)
-        if (mask := ledger.loss_mask).any()
+        for segment, branch in _trained_segments(trajectory)
+        if (mask := (ledger := trajectory.segments[segment]).loss_mask).any()
     ]
+
+
+def _trained_segments(trajectory: Trajectory) -> Iterable[tuple[int, int]]:
+    """Its ledgers that may be learnt from, each with the number of its conversation."""
+    if not trajectory.branches:
+        return ((segment, 0) for segment in range(len(trajectory.segments)))
+    owners = dict.fromkeys(range(len(trajectory.segments)), 0)
+    for number, branch in enumerate(trajectory.branches, start=1):
+        owners |= dict.fromkeys((turn.segment for turn in branch.turns), number)
+    return (
+        (segment, owner) for segment, owner in owners.items() if not owner or trajectory.branches[owner - 1].trained
+    )
+
+
+def _trained_turns(trajectory: Trajectory) -> list[Turn]:
+    return [*trajectory.turns, *(turn for branch in trajectory.branches if branch.trained for turn in branch.turns)]
 
 
 def _numbered(source: Iterable[Trajectory | Group]) -> Iterator[tuple[int, Trajectory]]:

@@ -5,6 +5,7 @@ To the advantage of every policy token of turn t is added
     weight * (G_t - b),   G_t = s_t + gamma * G_(t+1),
 
 where s_t is the turn's score, 0 for a turn without one, and b is the mean of G over all turns of the *other* siblings.
+The turns of a branch follow one another and none of another conversation.
 
 Why this b, and why on every turn. A baseline leaves the expected gradient alone when it does not depend on the actions
 whose log-probs it multiplies: E[b * grad log p(trajectory)] = E[b] * grad 1 = 0. The policy itself decides how many
@@ -69,8 +70,11 @@ def _scored(sequences: list[TrainSequence], gamma: float) -> _Scored:
     scores = sequences[0].turn_scores
     if any(sequence.turn_scores != scores for sequence in sequences):
         raise ValueError(f"the sequences of trajectory {sequences[0].trajectory} differ in their turn scores")
-    turns = np.unique(gather(sequences, "turns"))
-    return _Scored(sequences, turns, returns_to_go([scores.get(turn, 0.0) for turn in turns.tolist()], gamma))
+    # Turns are counted through the conversations, so that one after the other they are in order.
+    by_branch = [[s for s in sequences if s.branch == branch] for branch in sorted({s.branch for s in sequences})]
+    turns = [np.unique(gather(found, "turns")) for found in by_branch]
+    returns = [returns_to_go([scores.get(turn, 0.0) for turn in found.tolist()], gamma) for found in turns]
+    return _Scored(sequences, np.concatenate(turns), np.concatenate(returns))
 
 
 def _add(one: _Scored, credit: Floats) -> None:

@@ -20,6 +20,7 @@ from turnwise.web import shell
 from turnwise.web.configs import diff
 from turnwise.web.events import stream
 from turnwise.web.gate import EVENTS, BoardAddress, Gate, content_policy
+from turnwise.web.replays import ReplayRequest, Replays
 from turnwise.web.runs import NotFound, Run, Runs
 
 MOST_RUNS = 32
@@ -32,8 +33,13 @@ Row = Annotated[int, Query(ge=0, le=10_000_000)]
 Expression = Annotated[str, Query(max_length=2000)]
 
 
-def make_app(runs: Runs, address: BoardAddress, closing: asyncio.Event | None = None) -> ASGIApp:
-    """The app. `closing` ends the open streams, which a server that stops would otherwise wait for."""
+def make_app(
+    runs: Runs, address: BoardAddress, closing: asyncio.Event | None = None, replays: Replays | None = None
+) -> ASGIApp:
+    """The app. `closing` ends the open streams, which a server that stops would otherwise wait for.
+
+    With `replays` a page may have episodes played again; without, nothing can be done but look.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     # numbers hardly shrink further at higher levels, which take four times as long
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
@@ -45,6 +51,7 @@ def make_app(runs: Runs, address: BoardAddress, closing: asyncio.Event | None = 
     _add_findings(app, runs)
     _add_lists(app, runs)
     _add_trajectories(app, runs)
+    _add_replays(app, runs, replays)
     _add_image(app, runs)
 
     @app.get(EVENTS)
@@ -56,7 +63,7 @@ def make_app(runs: Runs, address: BoardAddress, closing: asyncio.Event | None = 
         return StreamingResponse(text, media_type="text/event-stream")
 
     # around everything, the framework's own answer to a bug included, which it gives outside of its middleware
-    return Gate(app, address, content_policy(shell.inline_hashes()))
+    return Gate(app, address, content_policy(shell.inline_hashes()), writes=replays is not None)
 
 
 def answer(value: Any, status: int = 200) -> Response:
@@ -303,6 +310,21 @@ def _add_trajectories(app: FastAPI, runs: Runs) -> None:
         from turnwise.web.tokens import tokens
 
         return _ask(runs, run, lambda it: tokens(it.dir, it.table, shard, row))
+
+
+def _add_replays(app: FastAPI, runs: Runs, replays: Replays | None) -> None:
+    @app.get("/api/replay")
+    def allowed() -> Response:
+        return answer({"allowed": replays is not None})
+
+    @app.post("/api/runs/{run}/replay")
+    async def replay(run: str, asked: ReplayRequest) -> Response:
+        from turnwise.web.conversation import plain
+
+        if replays is None:  # the gate lets no POST through either
+            raise HTTPException(405, "this board plays nothing again; start it with --replay")
+        opened = await run_in_threadpool(runs.open, run)
+        return answer(plain(await replays.start(opened.dir, asked)))
 
 
 def _add_image(app: FastAPI, runs: Runs) -> None:

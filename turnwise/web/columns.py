@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from turnwise.storage.index import COLUMNS, Entry, Shard, ToolUse
-from turnwise.storage.trajectory_rows import clean
+from turnwise.storage.json_values import clean
 
 Array = npt.NDArray[Any]
 SPLITS = ("train", "eval", "greedy")

@@ -15,6 +15,7 @@ from turnwise.types import CallRecord, Image, Message, Remark, Role, ToolCall, T
 from turnwise.web.columns import clean_text
 from turnwise.web.configs import read_config
 from turnwise.web.pictures import Pictures, shown_source
+from turnwise.web.replays import replay_of
 from turnwise.web.table import NotThere, Table
 
 Json = dict[str, Any]
@@ -40,8 +41,17 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "entry": entry,
         "neighbours": {"previous": row - 1 if row > 0 else None, "next": row + 1 if row < last else None},
         "siblings": table.siblings(shard, entry["sample_id"]),
-        "prompt": [message_json(message, pictures) for message in sample.prompt],
+        "prompt": [message_json(message, pictures) for message in trajectory.prompt],
         "turns": [_turn_json(turn, pictures, drawn) for turn in trajectory.turns],
+        "branches": [
+            {
+                "name": clean_text(branch.name),
+                "trained": branch.trained,
+                "prompt": [message_json(message, pictures) for message in branch.prompt],
+                "turns": [_turn_json(turn, pictures, drawn) for turn in branch.turns],
+            }
+            for branch in trajectory.branches
+        ],
         "reward": plain(trajectory.reward),
         "parts": plain(trajectory.parts),
         **_reward_json(trajectory, weights_of(run)),
@@ -55,6 +65,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "tokens": _token_counts(trajectory),
         "render_check": check
         and {"exact": check.exact, "same_text": check.same_text, "position": plain(check.position)},
+        "replay": plain(replay_of(run)),
     }
 
 
@@ -136,7 +147,16 @@ def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
         "scores": plain(turn.scores),
         "calls": [_record_json(record, replies.get(record.call.id), pictures, drawn) for record in turn.calls],
         "replies": [message_json(reply, pictures) for reply in others],
+        "replied": [_place(reply, turn.calls, others) for reply in turn.replies],
     }
+
+
+def _place(reply: Message, calls: list[CallRecord], others: list[Message]) -> tuple[str, int]:
+    """Where a reply stands in a turn's JSON; what was replied keeps its order there."""
+    for at, other in enumerate(others):
+        if other is reply:
+            return "replies", at
+    return "calls", next(at for at, record in enumerate(calls) if record.call.id == reply.tool_call_id)
 
 
 def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_CallImages") -> Json:
@@ -246,7 +266,7 @@ def verdicts(trajectory: Trajectory) -> list[Json]:
     """What judges said with their scores, and what they and simulated users left in artifacts and calls' info."""
     found = [(_remark_name(remark), remark.text) for remark in trajectory.remarks]
     found += _words(trajectory.artifacts, "", 0, is_verdict=False)
-    for turn in trajectory.turns:
+    for turn in trajectory.every_turn:
         for record in turn.calls:
             found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, is_verdict=False)
     return [{"name": clean_text(name), "text": plain(text)} for name, text in found[:_MOST_VERDICTS]]
@@ -277,6 +297,6 @@ def _words(value: Any, path: str, depth: int, *, is_verdict: bool) -> Iterator[t
 def _token_counts(trajectory: Trajectory) -> Json:
     """Tokens by origin; of an endpoint only what it counted itself."""
     if not trajectory.segments:
-        return {"policy": sum(turn.completion_tokens for turn in trajectory.turns)}
+        return {"policy": sum(turn.completion_tokens for turn in trajectory.every_turn)}
     counts = origin_counts(trajectory.segments)
     return {origin.name.lower(): count for origin, count in counts.items()} | {"segments": len(trajectory.segments)}

@@ -1,4 +1,4 @@
-"""The board's gate: the shared one, with a cookie for browsers, GET only, and the headers of every answer."""
+"""The board's gate: the shared one, with a cookie for browsers, GET only unless it may replay, and headers for all."""
 
 import hmac
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise import serving
-from turnwise.serving import is_everywhere, refuse, same
+from turnwise.serving import Intake, is_everywhere, refuse, same
 
 EVENTS = "/api/events"
 TOKEN_ENV = "TURNWISE_BOARD_TOKEN"
@@ -56,11 +56,13 @@ def content_policy(script_hashes: list[str]) -> str:
 class Gate(serving.Gate):
     """ASGI middleware around the whole app."""
 
-    methods = ("GET", "HEAD")
+    methods: tuple[str, ...] = ("GET", "HEAD")
     open_paths = ()
 
-    def __init__(self, app: ASGIApp, address: BoardAddress, policy: str) -> None:
-        super().__init__(app, address.host, address.token)
+    def __init__(self, app: ASGIApp, address: BoardAddress, policy: str, *, writes: bool = False) -> None:
+        super().__init__(app, address.host, address.token, Intake(body=2**20, calls=4))
+        if writes:
+            self.methods = (*self.methods, "POST")
         self._address = address
         self._policy = policy
 

@@ -17,6 +17,7 @@ import uvicorn
 from turnwise.serving import bind, check_binding
 from turnwise.web.app import make_app
 from turnwise.web.gate import TOKEN_ENV, BoardAddress
+from turnwise.web.replays import Replays
 from turnwise.web.runs import Runs
 from turnwise.web.shell import plotly, plotly_path
 
@@ -44,6 +45,7 @@ def serve(
     *,
     ready: Callable[[str], None],
     child: bool = False,
+    replays: Replays | None = None,
 ) -> None:
     """Show the runs of these places until stopped; `ready` is told the URL as soon as requests are taken.
 
@@ -55,15 +57,20 @@ def serve(
     listening = bind(host, port, any_port=child)
     address = BoardAddress(host, listening.getsockname()[1], token)
     with listening:
-        asyncio.run(_serve(runs, address, listening, ready, child))
+        asyncio.run(_serve(runs, address, listening, ready, child, replays))
 
 
 async def _serve(
-    runs: Runs, address: BoardAddress, listening: socket.socket, ready: Callable[[str], None], child: bool
+    runs: Runs,
+    address: BoardAddress,
+    listening: socket.socket,
+    ready: Callable[[str], None],
+    child: bool,
+    replays: Replays | None,
 ) -> None:
     closing = asyncio.Event()
     config = uvicorn.Config(
-        make_app(runs, address, closing),
+        make_app(runs, address, closing, replays),
         log_level="error",
         access_log=False,
         ws="none",

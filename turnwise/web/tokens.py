@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Ledger, Origin, TokenTrainingData
+from turnwise.types import Ledger, Origin, TokenTrainingData, Trajectory
 from turnwise.web.columns import Array, clean_text
 from turnwise.web.conversation import read_trajectory
 from turnwise.web.table import Table
@@ -43,10 +43,20 @@ def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
     several = len(np.unique(np.concatenate(written))) > 1 if written else False
     return {
         "segments": [_segment(ledger, decoder.pieces, several) for ledger in trajectory.segments],
+        "branches": _branch_names(trajectory),
         "origin_names": [origin.name.lower() for origin in Origin],
         "ids_are_real": decoder.ids_are_real,
         "problem": decoder.problem,
     }
+
+
+def _branch_names(trajectory: Trajectory) -> list[str | None]:
+    """Whose each segment is; None for the main conversation's."""
+    names: list[str | None] = [None] * len(trajectory.segments)
+    for branch in trajectory.branches:
+        for turn in branch.turns:
+            names[turn.segment] = clean_text(branch.name) + ("" if branch.trained else " (not trained)")
+    return names
 
 
 def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str, Any]:

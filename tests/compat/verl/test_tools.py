@@ -3,14 +3,15 @@
 import asyncio
 import importlib.util
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from turnwise.choices import Lifecycle
 from turnwise.errors import PluginError, ToolError
 from turnwise.plugins import load, load_module
+from turnwise.rollout.tool_options import ToolOptions
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.rollout.verl_tools import as_verl_result, function_tools, verl_tool
 from turnwise.types import Sample, ToolResult
@@ -116,13 +117,6 @@ def helper(a):
 '''
 
 
-@dataclass(frozen=True)
-class Options:
-    lifecycle: str = "per_call"
-    timeout: float | None = None
-    concurrency: int | None = None
-
-
 def context(**kwargs: Any) -> ToolContext:
     return ToolContext(Sample("a", (), "x"), kwargs)
 
@@ -149,7 +143,7 @@ def made(tmp_path: Path) -> Any:
 
 
 def test_a_tool_class_is_created_and_released_around_every_call(made: Any) -> None:
-    tool = made(LEGACY, "Checker", {"type": "native"}, SCHEMA, Options())
+    tool = made(LEGACY, "Checker", {"type": "native"}, SCHEMA, ToolOptions())
     given = context(create_kwargs={"ground_truth": "42"}, execute_kwargs={"deep": True})
     replies = asyncio.run(played(tool, given, {"answer": "42"}, {"answer": "42"}))
     assert [(reply.text, reply.score, reply.info) for reply in replies] == [("1.0", 0.0, {"n": 1})] * 2
@@ -162,7 +156,7 @@ def test_a_tool_class_is_created_and_released_around_every_call(made: Any) -> No
 
 
 def test_a_tool_class_lives_as_long_as_the_episode_when_asked_to(made: Any) -> None:
-    tool = made(LEGACY, "Checker", {"type": "native"}, SCHEMA, Options("per_trajectory"))
+    tool = made(LEGACY, "Checker", {"type": "native"}, SCHEMA, ToolOptions(lifecycle=Lifecycle.per_trajectory))
     given = context(create_kwargs={"ground_truth": "42"}, calc_reward_kwargs={"k": 1})
     replies = asyncio.run(played(tool, given, {"answer": "42"}, {"answer": "42"}))
     assert [reply.text for reply in replies] == ["ready\n1.0", "1.0"]
@@ -210,7 +204,7 @@ def test_results_of_every_shape_become_results_of_ours() -> None:
 def test_verls_own_tools_answer_as_they_did(tmp_path: Path) -> None:
     for name in ("verl.tools.gsm8k_tool.Gsm8kTool", "verl.tools.geo3k_tool.Geo3kTool"):
         kind = load(name, "tool")
-        tool = verl_tool(kind, {"type": "native"}, SCHEMA, Options("per_trajectory"))
+        tool = verl_tool(kind, {"type": "native"}, SCHEMA, ToolOptions(lifecycle=Lifecycle.per_trajectory))
         given = context(create_kwargs={"ground_truth": "18"})
         replies = asyncio.run(played(tool, given, {"answer": "17"}, {"answer": "18"}, {"answer": "18"}))
         assert [reply.text for reply in replies] == [

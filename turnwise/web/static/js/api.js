@@ -31,9 +31,18 @@ export async function get(path, params, signal) {
     if (address in globalThis.FROZEN) return globalThis.FROZEN[address];
     throw notInReport(path);
   }
+  return ask(address, { signal, headers: { Accept: "application/json" } });
+}
+
+// Has the server do something: the only way a page changes anything, and only a board started with --replay takes it.
+export function post(path, body, signal) {
+  return ask(path, { method: "POST", signal, body: JSON.stringify(body), headers: { Accept: "application/json", "Content-Type": "application/json" } });
+}
+
+async function ask(address, options) {
   let response;
   try {
-    response = await fetch(address, { signal, headers: { Accept: "application/json" } });
+    response = await fetch(address, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("the board's server does not answer; is `turnwise board` still running?");

@@ -7,6 +7,7 @@ import { codeBlock, jsonBlock } from "board/parts/code.js";
 import { timeSummary, tokenSummary, waterfall } from "board/parts/figures.js";
 import { messageCard, prose } from "board/parts/messages.js";
 import { cropsOf, messageImages } from "board/parts/pictures.js";
+import { replayForm, replayFound } from "board/parts/replay.js";
 import { placeOf, trajectoryHead } from "board/parts/trajectory_head.js";
 import { turnCard } from "board/parts/turns.js";
 import { visible } from "board/parts/visible.js";
@@ -20,13 +21,14 @@ export async function render(node, context) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the conversation…"));
   const data = await get(runPath(run, "trajectory"), placeOf(params));
   const head = trajectoryHead(run, data, params, "");
-  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(data))));
+  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(run, data))));
   return () => head.stop();
 }
 
 function timeline(data) {
-  const crops = cropsOf(data.turns);
-  const longest = Math.max(0, ...data.turns.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
+  const every = everyTurn(data);
+  const crops = cropsOf(every);
+  const longest = Math.max(0, ...every.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
   const version = data.turns[0]?.policy_version;
   const shown = new Set(data.prompt.flatMap((message) => (message.images ?? []).map((image) => image.url)));
   const loose = data.images.filter((image) => !shown.has(image.url));
@@ -44,10 +46,24 @@ function timeline(data) {
     data.turns.length === 0 && h("p", { class: "muted" }, "The policy never wrote a turn."),
     data.turns.map((turn) => turnCard(turn, { longest, crops, version })),
     h("p", { class: "the-end" }, `ended: ${words(data.stop_reason)}`),
+    data.branches.map((branch) =>
+      h(
+        "details",
+        { class: "more branch", open: true },
+        h("summary", null, visible(`Branch: ${branch.name}`), !branch.trained && [" ", badge("not trained", "plain")]),
+        branch.prompt.map((message) => messageCard(message, crops)),
+        branch.turns.map((turn) => turnCard(turn, { longest, crops, version })),
+      ),
+    ),
   );
 }
 
-function aside(data) {
+/** The turns of the main conversation and of the branches. */
+function everyTurn(data) {
+  return [...data.turns, ...data.branches.flatMap((branch) => branch.turns)];
+}
+
+function aside(run, data) {
   const box = h(
     "details",
     { class: "about", open: !matchMedia(NARROW).matches },
@@ -61,9 +77,11 @@ function aside(data) {
         ),
       ),
     panel("Ground truth", truth(data.ground_truth)),
-    panel("Time", timeSummary(data.turns, data.entry.seconds)),
+    panel("Time", timeSummary(everyTurn(data), data.entry.seconds)),
     panel("Tokens by origin", tokenSummary(data.tokens)),
     panel("Facts", facts(data)),
+    data.replay && panel("Replay", replayFound(data.replay)),
+    panel("Play it again", replayForm(run, data)),
     more("Sample info", data.info),
     more("Artifacts", data.artifacts),
   );
@@ -86,7 +104,7 @@ function truth(value) {
 
 function facts(data) {
   const entry = data.entry;
-  const versions = [...new Set(data.turns.map((turn) => turn.policy_version))];
+  const versions = [...new Set(everyTurn(data).map((turn) => turn.policy_version))];
   const rows = [
     ["Stop reason", words(data.stop_reason)],
     ["Turns", `${entry.turns}${entry.user_turns > 0 ? `, ${entry.user_turns} of the user` : ""}`],

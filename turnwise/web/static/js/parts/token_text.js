@@ -84,8 +84,9 @@ export class TokenText {
 
   #segmentNode(at, segment) {
     const place = h("div", { class: "sequence", role: "group", "aria-label": `sequence ${at + 1}: ${segment.ids.length} tokens` });
+    const branch = this.data.branches[at];
     if (this.data.segments.length > 1)
-      place.append(h("h2", null, `Sequence ${at + 1}`, h("span", { class: "muted" }, ` ${number(segment.ids.length)} tokens`)));
+      place.append(h("h2", null, visibleText(`Sequence ${at + 1}${branch ? `, ${branch}` : ""}`), h("span", { class: "muted" }, ` ${number(segment.ids.length)} tokens`)));
     this.node.append(place);
     return place;
   }

@@ -1,0 +1,133 @@
+"""verl's configs as ours: keys of both releases, scripts, and the fate of every key."""
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from turnwise.cli import main
+from turnwise.compat.verl_config import Kind, translate
+from turnwise.compose import compose, other_names
+from turnwise.config import Config
+from turnwise.errors import ConfigError
+from turnwise.knobs import knobs_of
+from turnwise.strict_yaml import write_yaml
+
+OLD = """\
+hydra: {searchpath: [file://verl/trainer/config]}
+defaults: [ppo_trainer, _self_]
+data: {train_files: t.jsonl, val_files: v.jsonl, train_batch_size: 64, max_prompt_length: 256, max_response_length: 96,
+  return_raw_chat: true, filter_overlong_prompts: true, truncation: error, apply_chat_template_kwargs: {thinking: false}}
+actor_rollout_ref:
+  model: {path: tiny, enable_gradient_checkpointing: true}
+  actor: {ppo_mini_batch_size: 16, clip_ratio: 0.2, clip_ratio_high: 0.28, use_kl_loss: true, kl_loss_type: low_var_kl,
+    optim: {lr: 1e-6}, use_dynamic_bsz: true, ppo_max_token_len_per_gpu: 4096, fsdp_config: {param_offload: false}}
+  rollout: {name: sglang, mode: async, n: 4, top_k: -1, response_length: '${data.max_response_length}',
+    multi_turn: {enable: true, max_assistant_turns: 5, max_parallel_calls: 1, max_tool_response_length: 256,
+      tool_response_truncate_side: left, format: hermes, interaction_config_path: users.yaml},
+    agent: {num_workers: 8, default_agent_loop: tool_agent}}
+algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false, use_kl_in_reward: false, lam: 1.0}
+reward_model: {reward_manager: dapo, overlong_buffer: {enable: true, len: 32, penalty_factor: 0.5}}
+custom_reward_function: {path: reward.py, name: score, reward_kwargs: {bonus: 0.5}}
+trainer: {total_epochs: 15, total_training_steps: 10, logger: [console, swanlab], save_freq: -1, project_name: p,
+  experiment_name: e, n_gpus_per_node: 8, test_freq: 5}
+mystery: {key: 7}
+"""
+NEW = """\
+#!/bin/bash
+set -x
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=gae \\
+    data.train_files=$HOME/train.parquet +data.val_files="['a.parquet', 'b.parquet']" \\
+    actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side=left \\
+    actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py \\
+    actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml \\
+    actor_rollout_ref.rollout.multi_turn.format=gpt-oss \\
+    reward.custom_reward_function.path=r.py reward.reward_manager.name=prime critic.optim.lr=1e-5 \\
+    trainer.v1.trainer_mode=sync  $@
+"""
+
+
+def test_a_config_of_061_becomes_ours(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(OLD)
+    found = translate(file, other_names())
+    assert {
+        "training.groups": 64, "training.minibatches": 4, "training.group_size": 4, "rollout.max_tokens": 96,
+        "algorithm.clip_low": 0.2, "algorithm.clip_high": 0.28, "algorithm.advantage": "dr_grpo", "sampling.top_k": 0,
+        "algorithm.kl_loss": 0.001, "algorithm.kl_loss_estimator": "k3", "algorithm.overlong_tokens": 32,
+        "rollout.keep": "head", "rollout.max_reply_tokens": 64, "rollout.agent": "tool_calling", "training.steps": 10,
+        "scoring.scorers": {"default": "reward.py:score"}, "scoring.options": {"score": {"bonus": 0.5}},
+        "data.overlong": "filter", "training.save_every": 0, "learner.token_budget": 4096, "task": None,
+        "chat.template_kwargs": {"thinking": False}, "learner.weight_decay": 0.01,
+    }.items() <= found.values.items()  # fmt: skip
+    fates = {fate.key: fate for fate in found.fates}
+    assert fates["hydra.searchpath"].kind is fates["defaults"].kind is Kind.NOT_SUPPORTED
+    assert "it is not read" in fates["defaults"].text
+    assert fates["trainer.logger"].text.startswith("swanlab: metrics.jsonl has all numbers")
+    assert fates["mystery.key"].kind is Kind.NOT_SUPPORTED
+    assert fates["actor_rollout_ref.rollout.mode"].kind is Kind.NOT_NEEDED
+    assert fates["actor_rollout_ref.actor.optim.weight_decay"].text.endswith("(verl's default)")
+    assert len(fates) == len(found.fates)
+
+
+def test_a_script_of_091_becomes_ours(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(NEW)
+    found = translate(file, other_names())
+    assert {
+        "rollout.keep": "tail", "rollout.tools": ["tools.yaml", "tools.py"], "algorithm.advantage": "gae",
+        "chat.tool_format": "gpt_oss", "scoring.run": "pool", "learner.critic_lr": 1e-5,
+        "scoring.scorers": {"default": "r.py:compute_score"}, "data.eval_files": ["a.parquet", "b.parquet"],
+    }.items() <= found.values.items()  # fmt: skip
+    (home,) = [fate for fate in found.fates if fate.key == "data.train_files"]
+    assert home.kind is Kind.NOT_SUPPORTED and "write the value itself" in home.text
+    (tmp_path / "other.sh").write_text("echo hello\n")
+    with pytest.raises(ConfigError, match="no line runs verl.trainer.main_ppo"):
+        translate(tmp_path / "other.sh", {})
+
+
+def test_every_key_a_rule_or_the_table_names_is_one_of_ours() -> None:
+    knobs = knobs_of(Config)
+    sections = {key.split(".")[0] for key in knobs if "." in key}
+    named = {
+        word
+        for text in other_names().values()
+        for word in re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", text)
+        if word.split(".")[0] in sections
+    }
+    assert sorted(word for word in named if word not in knobs) == []
+
+
+def test_check_prints_ours_and_then_checks_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "data_source": "x", "prompt": [{"role": "user", "content": "6*7?"}], "reward_model": {"ground_truth": "42"},
+    }  # fmt: skip
+    (tmp_path / "v.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "r.py").write_text("def compute_score(data_source, solution_str, ground_truth, **kwargs): return 1.0\n")
+    config = {
+        "data": {"val_files": str(tmp_path / "v.jsonl")}, "actor_rollout_ref": {"model": {"path": "tiny"}},
+        "custom_reward_function": {"path": str(tmp_path / "r.py")}, "trainer": {"nnodes": 1},
+        "algorithm": {"adv_estimator": "grpo"},
+    }  # fmt: skip
+    file = tmp_path / "verl.yaml"
+    file.write_text(write_yaml(config))
+    assert main(["check", "--from-verl", str(file), "engine=scripted", "engine.script=[hi]"]) == 0
+    said = capsys.readouterr().out
+    assert "#   trainer.nnodes=1: one process" in said and "passed" in said
+    ours = said[said.index("\ntask: null") : said.index("what differs")].rpartition("\n")[0]
+    (tmp_path / "ours.yaml").write_text(ours)
+    assert compose(["engine=scripted", "engine.script=[hi]"], tmp_path / "ours.yaml").config.training.groups == 1024
+    assert main(["check", "--from-verl", str(tmp_path / "none.yaml")]) == 2
+
+
+@pytest.mark.skipif("TURNWISE_VERL" not in os.environ, reason="TURNWISE_VERL names no folder with verl's files")
+def test_every_key_of_a_real_release_has_a_fate() -> None:
+    file = Path(os.environ["TURNWISE_VERL"], "verl", "trainer", "config", "_generated_ppo_trainer.yaml")
+    found = translate(file, other_names())
+    kinds = Counter(fate.kind for fate in found.fates)
+    assert kinds[Kind.TRANSLATED] > 40 and kinds[Kind.NOT_NEEDED] > 300
+    assert {key for key in found.values if key not in knobs_of(Config)} == set()

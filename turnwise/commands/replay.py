@@ -1,0 +1,80 @@
+"""`turnwise replay RUN`: play a recorded episode again with the same noise, or from an edited message on."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from turnwise.commands import add_json
+from turnwise.commands.rescore import TRUST
+from turnwise.errors import ConfigError
+
+HELP = "play a recorded episode again: the same tokens, or what would follow an edited message or tool result"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run directory, such as runs/first")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="config values other than the run's, such as seed=1",
+    )
+    parser.add_argument("--sample", type=int, default=0, metavar="K", help="which trajectory of the file (default 0)")
+    parser.add_argument(
+        "--file", default=None, metavar="FILE", help="such as trajectories/step_000010 (default: the newest)"
+    )
+    parser.add_argument(
+        "--edit", default=None, metavar="PLACE",
+        help="turn=2: what was replied to that turn; turn=2,call=1: one of several tool results; turn=2,assistant: the "
+        "turn's own words",
+    )  # fmt: skip
+    parser.add_argument("--with", dest="text", default=None, metavar="TEXT", help="what is said there instead")
+    parser.add_argument(
+        "--model", default=None, metavar="PATH", help="weights to play with (default: those that wrote the episode)"
+    )
+    parser.add_argument("--trust-run", action="store_true", help=TRUST)
+    add_json(parser)
+    parser.epilog = """\
+examples:
+  turnwise replay runs/NAME --sample 3                                   the same tokens again
+  turnwise replay runs/NAME --sample 3 --edit turn=0 --with 42           another tool result, and what follows from it
+  turnwise replay runs/NAME --edit turn=1 --with "Are you sure?"         a word of the user's where nobody had spoken
+"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """The episode goes to a run directory of its own beside RUN; the difference is printed."""
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from turnwise.compose import compose
+    from turnwise.replaying import Edit, Recorded, replay, replay_config
+    from turnwise.stopping import run_stoppable
+    from turnwise.storage.differences import shown
+    from turnwise.storage.run_dir import RunDir
+    from turnwise.trust import check_run, check_trust
+
+    if (args.edit is None) != (args.text is None):
+        raise ConfigError("--edit says where and --with says what: give both, or none to play it as it was")
+    edit = None if args.edit is None else Edit.of(args.edit, args.text)
+    directory = RunDir.open(args.run_dir)
+    check_run(directory, trusted=args.trust_run)
+    asked = compose(args.overrides, recorded=directory.path / "config.yaml").config
+    check_trust(directory, asked, compose(args.overrides).config, trusted=args.trust_run)
+    recorded = Recorded.find(directory, args.sample, args.file)
+    if edit is not None:
+        edit.check(recorded.trajectory)
+    config, notes = replay_config(asked, recorded, args.model)
+    config = replace(config, runs_dir=str(directory.path.resolve().parent))
+    found = run_stoppable(replay(recorded, edit, config, notes, Console(stderr=True)))
+    out = Console()
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    out.print(shown(found.found))
+    out.print(f"written: {found.written}", soft_wrap=True, highlight=False, markup=False)
+    if args.json:
+        sys.stdout.write(json.dumps(found.as_json() | {"written": str(found.written)}) + "\n")
+    return 0

@@ -1,0 +1,197 @@
+"""A config of verl's as one of ours: every key with its fate, translated, not needed, or not supported."""
+
+import enum
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from turnwise.compat.verl_rules import RULES, Unsupported
+from turnwise.errors import ConfigError, one_line
+from turnwise.strict_yaml import parse_yaml, read_yaml
+
+COMMAND = "verl.trainer.main_ppo"
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,[^{}]*)?\}")
+"""Another key: from the top, or with a leading dot from the same section."""
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_NOTHING = "nothing; "
+MOST_REFERENCES = 8
+DEFAULTS: dict[str, Any] = {
+    "data.train_batch_size": 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
+    "actor_rollout_ref.rollout.n": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.optim.lr": 1e-6, "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "algorithm.adv_estimator": "gae",
+}  # fmt: skip
+"""verl's own, where a file says nothing and ours would be another run."""
+UNREAD = ("defaults", "hydra")
+"""Sections that say how a file is put together, not what is run."""
+SECTIONS = {
+    "ray_kwargs.": "one process; there is no Ray",
+    "ray_init.": "one process; there is no Ray",
+    "global_profiler.": "every run records where its time goes",
+    "transfer_queue.": "one process; nothing is sent",
+    "skip.": "a run keeps every trajectory: `turnwise rescore` reads them again",
+    "distillation.": "no teacher is asked",
+    "actor_rollout_ref.ref.": "the reference is the policy before training, on the learner's device",
+    "actor_rollout_ref.actor.fsdp_config.": "one process",
+    "actor_rollout_ref.actor.megatron.": "one process",
+    "actor_rollout_ref.actor.checkpoint.": "a checkpoint holds all that a resumed run needs",
+    "actor_rollout_ref.actor.profiler.": "every run records where its time goes",
+    "actor_rollout_ref.rollout.profiler.": "every run records where its time goes",
+    "actor_rollout_ref.rollout.prometheus.": "the board has the engine's numbers",
+    "actor_rollout_ref.rollout.engine_kwargs.": "the engine is ours",
+    "actor_rollout_ref.rollout.checkpoint_engine.": "sampler and learner share their weights",
+    "actor_rollout_ref.rollout.disaggregation.": "one process",
+    "actor_rollout_ref.rollout.trace.": "every turn and call is recorded",
+    "actor_rollout_ref.model.mtp.": "tokens are drawn one by one",
+    "critic.": "the critic is a copy of the policy; see algorithm.value_loss, learner.critic_lr, learner.shared_critic",
+    "reward_model.profiler.": "every run records where its time goes",
+    "reward_model.model.": "reward_model.enable says it",
+    "reward_model.rollout.": "reward_model.enable says it",
+    "reward.reward_model.": "a reward model is asked by the scorer `judge`, or served and asked with scoring.run=http",
+}
+"""Whole sections that nothing is needed for."""
+
+
+class Kind(enum.Enum):
+    """What became of a key."""
+
+    TRANSLATED = "translated"
+    NOT_NEEDED = "not needed"
+    NOT_SUPPORTED = "not supported"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of one key of verl's."""
+
+    key: str
+    value: Any
+    kind: Kind
+    text: str
+
+
+@dataclass(slots=True)
+class Translation:
+    """Our values by key, and the fate of each of verl's keys."""
+
+    values: dict[str, Any] = field(default_factory=lambda: {"task": None})
+    fates: list[Fate] = field(default_factory=list)
+
+    def tree(self) -> dict[str, Any]:
+        """The values by section, as a config file has them."""
+        tree: dict[str, Any] = {}
+        for key, value in self.values.items():
+            *sections, name = key.split(".")
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
+        return tree
+
+
+def translate(path: Path, names: Mapping[str, str]) -> Translation:
+    """Read a YAML file, or a shell script that runs verl; `names` says in words what stands for a key here."""
+    flat = dict(_flatten(_read(path)))
+    found = Translation()
+    given = {key: _filled(value, flat, key.rpartition(".")[0]) for key, value in flat.items()}
+    known = {**DEFAULTS, **given}
+    for key, value in known.items():
+        fate = _fate(key, value, known, names, found.values)
+        found.fates.append(fate if key in given else replace(fate, text=f"{fate.text} (verl's default)"))
+    return found
+
+
+def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, str], ours: dict[str, Any]) -> Fate:
+    if key.split(".")[0] in UNREAD:
+        return Fate(
+            key, value, Kind.NOT_SUPPORTED, "it is not read: put what it names into this file, or give its keys"
+        )
+    rule = RULES.get(key)
+    if isinstance(value, str) and "$" in value and (rule is not None or key not in names):
+        if rule is None and (section := _section(key)) is not None:
+            return Fate(key, value, Kind.NOT_NEEDED, section)
+        return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
+    if value is None and rule is not None:
+        return Fate(key, value, Kind.NOT_NEEDED, "null, as if it were not there")
+    if rule is None:
+        return _without_rule(key, value, names)
+    try:
+        made = rule(value, known)
+    except Unsupported as error:
+        return Fate(key, value, Kind.NOT_SUPPORTED, str(error))
+    except (TypeError, ValueError) as error:
+        return Fate(key, value, Kind.NOT_SUPPORTED, f"{value!r:.80} cannot be read: {one_line(error)}")
+    if isinstance(made, str):
+        return Fate(key, value, Kind.NOT_NEEDED, made)
+    ours |= made
+    return Fate(key, value, Kind.TRANSLATED, ", ".join(f"{name}={entry}" for name, entry in made.items()))
+
+
+def _without_rule(key: str, value: Any, names: Mapping[str, str]) -> Fate:
+    text = names.get(key)
+    if key.endswith("._target_"):
+        return Fate(key, value, Kind.NOT_NEEDED, "a class of verl's own config")
+    if value in (None, False, {}, []) and type(value) is not int:
+        return Fate(key, value, Kind.NOT_NEEDED, "it is off or empty")
+    if text is not None and text.startswith(_NOTHING):
+        return Fate(key, value, Kind.NOT_NEEDED, text.removeprefix(_NOTHING))
+    if text is not None:
+        return Fate(key, value, Kind.NOT_SUPPORTED, f"not carried over by itself; see {text}")
+    if (section := _section(key)) is not None:
+        return Fate(key, value, Kind.NOT_NEEDED, section)
+    return Fate(key, value, Kind.NOT_SUPPORTED, "nothing here stands for it")
+
+
+def _section(key: str) -> str | None:
+    return next((why for start, why in SECTIONS.items() if key.startswith(start)), None)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"--from-verl: no file {path} (from {Path.cwd()})")
+    if path.suffix == ".sh":
+        return dict(_overrides(path))
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values")
+    return content
+
+
+def _overrides(path: Path) -> Iterator[tuple[str, Any]]:
+    """The key=value words of the command in a script that runs verl."""
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if COMMAND in line]
+    if not lines:
+        raise ConfigError(f"{path}: no line runs {COMMAND}")
+    try:
+        words = shlex.split(lines[-1], comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{path}: the line that runs {COMMAND} cannot be read: {error}") from error
+    for word in words:
+        if (found := _OVERRIDE.fullmatch(word)) is not None and "." in found[1]:
+            yield found[1], found[2] if "$" in found[2] else parse_yaml(found[2])
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        whole = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and whole != "data.apply_chat_template_kwargs":
+            yield from _flatten(value, f"{whole}.")
+        else:
+            yield whole, value
+
+
+def _filled(value: Any, flat: Mapping[str, Any], section: str, depth: int = 0) -> Any:
+    """The value with ${another.key} filled in, where this file has that key."""
+    if not isinstance(value, str) or depth > MOST_REFERENCES:
+        return value
+
+    def meant(found: re.Match[str]) -> Any:
+        key = f"{section}{found[1]}" if found[1].startswith(".") else found[1]
+        return _filled(flat[key], flat, key.rpartition(".")[0], depth + 1) if key in flat else found[0]
+
+    whole = _REFERENCE.fullmatch(value)
+    return meant(whole) if whole is not None else _REFERENCE.sub(lambda found: str(meant(found)), value)

@@ -1,0 +1,101 @@
+"""The `image_zoom` tool: a region of the sample's image, cut out."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import ToolError
+from turnwise.rollout.sample_images import as_result, read_picture
+from turnwise.rollout.tools.tool import ToolContext, ToolSession
+from turnwise.types import JsonSchema, ToolResult
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+MIN_SIDE = 28
+"""Pixels: what a vision model reads as one patch. A smaller box is grown around its centre."""
+MOST_ASPECT = 100.0
+Box = tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class ImageZoom:
+    """One tool for all episodes; each call reads the sample's image anew, so that nothing is held between them."""
+
+    name: str = "image_zoom"
+    timeout: float = 60.0
+    concurrency: int = 8
+
+    @property
+    def schema(self) -> JsonSchema:
+        box = {
+            "type": "array",
+            "items": {"type": "number"},
+            "minItems": 4,
+            "maxItems": 4,
+            "description": "The region as [x1, y1, x2, y2] in pixels of the image, from its upper left corner.",
+        }
+        parameters = {
+            "type": "object",
+            "properties": {
+                "bbox_2d": box,
+                "label": {"type": "string", "description": "What is in the region."},
+                "image": {"type": "integer", "minimum": 0, "description": "Which image, from 0."},
+            },
+            "required": ["bbox_2d"],
+        }
+        about = "Zoom in on a region of the image."
+        return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
+
+    async def open(self, context: ToolContext) -> ToolSession:
+        return _ZoomSession(context)
+
+
+@dataclass(slots=True)
+class _ZoomSession:
+    context: ToolContext
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return await asyncio.to_thread(self._zoom, arguments)
+
+    def _zoom(self, arguments: dict[str, Any]) -> ToolResult:
+        number = arguments.get("image", 0)
+        picture = read_picture(self.context, number)
+        box = fit_box(arguments["bbox_2d"], picture)
+        label = arguments.get("label")
+        words = f"Zoomed in on {list(box)}" + (f", {label}" if label else "") + "."
+        return as_result(words, picture.crop(box), {"source": number, "box": list(box)})
+
+    async def close(self) -> None:
+        return None
+
+
+def fit_box(given: list[float], picture: "Picture") -> Box:
+    """Whole pixels inside the image; ToolError for what is no region of it."""
+    if not all(isinstance(side, int | float) and math.isfinite(side) for side in given):
+        raise ToolError("bbox_2d holds numbers")
+    left, right = (min(max(side, 0.0), float(picture.width)) for side in (given[0], given[2]))
+    top, bottom = (min(max(side, 0.0), float(picture.height)) for side in (given[1], given[3]))
+    if left >= right or top >= bottom:
+        size = f"{picture.width}x{picture.height}"
+        raise ToolError(f"bbox_2d {given} is no region of the image of {size} pixels: x1 < x2 and y1 < y2 inside it")
+    if max(right - left, bottom - top) > MOST_ASPECT * min(right - left, bottom - top):
+        raise ToolError(f"bbox_2d {given} is more than {MOST_ASPECT:g} times longer than wide")
+    if min(picture.width, picture.height) < MIN_SIDE:
+        raise ToolError(f"the image is smaller than {MIN_SIDE} pixels: there is nothing to zoom in on")
+    x1, x2 = _grown(left, right, picture.width)
+    y1, y2 = _grown(top, bottom, picture.height)
+    return x1, y1, x2, y2
+
+
+def _grown(start: float, end: float, limit: int) -> tuple[int, int]:
+    """Whole pixels around one side of a box, at least MIN_SIDE of them, moved where they would leave the image."""
+    first, last = math.floor(start), math.ceil(end)
+    if last - first < MIN_SIDE:
+        first = min(max(math.floor((start + end - MIN_SIDE) / 2), 0), limit - MIN_SIDE)
+        last = first + MIN_SIDE
+    return first, last
+
+
+image_zoom = ImageZoom()

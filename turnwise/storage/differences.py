@@ -1,0 +1,135 @@
+"""Two recordings of one episode side by side: where their tokens part, and what each turn said on either side."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text as Styled
+
+from turnwise.storage.transcript import visible
+from turnwise.types import Message, Role, Trajectory, Turn
+
+CONTEXT = 2
+"""Equal lines shown before and after a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The first token that is another one: `Place(segment=0, token=57, turn=1)`."""
+
+    segment: int
+    token: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was said in one turn by somebody, before and after; None where it was not said at all."""
+
+    turn: int
+    who: str
+    before: str | None
+    after: str | None
+
+    @property
+    def same(self) -> bool:
+        """Whether it is the same, to the letter."""
+        return self.before == self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How a second recording differs from a first."""
+
+    parted: Place | None
+    """None when all tokens are the same."""
+    logprob_gap: float
+    """The largest, over the policy's tokens before they part."""
+    said: tuple[Said, ...]
+    rewards: tuple[float | None, float | None]
+    stop_reasons: tuple[str, str]
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether both have the same tokens, all of them."""
+        return self.parted is None
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file and for the board."""
+        said = [asdict(one) | {"same": one.same} for one in self.said]
+        return asdict(self) | {"said": said, "same_tokens": self.same_tokens}
+
+
+def differences(before: Trajectory, after: Trajectory) -> Differences:
+    """What differs, turn by turn and token by token."""
+    parted, gap = _parted(before, after)
+    said: list[Said] = []
+    for number in range(max(len(before.turns), len(after.turns))):
+        old, new = (side.turns[number] if number < len(side.turns) else None for side in (before, after))
+        said.extend(_said(number, old, new))
+    return Differences(
+        parted, gap, tuple(said), (before.reward, after.reward), (before.stop_reason.value, after.stop_reason.value)
+    )
+
+
+def _parted(before: Trajectory, after: Trajectory) -> tuple[Place | None, float]:
+    gap = 0.0
+    for number in range(max(len(before.segments), len(after.segments))):
+        if number >= min(len(before.segments), len(after.segments)):
+            ledger = (before.segments + after.segments)[-1] if number else None
+            return Place(number, 0, int(ledger.turns[0]) if ledger is not None and len(ledger) else 0), gap
+        old, new = before.segments[number], after.segments[number]
+        common = min(len(old), len(new))
+        unequal = np.flatnonzero(old.token_ids[:common] != new.token_ids[:common])
+        end = int(unequal[0]) if len(unequal) else common
+        if end:
+            gap = max(gap, float(np.max(np.abs(old.logprobs[:end] - new.logprobs[:end]))))
+        if len(unequal) or len(old) != len(new):
+            longer = new if len(new) > end else old
+            return Place(number, end, int(longer.turns[end])), gap
+    return None, gap
+
+
+def _said(number: int, old: Turn | None, new: Turn | None) -> Iterator[Said]:
+    texts = [turn.message.text if turn is not None else None for turn in (old, new)]
+    yield Said(number, Role.ASSISTANT.value, *texts)
+    replies: list[Sequence[Message]] = [turn.replies if turn is not None else () for turn in (old, new)]
+    for at in range(max(map(len, replies))):
+        sides = [side[at] if at < len(side) else None for side in replies]
+        who = next(side.role.value for side in sides if side is not None)
+        yield Said(number, who, *(side.text if side is not None else None for side in sides))
+
+
+def shown(found: Differences) -> Group:
+    """The differences for a terminal; nothing of a text can move its cursor."""
+    lines: list[Styled] = []
+    if found.parted is None:
+        lines.append(
+            Styled(f"the same tokens; log-probs differ by at most {found.logprob_gap:.2g}", style="bold green")
+        )
+    else:
+        place = found.parted
+        where = f"segment {place.segment}, token {place.token}, turn {place.turn}"
+        lines.append(Styled(f"the tokens part at {where}", style="bold yellow"))
+    for one in found.said:
+        if one.same:
+            continue
+        lines.append(Styled(f"\nturn {one.turn}, {one.who}", style="bold"))
+        lines += _diff((one.before or "").splitlines(), (one.after or "").splitlines())
+    for name, (old, new) in (("reward", found.rewards), ("ended", found.stop_reasons)):
+        lines.append(Styled(f"\n{name}: {_word(old)}" + ("" if old == new else f" -> {_word(new)}"), style="bold"))
+    return Group(*lines)
+
+
+def _diff(before: list[str], after: list[str]) -> Iterator[Styled]:
+    styles = {"+": "green", "-": "red"}
+    for line in list(difflib.unified_diff(before, after, lineterm="", n=CONTEXT))[2:]:
+        if not line.startswith("@@"):
+            yield Styled(visible(line), style=styles.get(line[:1], "dim"))
+
+
+def _word(value: float | str | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else value
