@@ -118,6 +118,8 @@ def test_a_workspace_is_a_git_repository_and_says_what_was_changed(shells) -> No
         ("edit", {"command": "str_replace", "path": "calc/add.py", "old_str": "nowhere", "new_str": ""}),
         ("edit", {"command": "create", "path": "calc/add.py", "file_text": ""}),
         ("edit", {"command": "view", "path": "."}),
+        ("bash", {"command": "python -c 'print(chr(0x1F40D) * 50_000)' > snakes; head -c 30000 /dev/zero > binary"}),
+        ("bash", {"command": "cp snakes more"}),
         ("finish", {}),
     ]
 
@@ -139,7 +141,9 @@ def test_a_workspace_is_a_git_repository_and_says_what_was_changed(shells) -> No
     assert [one.failed for one in seen[7:12]] == [True] * 5
     assert all("not in the repository" in one.text for one in seen[7:10])
     assert "calc/add.py" in seen[12].text
-    assert seen[13].done
+    assert seen[13].facts["changes"]["snakes"] == "\U0001f40d" * 50_000 + "\n"
+    assert "the changes are more than" in seen[14].facts["too_much"]
+    assert seen[15].done and seen[15].facts == {}
 
 
 def test_rows_that_make_no_sense_are_refused_by_name() -> None:

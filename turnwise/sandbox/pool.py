@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox import probe, resources, scratch
+from turnwise.sandbox import probe, resources, scratch, wire
 from turnwise.sandbox.child import Child
 from turnwise.sandbox.folders import PoolFolder
 from turnwise.sandbox.gvisor import GvisorZygote
@@ -150,6 +150,10 @@ class SandboxPool:
             cpu_seconds=limits.cpu_seconds,
         )
 
+    def _caps(self) -> wire.Caps:
+        """Of what a session answers."""
+        return caps_of(self.settings.limits)
+
     async def _start_zygote(self) -> Zygote | GvisorZygote:
         limits, gvisor = self.settings.limits, self._level is SandboxLevel.L4
         assert self._folder is not None
@@ -168,7 +172,7 @@ class SandboxPool:
             "settings": settings,
             "private": private,
         }
-        caps = caps_of(limits)
+        caps = self._caps()
         return await (GvisorZygote.start(orders, caps, folder) if gvisor else Zygote.start(orders, caps))
 
     def _layers(self) -> tuple[str, ...]:

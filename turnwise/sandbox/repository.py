@@ -1,5 +1,6 @@
 """A repository to mend: its files in a shell session, what a policy may do to them, and the tests that judge it."""
 
+import asyncio
 import json
 import secrets
 import shlex
@@ -130,23 +131,25 @@ class LocalWorkspace:
         self.instance = instance
         self._session: ShellSession = pool.shell()
         self._open = False
+        self._turn = asyncio.Lock()
         self._known = {name: sha256(text.encode()).hexdigest() for name, text in instance.files.items()}
         self._recorded: dict[str, Any] = {"changes": {}}
 
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """bash, edit or finish; SandboxLost when the machinery failed."""
-        if not self._open:
-            await place(self._session, self.instance.files)
-            await self._make_history()
-            self._open = True
-        match name:
-            case "bash":
-                return await self._bash(str(arguments["command"]))
-            case "edit":
-                return await self._edit(arguments)
-            case "finish":
-                return Observation("Finished.", done=True, facts=await self._changes())
-        raise ValueError(f"no action {name!r}")
+        """bash, edit or finish, one at a time; SandboxLost when the machinery failed."""
+        async with self._turn:
+            if not self._open:
+                await place(self._session, self.instance.files)
+                await self._make_history()
+                self._open = True
+            match name:
+                case "bash":
+                    return await self._bash(str(arguments["command"]))
+                case "edit":
+                    return await self._edit(arguments)
+                case "finish":
+                    return Observation("Finished.", done=True, facts=await self._changes())
+            raise ValueError(f"no action {name!r}")
 
     async def close(self) -> None:
         await self._session.close()

@@ -35,6 +35,12 @@ class SweClient(RemotePool):
         """A repository there; it is started by the first action."""
         return RemoteWorkspace(self, instance)
 
+    async def start(self, instance: Instance) -> str:
+        """A session of the server, by its id."""
+        sent = instance if instance.files else None
+        request = StartRequest(instance_id=instance.instance_id, instance=sent)
+        return (await self.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
+
     async def compute_reward(self, sid: str, tests: SweTests | None) -> Outcome:
         """How the tests went on what a session changed."""
         request = RewardRequest(sid=sid, tests=tests)
@@ -64,10 +70,7 @@ class RemoteWorkspace:
         """bash, edit or finish; SandboxLost when the server failed."""
         client = self._client
         async with self._turn:
-            if self._sid is None:
-                instance = self.instance if self.instance.files else None
-                request = StartRequest(instance_id=self.instance.instance_id, instance=instance)
-                self._sid = (await client.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
+            self._sid = self._sid or await client.start(self.instance)
             action = ActionRequest(sid=self._sid, action=Action(name=name, arguments=dict(arguments)))
             answer = await client.ask("POST", "/process_action", action, ActionAnswer, client.waiting(client.seconds))
             return Observation(answer.observation, answer.failed, answer.done, {**answer.facts, SID: self._sid})

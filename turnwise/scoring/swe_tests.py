@@ -64,10 +64,11 @@ async def swe_tests(
 async def _judge(
     config: SandboxConfig, instance: Instance, tests: SweTests, facts: Mapping[str, Any], seconds: float
 ) -> tuple[Outcome, tuple[Remark, ...]]:
-    if config.swe_url is not None and SID in facts:
+    if config.swe_url is not None:
         client = await _opened(config)
         assert isinstance(client, SweClient)
-        return await client.compute_reward(facts[SID], tests if instance.files else None), ()
+        sid = facts.get(SID) or await client.start(instance)  # a policy that called no tool left it as it was
+        return await client.compute_reward(sid, tests if instance.files else None), ()
     if not instance.files:
         raise ScoringFailed(
             f"{instance.instance_id}: the row holds no files, and no server can be asked: set "
