@@ -79,6 +79,8 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
         if named is not None and is_plugin(named):
             yield key, named
+    if config.data.dataset is not None:
+        yield "data.dataset", config.data.dataset
     if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):
         yield "sft.script", config.sft.script
     for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):
