@@ -8,7 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
@@ -27,13 +29,16 @@ from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError
 from turnwise.plugins import call
 from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend, TokenBackend
+from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import as_tool
+from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import Tool
+from turnwise.rollout.verl_strict import StrictConversation
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.task import known_scorers, load_task, rows_of
@@ -41,6 +46,12 @@ from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
+
+
+UNCOUNTED = (
+    f"the endpoint's tokenizer is not known: {CHARACTERS_PER_TOKEN} characters count as a token where tools' replies "
+    "are cut (rollout.max_reply_tokens)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +73,8 @@ class Prepared:
 
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
-        """What tools and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.scoring.running():
+        """What tools, clients and scorers need is started, and stopped on every path."""
+        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
             yield
 
 
@@ -90,6 +101,8 @@ def prepare(
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
+    if config.engine.name == EngineName.openai and toolbox.tools:
+        plan.notices.append(UNCOUNTED)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
     scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
@@ -173,12 +186,19 @@ def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     from turnwise.engines.model.loading import read_tokenizer
 
-    call_format = load_format(config.chat.tool_format)
+    if config.chat.tool_format is not None:
+        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     tokenizer = read_tokenizer(model_source(config), config.chat.template)
+    call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
+
+
+def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+    """The tool-call format, and why."""
+    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
 
 
 def fit_prompts(
@@ -256,4 +276,6 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
 
 
 def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:
-    return RolloutContext(prepared.config, prepared.plan, prepared.toolbox, prepared.interactions, make_backend)
+    config = prepared.config
+    kind = StrictConversation if config.compat.strict else Conversation
+    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.interactions, make_backend, kind)

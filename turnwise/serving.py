@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import binascii
+import contextlib
 import errno
 import hmac
 import ipaddress
 import re
 import socket
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -68,21 +70,46 @@ def bind(host: str, port: int, *, any_port: bool = False) -> socket.socket:
 
 async def serve_app(app: ASGIApp, host: str, port: int, idle_seconds: float = IDLE_SECONDS) -> None:
     """Serve until interrupted."""
+    with bind(host, port) as listening:
+        await uvicorn.Server(_settings(app, idle_seconds)).serve(sockets=[listening])
 
+
+@contextlib.asynccontextmanager
+async def serving_beside(app: ASGIApp, host: str) -> AsyncIterator[int]:
+    """Serve on a port of the system's choice while the block runs, in its event loop; signals stay the caller's."""
+    with bind(host, 0) as listening:
+        server = _Beside(_settings(app, IDLE_SECONDS))
+        work = asyncio.ensure_future(server.serve(sockets=[listening]))
+        try:
+            while not server.started and not work.done():  # one that is stopped before would leave its socket open
+                await asyncio.sleep(0.001)
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await work
+
+
+class _Beside(uvicorn.Server):
+    """A server that leaves signals alone: they are for the work that it is beside."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _settings(app: ASGIApp, idle_seconds: float) -> uvicorn.Config:
     class Protocol(_Impatient):
         patience = idle_seconds
 
-    with bind(host, port) as listening:
-        config = uvicorn.Config(
-            app,
-            http=Protocol,
-            log_level="warning",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=int(max(1, idle_seconds)),
-            timeout_graceful_shutdown=5,
-        )
-        await uvicorn.Server(config).serve(sockets=[listening])
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        log_level="warning",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=int(max(1, idle_seconds)),
+        timeout_graceful_shutdown=5,
+    )
 
 
 class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

@@ -76,6 +76,9 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for name in rollout.tools:
         if is_plugin(name):
             yield "rollout.tools", name
+    yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
+    if rollout.client is not None:
+        yield "rollout.client", rollout.client
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
         if named is not None and is_plugin(named):
             yield key, named

@@ -41,8 +41,10 @@ class ChatConfig:
     when `turnwise check` says that its template hides tools or rewrites earlier messages."""
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
     """Passed to the template, such as {enable_thinking: false}. Set what the model's card names."""
-    tool_format: str = "hermes"
-    """How the model writes tool calls; a file of turnwise/chat/formats. Set it to what the model was trained with."""
+    tool_format: str | None = None
+    """How the model writes tool calls; a file of turnwise/chat/formats. null infers it from the chat template and the
+    special tokens, and the plan says what it found; an endpoint's text is read as hermes. Set it when that is not what
+    the model was trained with (see docs/formats.md)."""
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,20 +56,12 @@ class ChatBackend(Protocol):
     """The model's side of one conversation."""
 
     segments: list[Ledger]
+    takes_images: bool
+    """Whether the model sees the images of a message."""
     lost: list[str]
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
     """Those that the model is shown; set before `open`."""
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the model sees the images of a message."""
-        ...
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        """Where each token of a text begins and ends in it; None when only the endpoint knows."""
-        ...
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -132,6 +124,7 @@ class TokenBackend:
     conversation: str
     retry: RetryPolicy = LOST_RETRY
     segments: list[Ledger] = field(default_factory=list)
+    takes_images: bool = False
     lost: list[str] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
@@ -140,15 +133,6 @@ class TokenBackend:
     _drawn: SamplingParams | None = None
     _at: int = -1
     """The segment that is written on."""
-
-    @property
-    def takes_images(self) -> bool:
-        return False
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        encode = self.renderer.tokenizer.encode
-        return lambda text: encode(text).offsets
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
@@ -333,19 +317,12 @@ class EndpointBackend:
     noise: NoiseKey
     call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
+    takes_images: bool = True
     lost: list[str] = field(default_factory=list)
     """Always empty: the endpoint's client tries again by itself."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
-
-    @property
-    def takes_images(self) -> bool:
-        return True
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        return None
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from turnwise.config import RolloutConfig
+from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
 from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
 from turnwise.rollout.interaction_sessions import InteractionSession
@@ -94,8 +94,13 @@ class Conversation:
 
     @property
     def rollout(self) -> RolloutConfig:
-        """The run's limits of an episode."""
+        """What a loop may read of the config."""
         return self._rollout
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the run samples."""
+        return self._shared.sampling
 
     @property
     def ended(self) -> StopReason | None:

@@ -1,9 +1,10 @@
 """The resolved plan: which loop, tools, interaction and scorer each sample gets, decided and shown before step 1."""
 
+import contextlib
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from turnwise.plugins import builtin, load
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.tools.tool import ReadsKwargs
 from turnwise.rollout.verl_loops import is_verl_loop, verl_loop
 from turnwise.types import Sample
 
@@ -49,6 +51,17 @@ class Plan:
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server of clients is there for a run that has any, and stopped on every path."""
+        if all(route.agent != "openai_client" for route in self.routes):
+            yield
+            return
+        from turnwise.rollout.client_api.server import client_server
+
+        async with client_server():
+            yield
+
     def route(self, sample: Sample) -> Route:
         """The route of one sample."""
         tools = self._toolbox.names_for(sample)
@@ -57,6 +70,8 @@ class Plan:
             agent, why = sample.agent, "named by the row"
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
+        elif self._config.client is not None:
+            agent, why = "openai_client", "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -85,10 +100,22 @@ class Plan:
                 if ":" in agent:
                     self._loops[agent] = _checked(load(agent, "agent loop"), agent)
                 else:
-                    self._loops[agent] = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))[agent]
+                    module = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))
+                    self._check_options(agent, takes_some="TAKES_OPTIONS" in module)
+                    # One that takes more than the conversation is made for a run, from its config.
+                    self._loops[agent] = module["loop_of"](self._config) if "loop_of" in module else module[agent]
             except PluginError as error:
                 raise PluginError(f"sample {sample.id}: {error}") from error
         return self._loops[agent]
+
+    def _check_options(self, agent: str, *, takes_some: bool) -> None:
+        """Options of a loop that takes none are refused; one that does reads them when it is made."""
+        if self._config.agent_options and not takes_some and agent == self._configured:
+            raise ConfigError(f"rollout.agent_options: the agent loop {agent} takes none")
+
+    @property
+    def _configured(self) -> str | None:
+        return None if self._config.agent is None else VERL_NAMES.get(self._config.agent, self._config.agent)
 
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:
@@ -127,19 +154,26 @@ def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]
 
 
 def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
-    """tools_kwargs that no tool will read, since the sample cannot call it. A tool that nobody knows is refused."""
+    """tools_kwargs that no tool will read. A tool that nobody knows is refused, and a key that it does not know."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    unread: Counter[str] = Counter()
     known = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
-        for name in sample.tools_kwargs:
+        for name, kwargs in sample.tools_kwargs.items():
             if name not in known:
                 raise PluginError(_unoffered(sample, name, known))
-        idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
+            if name not in route.tools:
+                idle[name, route.tools] += 1
+                continue
+            tool = toolbox.tools[name]
+            if isinstance(tool, ReadsKwargs) and (problem := tool.kwargs_problem(kwargs)) is not None:
+                raise PluginError(f"sample {sample.id}: tools_kwargs.{name}: {problem}")
+            unread[name] += bool(kwargs) and not getattr(tool, "reads_kwargs", True)
     return [
         f"{count} samples have tools_kwargs for {name!r}, which they cannot call; they have "
         f"{', '.join(tools) or 'no tools'}"
         for (name, tools), count in idle.items()
-    ]
+    ] + [f"{count} samples have tools_kwargs for {name!r}, which reads none" for name, count in unread.items() if count]
 
 
 def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:
@@ -155,4 +189,6 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
         notices.append(f"no sample uses the tools {', '.join(unused)}")
+    if idle := [name for name in config.tool_options if name not in toolbox.tools]:
+        notices.append(f"rollout.tool_options has options for {', '.join(idle)}, which no sample uses")
     return notices

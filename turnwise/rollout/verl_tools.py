@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.choices import Lifecycle
-from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line
+from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_options import ToolOptions
@@ -105,6 +105,11 @@ class VerlTool:
     @property
     def per_trajectory(self) -> bool:
         return self.lifecycle is Lifecycle.per_trajectory
+
+    def kwargs_problem(self, kwargs: Mapping[str, Any]) -> str | None:
+        """A key of a row's tools_kwargs that no method is given; which names it reads only the class knows."""
+        valid = [f"{method}_kwargs" for method in _METHODS]
+        return next((unknown("key", key, valid) for key in kwargs if key not in valid), None)
 
     async def open(self, context: ToolContext) -> ToolSession:
         session = _Session(self, context)
@@ -248,6 +253,8 @@ class VerlFunctionTool:
     function: Callable[..., Any]
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    reads_kwargs: ClassVar[bool] = False
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self.function)

@@ -78,12 +78,15 @@ BUILTIN: dict[str, str] = {
     "exact_match": "turnwise.scoring.text_match:exact_match",
     "text_match": "turnwise.scoring.text_match:text_match",
     "search_qa": "turnwise.scoring.text_match:search_qa",
+    "cited_answer": "turnwise.scoring.cited_answer:cited_answer",
     "math": "turnwise.scoring.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.format_rules:format_rules",
     "code_tests": "turnwise.scoring.code_tests:code_tests",
     "swe_tests": "turnwise.scoring.swe_tests:swe_tests",
     "judge": "turnwise.scoring.judge_scorer:judge",
-    "loop_reward": "turnwise.scoring.loop_reward:loop_reward",
+    "environment": "turnwise.scoring.episode_scores:environment",
+    "interaction": "turnwise.scoring.episode_scores:interaction",
+    "loop_reward": "turnwise.scoring.episode_scores:loop_reward",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
@@ -165,7 +168,7 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
         sample = trajectory.sample
         arguments: dict[str, Any] = {
             "data_source": sample.data_source,
-            "solution_str": trajectory.answers[-1].text if trajectory.answers else "",
+            "solution_str": solution_of(trajectory),
             "ground_truth": sample.ground_truth,
         }
         if takes_info:
@@ -175,6 +178,14 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
 
     scorer.__qualname__ = spec
     return scorer
+
+
+def solution_of(trajectory: Trajectory) -> str:
+    """What verl's functions get as the solution: the last answer; with compat.strict all that followed the prompt."""
+    whole = trajectory.artifacts.get("solution_str")
+    if isinstance(whole, str):
+        return whole
+    return trajectory.answers[-1].text if trajectory.answers else ""
 
 
 def verl_result(result: Any, spec: str) -> Any:

@@ -1,0 +1,149 @@
+"""Which sequence a call goes on: the longest recorded one that means the same, or a new one."""
+
+import asyncio
+import json
+
+import pytest
+from sdk_clients import ADD, ask, async_openai, told
+
+from turnwise.types import StopReason
+
+
+def play(theatre, agent, talk, script, **settings):
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client:
+
+            async def say(messages, **wanted):
+                answer = await client.chat.completions.create(model="m", messages=messages, **wanted)
+                return answer.choices[0].message
+
+            await talk(say)
+
+    show = theatre.show(script, client=agent(run), **settings)
+    found = show.play()
+    assert found.failure is None, found.failure
+    return found, show
+
+
+SPELLINGS = {
+    "as it came": lambda message: message.model_dump(),
+    "null text": lambda message: {**message.model_dump(exclude_none=True), "content": None},
+    "no text": lambda message: {key: value for key, value in message.model_dump().items() if key != "content"},
+    "other JSON": lambda message: {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": one.id,
+                "type": "function",
+                "function": {
+                    "name": one.function.name,
+                    "arguments": json.dumps(dict(reversed(json.loads(one.function.arguments).items())), indent=1),
+                },
+            }
+            for one in message.tool_calls
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_an_echo_is_found_however_it_is_spelled(theatre, agent, call, spelling):
+    async def talk(say):
+        message = await say(ask(), tools=[ADD])
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": [{"type": "text", "text": "3"}]}
+        await say([*ask(), SPELLINGS[spelling](message), result], tools=[ADD])
+
+    found, show = play(theatre, agent, talk, ["<think>hm</think>\n" + call("add", a=1, b=2), "3"])
+    show.check_tokens(found)
+    assert not found.branches and len(found.turns) == 2 and len(found.segments) == 1
+
+
+async def rewritten(say):
+    await say([*ask(), told("no, I said this"), *ask("on")])
+
+
+async def other_tools(say):
+    await say([*ask(), told("one"), *ask("on")], tools=[ADD])
+
+
+async def nothing_new(say):
+    await say([*ask(), told("one")])
+
+
+async def other_start(say):
+    await say([{"role": "system", "content": "x"}, *ask(), told("one"), *ask("on")])
+
+
+@pytest.mark.parametrize("second", [rewritten, other_tools, nothing_new, other_start])
+def test_anything_else_is_a_sequence_of_its_own(theatre, agent, second):
+    async def talk(say):
+        await say(ask())
+        await second(say)
+
+    found, show = play(theatre, agent, talk, ["one", "two"])
+    assert len(found.branches) == 1 and len(found.segments) == 2
+    for turn, request in zip([*found.turns, *found.branches[0].turns], show.sampler.requests, strict=True):
+        ledger = found.segments[turn.segment]
+        assert ledger.token_ids.tolist() == [*request.token_ids, *request.completion.token_ids.tolist()]
+        assert sum(ledger.loss_mask) == turn.completion_tokens
+    recorded = found.branches[0].messages
+    # What the policy said is put to it as it said it; what the client made up, as the client has it.
+    assert any(message is found.turns[0].message for message in recorded) is (second is not rewritten)
+
+
+def test_of_two_calls_at_once_one_extends_and_the_other_forks(theatre, agent):
+    async def talk(say):
+        await say(ask())
+        on = [*ask(), told("one"), *ask("on")]
+        await asyncio.gather(say(on), say(on))
+
+    found, _ = play(theatre, agent, talk, lambda request: "one" if request.text.count("user") < 2 else "two")
+    assert len(found.turns) == 2 and [len(branch.turns) for branch in found.branches] == [1]
+
+
+def test_the_longest_of_several_is_extended(theatre, agent):
+    async def talk(say):
+        await say(ask())
+        await say([*ask(), told("yes"), *ask("b")])
+        await say([*ask(), told("yes"), *ask("b"), told("yes"), *ask("c")])
+        await say([*ask(), told("yes"), *ask("other")])
+        await say([*ask(), told("yes"), *ask("other"), told("yes"), *ask("c")])
+
+    found, _ = play(theatre, agent, talk, ["yes"])
+    assert len(found.turns) == 3 and [len(branch.turns) for branch in found.branches] == [2]
+
+
+def test_a_call_that_is_broken_off_is_taken_up_again(theatre, agent):
+    broken = []
+
+    async def talk(say):
+        await say(ask())
+        on = [*ask(), told("yes"), *ask("on")]
+        with pytest.raises(Exception, match="timed out"):
+            await say(on, timeout=0.5)
+        broken.append(len(show.sampler.requests))
+        await say(on)
+
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client:
+
+            async def say(messages, **wanted):
+                return await client.chat.completions.create(model="m", messages=messages, **wanted)
+
+            await talk(say)
+
+    show = theatre.show(["yes"], client=agent(run))
+    generate, hung = show.sampler.generate, []
+
+    async def hanging(request):
+        if len(show.sampler.requests) == 1 and not hung:
+            hung.append(True)
+            await asyncio.Event().wait()
+        return await generate(request)
+
+    show.sampler.generate = hanging
+    found = show.play()
+    assert found.failure is None and found.stop_reason is StopReason.ANSWERED and broken == [1]
+    assert len(found.turns) == 2 and not found.branches
+    show.check_tokens(found)

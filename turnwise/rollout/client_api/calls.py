@@ -1,0 +1,105 @@
+"""One call of a client and its reply, whichever dialect they came in; and the refusal of one that cannot be served."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import from_json
+
+from turnwise.types import Image, JsonSchema, Message, ToolCall
+
+IMAGE_SOURCES = ("data:", "http://", "https://")
+"""A path would have us read a file for whoever asks."""
+
+
+class Refused(Exception):
+    """An answer other than the one that was asked for; a client that tries again gets it again."""
+
+    def __init__(self, text: str, *, status: int = 400, code: str = "unsupported") -> None:
+        super().__init__(text)
+        self.text, self.status, self.code = text, status, code
+
+
+class Finish(enum.Enum):
+    """Why a reply ends."""
+
+    STOP = enum.auto()
+    STOP_STRING = enum.auto()
+    LENGTH = enum.auto()
+    TOOL_CALLS = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a client asks: `Call("gpt", (Message(Role.USER, "6*7?"),))`."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[JsonSchema, ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What it gets: the policy's message as a client sees it, without the tags of thoughts and calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    reasoning: str | None
+    finish: Finish
+    stop_string: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+    """The sampled tokens with their log-probabilities, where the call asks for them."""
+
+
+class Border(BaseModel):
+    """A part of a request. Values that say nothing (null, [] and {}) may stand under any name; SDKs send many."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if not (value is None or value in ([], {}))}
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise Refused("the body is not a JSON object", code="invalid_json")
+    return value
+
+
+def reason_of(error: ValidationError) -> str:
+    """The first thing that is wrong with a request."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"{where}: this parameter is not supported here; leave it out"
+    return f"{where}: {first['msg']}"
+
+
+def image_of(url: str) -> Image:
+    """An image that a client sends or links to."""
+    if not url.startswith(IMAGE_SOURCES):
+        raise Refused("an image is a data URL or a web address", code="invalid_image")
+    return Image(url)
+
+
+def pieces(text: str, size: int = 32) -> list[str]:
+    """A text in the pieces in which it is streamed."""
+    return [text[start : start + size] for start in range(0, len(text), size)]

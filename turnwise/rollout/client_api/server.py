@@ -1,0 +1,140 @@
+"""The server that clients speak to: one beside a run, on this machine only; a session's address is its secret."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from weakref import WeakKeyDictionary
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from turnwise.rollout import plugin_calls
+from turnwise.rollout.client_api import anthropic_messages, openai_chat
+from turnwise.rollout.client_api.calls import Refused, read_body
+from turnwise.rollout.client_api.sessions import Session
+from turnwise.serving import Gate, Intake, serving_beside
+
+HOST = "127.0.0.1"
+INTAKE = Intake(calls=1 << 20)
+"""Episodes are counted by `rollout.concurrency`; a call of theirs waits for the engine and not for a place here."""
+LARGE = 1 << 18
+"""Bytes of a body from which on it is read in a thread: others wait for the event loop."""
+NO_RETRY = {"x-should-retry": "false"}
+"""Both SDKs try again after a 5xx otherwise."""
+
+
+@dataclass(slots=True)
+class ClientServer:
+    """The sessions by their tokens, and where they are served."""
+
+    port: int = 0
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+    @contextlib.asynccontextmanager
+    async def open(self, session: Session) -> AsyncIterator[str]:
+        """The base URL of a session while the block runs; nobody reaches it before or after."""
+        token = secrets.token_urlsafe(24)
+        self.sessions[token] = session
+        try:
+            yield f"http://{HOST}:{self.port}/s/{token}/v1"
+        finally:
+            del self.sessions[token]
+            await session.close()
+
+    def find(self, request: Request) -> Session:
+        """The session of a request's address."""
+        session = self.sessions.get(request.path_params["token"])
+        if session is None:
+            raise Refused("there is no such session: its episode has ended", status=404, code="episode_ended")
+        return session
+
+
+@dataclass(slots=True)
+class _Running:
+    """A server with those who use it; the last one stops it."""
+
+    server: ClientServer
+    stack: contextlib.AsyncExitStack
+    users: int = 0
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+_running: WeakKeyDictionary[asyncio.AbstractEventLoop, _Running] = WeakKeyDictionary()
+
+
+@contextlib.asynccontextmanager
+async def client_server() -> AsyncIterator[ClientServer]:
+    """The server of this event loop: started for the first who asks, stopped after the last. A run holds it throughout,
+    so that it is the same for all of its episodes."""
+    loop = asyncio.get_running_loop()
+    one = _running.setdefault(loop, _Running(ClientServer(), contextlib.AsyncExitStack()))
+    one.users += 1
+    try:
+        async with one.changing:
+            if not one.server.port:
+                app = Gate(make_app(one.server), HOST, None, INTAKE)
+                one.server.port = await one.stack.enter_async_context(serving_beside(app, HOST))
+        yield one.server
+    finally:
+        one.users -= 1
+        if not one.users:
+            async with one.changing:
+                if not one.users:  # nobody came while we waited
+                    one.server.port = 0
+                    await plugin_calls.to_the_end(one.stack.aclose())
+
+
+def make_app(server: ClientServer) -> Starlette:
+    """Both dialects under `/s/TOKEN/v1`. Anthropic's SDK adds /v1 itself, so it may stand there twice."""
+
+    async def models(request: Request) -> Response:
+        server.find(request)
+        return JSONResponse(openai_chat.MODELS)
+
+    chat, messages = _endpoint(server, openai_chat), _endpoint(server, anthropic_messages)
+    routes = [
+        Route("/s/{token}/v1/models", _answered(models, openai_chat)),
+        Route("/s/{token}/v1/chat/completions", chat, methods=["POST"]),
+        Route("/s/{token}/v1/messages", messages, methods=["POST"]),
+        Route("/s/{token}/v1/v1/messages", messages, methods=["POST"]),
+        Route("/{path:path}", _answered(_nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
+    ]
+    return Starlette(routes=routes)
+
+
+def _endpoint(server: ClientServer, dialect: ModuleType) -> Callable[[Request], Awaitable[Response]]:
+    """A turn of the policy, asked for and given in a dialect."""
+
+    async def answer(request: Request) -> Response:
+        session, body = server.find(request), await request.body()
+        content = read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
+        call, asked = dialect.read(content)
+        reply = await session.reply(call)
+        if asked.stream:  # the whole turn is there already: its events go out together
+            return Response("".join(dialect.stream(reply, asked)), media_type="text/event-stream")
+        return JSONResponse(dialect.write(reply, asked))
+
+    return _answered(answer, dialect)
+
+
+def _answered(
+    answer: Callable[[Request], Awaitable[Response]], dialect: ModuleType
+) -> Callable[[Request], Awaitable[Response]]:
+    """Refusals in the shape that the dialect's clients read."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Refused as refused:
+            return JSONResponse(dialect.write_error(refused), refused.status, NO_RETRY)
+
+    return answered
+
+
+async def _nothing(request: Request) -> Response:
+    raise Refused(f"nothing is served at {request.url.path.rpartition('/')[2]!r} here", status=404, code="not_found")

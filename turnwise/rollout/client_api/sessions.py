@@ -1,0 +1,202 @@
+"""One episode as a client sees it: each call extends the recorded sequence that it goes on, or opens another."""
+
+import asyncio
+import contextvars
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from turnwise.errors import TemplateError, one_line
+from turnwise.rollout.chat_backends import ChatBackend, EndpointBackend, TokenBackend
+from turnwise.rollout.client_api import matching
+from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
+from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
+from turnwise.types import FinishReason, Image, Message, Role, Turn
+
+ENDED = "episode_ended"
+BROKEN = "engine_failed"
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A conversation and what a client knows of it. While a call works on it, nobody else finds it."""
+
+    chat: Conversation
+    digest: bytes
+    """Of its tools and messages."""
+    waits: bool
+    """Its last message is not answered: the call that brought it was broken off."""
+
+
+class Session:
+    """What a client's calls lead to: `await session.reply(call)`. Closed, it answers that the episode has ended."""
+
+    def __init__(self, chat: Conversation) -> None:
+        self.broken: Exception | None = None
+        """What kept the model from speaking; the client is told, and the episode fails with it."""
+        self._chat = chat
+        self._idle: dict[bytes, list[_Sequence]] = {}
+        self._written: dict[bytes, Message] = {}
+        """What the policy wrote, by what a client sees of it."""
+        self._is_new = True
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._closed = False
+        # A call comes through the server, whose context knows nothing of the episode: its time budget, for one.
+        self._context = contextvars.copy_context()
+
+    async def reply(self, call: Call) -> Reply:
+        """The policy's next message after those of the call; Refused when there can be none."""
+        self._check_going_on()
+        self._check(call)
+        task = asyncio.create_task(self._reply(call), context=self._context.copy())
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed and not _is_cancelled():
+                self._check_going_on()
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    async def close(self) -> None:
+        """Break off what is under way; later calls are told so."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _check_going_on(self) -> None:
+        if self.broken is not None:
+            raise Refused(f"the model cannot speak: {one_line(self.broken)}", status=500, code=BROKEN)
+        reason = self._chat.ended
+        if reason is not None or self._closed:
+            raise Refused(f"the episode has ended: {reason or 'its session is closed'}", code=ENDED)
+
+    def _check(self, call: Call) -> None:
+        """Refuse what the policy would not be trained on as it was drawn, and images where nobody can see them."""
+        ours = self._chat.sampling
+        for name in ("temperature", "top_p", "top_k"):
+            asked, set_to = getattr(call, name), getattr(ours, name)
+            if asked is not None and asked != set_to:
+                raise Refused(f"{name}: this run samples with sampling.{name}={set_to}; leave it out or send that")
+        has_images = any(
+            isinstance(part, Image)
+            for message in call.messages
+            if not isinstance(message.content, str)
+            for part in message.content
+        )
+        if has_images and not isinstance(self._chat.backend, EndpointBackend):
+            raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
+
+    async def _reply(self, call: Call) -> Reply:
+        sequence, new = self._take(call)
+        chat, known = sequence.chat, len(sequence.chat.turns)
+        try:
+            try:
+                if new:
+                    chat.add(new)
+                sequence.digest, sequence.waits = _digest(call), True
+                await chat.generate(max_tokens=call.max_tokens, stop=call.stop)
+            except EpisodeEnd as end:
+                if len(chat.turns) == known:  # else a limit cut it short, which is an answer all the same
+                    raise _refusal(end) from end
+            except TemplateError as error:
+                if not known:  # nothing was opened: the next prompt may be better
+                    self._is_new = self._is_new or chat is self._chat
+                raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
+            except Exception as error:
+                self.broken = error
+                raise Refused(f"the model cannot speak: {one_line(error)}", status=500, code=BROKEN) from error
+            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop))
+            if call.logprobs:
+                reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
+            shown = matching.assistant_after(sequence.digest, reply.text, reply.calls)
+            sequence.digest, sequence.waits = shown, False
+            self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
+            return reply
+        finally:
+            if chat.ended is None and not (chat is self._chat and self._is_new):
+                self._idle.setdefault(sequence.digest, []).append(sequence)
+
+    def _take(self, call: Call) -> tuple[_Sequence, Sequence[Message]]:
+        """The longest recorded sequence that the call goes on and the messages that are new to it, or a new one."""
+        known = list(matching.digests(call.tools, call.messages))
+        for length in range(len(call.messages), 0, -1):
+            new = call.messages[length:]
+            if any(message.role is Role.ASSISTANT for message in new):
+                break  # only the policy speaks as the assistant in what it is trained on
+            for sequence in self._idle.get(known[length], ()):
+                if sequence.waits is not bool(new):
+                    self._idle[known[length]].remove(sequence)
+                    if not self._idle[known[length]]:
+                        del self._idle[known[length]]
+                    return sequence, new
+        prompt = [self._as_written(message) for message in call.messages]
+        try:
+            if self._is_new:
+                self._chat.reprompt(prompt, call.tools)
+                self._is_new = False
+                return _Sequence(self._chat, known[-1], waits=True), ()
+            # Named by what it begins with: whichever of two calls comes first, each draws its own noise.
+            branch = self._chat.fork(prompt, name=f"prompt {known[-1][:4].hex()}", tools=call.tools)
+            return _Sequence(branch, known[-1], waits=True), ()
+        except EpisodeEnd as end:
+            raise _refusal(end) from end
+
+    def _as_written(self, message: Message) -> Message:
+        """The assistant's own message for what the client has of it; it may also be one that the client made up."""
+        if message.role is not Role.ASSISTANT:
+            return message
+        return self._written.get(matching.after(b"", message), message)
+
+
+def as_reply(turn: Turn, stops: Sequence[str]) -> Reply:
+    """A turn as a client sees it. A call that cannot be read is no call there: the whole text shows it."""
+    message = turn.message
+    calls = tuple(call for call in message.tool_calls if call.problem is None)
+    text = message.visible if len(calls) == len(message.tool_calls) else message.text
+    stop = None
+    if turn.finish_reason is FinishReason.STOP and not calls:
+        stop = next((one for one in stops if message.text.endswith(one)), None)
+        if stop is not None:  # SDKs' users expect it cut off; it stays on the record
+            text = text.removesuffix(stop) if text.endswith(stop) else text.removesuffix(stop.rstrip())
+    finish = Finish.STOP if stop is None else Finish.STOP_STRING
+    if turn.finish_reason is FinishReason.LENGTH:
+        finish = Finish.LENGTH
+    elif calls:
+        finish = Finish.TOOL_CALLS
+    return Reply(
+        text=text,
+        calls=calls,
+        reasoning=message.reasoning,
+        finish=finish,
+        stop_string=stop,
+        prompt_tokens=turn.prompt_tokens,
+        completion_tokens=turn.completion_tokens,
+    )
+
+
+def _tokens(turn: Turn, backend: ChatBackend) -> list[tuple[str, float]]:
+    """The words of a turn that was just written, token by token."""
+    if not isinstance(backend, TokenBackend):
+        raise Refused("logprobs: this run's engine tells none")
+    ledger, end = backend.segments[turn.segment], turn.start + turn.completion_tokens
+    words = [backend.renderer.tokenizer.decode([token]) for token in ledger.token_ids[turn.start : end].tolist()]
+    return list(zip(words, ledger.logprobs[turn.start : end].tolist(), strict=True))
+
+
+def _refusal(end: EpisodeEnd) -> Refused:
+    if isinstance(end, BranchEnd):
+        return Refused(f"the model cannot go on with these messages: {end.reason}", code="context_length_exceeded")
+    return Refused(f"the episode has ended: {end.reason}", code=ENDED)
+
+
+def _digest(call: Call) -> bytes:
+    *_, last = matching.digests(call.tools, call.messages)
+    return last
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
