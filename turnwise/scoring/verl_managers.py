@@ -86,7 +86,7 @@ def _data(trajectory: Trajectory, kind: type) -> Any:
         "__num_turns__": 1 + len(trajectory.turns) + sum(bool(turn.replies) for turn in trajectory.turns),
         "uid": sample.id,
     }
-    method = getattr(kind, "run_single", None) or kind.__call__  # type: ignore[misc]
+    method = getattr(kind, "run_single", None) or kind.__call__
     proto = getattr(inspect.unwrap(method), "__globals__", {}).get("DataProto", DataProto)
     return proto.from_dict(
         tensors={name: tensor.unsqueeze(0) for name, tensor in tensors.items()},
