@@ -133,6 +133,15 @@ class ScoringConfig:
 
 
 @dataclass
+class CompatConfig:
+    """Where another system is reproduced although we would do otherwise."""
+
+    strict: bool = False
+    """Treat turns, calls, users and reward functions as verl does; docs/coming-from-verl.md lists the differences. Set
+    it to compare a run with one of verl's, not to train better."""
+
+
+@dataclass
 class EvalConfig:
     """One evaluation."""
 

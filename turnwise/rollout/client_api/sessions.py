@@ -11,7 +11,6 @@ from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
-from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
