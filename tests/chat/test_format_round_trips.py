@@ -109,6 +109,24 @@ def test_every_beginning_of_a_call_is_no_call_or_has_a_problem(name: str) -> Non
             assert call.problem and not call.arguments, text[:end]
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("calculator", ToolCall("", "calculate", {"expression": "1>>2"})),
+        ("calculator", ToolCall("", "calculate", {"expression": "1<<2"})),
+        ("code", ToolCall("", "python", {"code": "print('</code>')"})),
+        ("code", ToolCall("", "python", {"code": "print('<answer>')"})),
+        ("qwen3_coder", ToolCall("", "f", {"x": "a</parameter>b"})),
+        ("glm", ToolCall("", "f", {"x": "a</tool_call>b"})),
+        ("gemma", ToolCall("", "f", {"x": '<|"|>'})),
+        ("minimax", ToolCall("", "f", {'a"b': 1})),
+    ],
+)
+def test_what_would_become_another_call_is_refused(name: str, call: ToolCall) -> None:
+    with pytest.raises(TemplateError, match=f"chat.tool_format={name}"):
+        load_format(name).render_call(call)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_that_are_none_are_refused(name: str) -> None:
     form: ToolFormat = load_format(name)

@@ -91,6 +91,6 @@ def test_calls_of_a_prompt_are_given_unless_its_text_spells_them() -> None:
         call_format = load_format(name)
         (given,) = openai_messages.as_openai([Message(Role.ASSISTANT, "Let me see.", (call,))], call_format)
         assert given["tool_calls"][0]["function"] == {"name": "probe", "arguments": '{"x": 1}'}
-        text = f"Let me see. {call_format.render_call(call)}"
+        text = f"Let me see.\n{call_format.render_call(call)}"
         (spelled,) = openai_messages.as_openai([Message(Role.ASSISTANT, text, (call,))], call_format)
         assert spelled == {"role": "assistant", "content": text}, name

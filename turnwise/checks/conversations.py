@@ -67,8 +67,9 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
         said = renderer.call_format.render_thought("six sevens", is_open=True) + text if opened else text
         written = renderer.tokenizer.encode(said, after="").ids
-        over = renderer.end_id is None or written[-1] in renderer.stop_ids  # a call may end the turn
-        ids = written if over else [*written, renderer.end_id]
+        if renderer.end_id is not None and written[-1] not in renderer.stop_ids:  # a call may end the turn
+            written = [*written, renderer.end_id]
+        ids = tuple(written)
         completion = Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
         message = renderer.read(completion, turn, ledger.token_ids, schemas)
         ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)

@@ -14,6 +14,7 @@ from turnwise.chat.thoughts import THINK as THINK
 from turnwise.chat.thoughts import UNTHINK as UNTHINK
 from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.chat.thoughts import split_thoughts
+from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL, ARGUMENT = "calculate", "expression"
@@ -34,7 +35,10 @@ def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchem
 def render_call(call: ToolCall) -> str:
     """The text a model writes to make this call."""
     # Only expressions can be written; anything else is data.
-    return f"{OPEN}{call.arguments.get(ARGUMENT, json.dumps(call.arguments))}{CLOSE}"
+    expression = str(call.arguments.get(ARGUMENT, json.dumps(call.arguments)))
+    if OPEN in expression or CLOSE in expression:
+        raise TemplateError(f"chat.tool_format=calculator: an expression with {OPEN} or {CLOSE} cannot be written")
+    return f"{OPEN}{expression}{CLOSE}"
 
 
 def render_malformed_call(call: ToolCall) -> str:

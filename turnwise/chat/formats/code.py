@@ -14,6 +14,7 @@ from turnwise.chat.thoughts import UNTHINK as UNTHINK
 from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.chat.thoughts import split_thoughts
 from turnwise.code_blocks import PYTHON, CodeBlock, code_blocks
+from turnwise.errors import TemplateError
 from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL = "python"
@@ -39,6 +40,8 @@ def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchem
 def render_call(call: ToolCall) -> str:
     """The text a model writes to make this call."""
     code = call.arguments.get("code", json.dumps(call.arguments))  # only code can be written; anything else is data
+    if "</code>" in str(code) or "<answer>" in str(code):
+        raise TemplateError("chat.tool_format=code: code with </code> or <answer> in it cannot be written")
     return f"<code>\n{code}\n</code>"
 
 
