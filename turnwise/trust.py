@@ -78,6 +78,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for name in rollout.tools:
         if is_plugin(name):
             yield "rollout.tools", name
+    yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
     if rollout.client is not None:
         yield "rollout.client", rollout.client
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
@@ -87,6 +88,8 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
         yield "rollout.agents_file", rollout.agents_file
     if rollout.agent_options and (rollout.agents_file or rollout.agent not in _PLAIN_AGENTS):
         yield "rollout.agent_options", rollout.agent_options
+    if config.data.dataset is not None:
+        yield "data.dataset", config.data.dataset
     if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):
         yield "sft.script", config.sft.script
     for key, named in (("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)):

@@ -163,8 +163,14 @@ def test_a_file_of_function_tools_is_taken_as_a_whole(tmp_path: Path) -> None:
     (tool,) = load_tools(f"{tmp_path}/functions.py")
     assert tool.name == "one" and load_tool(f"{tmp_path}/functions.py:one").name == "one"
     (tmp_path / "none.py").write_text("def one(): ...\n")
-    with pytest.raises(PluginError, match=r"none.py has no @function_tool of verl's: name the tool"):
+    with pytest.raises(PluginError, match=r"none.py has no @function_tool of verl's: name one"):
         load_tools(f"{tmp_path}/none.py")
+
+
+def test_a_class_that_is_no_tool_of_either_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine:\n    async def execute(self, instance_id, parameters): ...\n")
+    with pytest.raises(PluginError, match=r"is not a tool but a class: derive it from turnwise.ToolClass"):
+        load_tool(f"{tmp_path}/mine.py:Mine")
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ def test_an_image_is_in_the_file_once_and_a_models_words_are_no_image(run_dir, m
         one = make("s0", sibling=sibling)
         shown = Message(Role.USER, (Image(str(picture)), Text("What is it?")))
         info = {"url": "https://example.org/x.png", "source_url": "image:0"}
+        one.messages = [shown, *one.messages[len(one.sample.prompt) :]]
         one.sample = dataclasses.replace(one.sample, prompt=(shown,), images=(Image(str(picture)),), info=info)
         return one
 

@@ -1,7 +1,7 @@
 """How a conversation is put to a model: token by token through a Sampler, or as messages through a chat endpoint."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,20 +51,12 @@ class ChatBackend(Protocol):
     """The model's side of one conversation."""
 
     segments: list[Ledger]
+    takes_images: bool
+    """Whether the model sees the images of a message."""
     lost: list[str]
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
     """Those that the model is shown; set before `open`."""
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the model sees the images of a message."""
-        ...
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        """Where each token of a text begins and ends in it; None when only the endpoint knows."""
-        ...
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""
@@ -127,6 +119,7 @@ class TokenBackend:
     conversation: str
     retry: RetryPolicy = LOST_RETRY
     segments: list[Ledger] = field(default_factory=list)
+    takes_images: bool = False
     lost: list[str] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
@@ -135,15 +128,6 @@ class TokenBackend:
     _drawn: SamplingParams | None = None
     _at: int = -1
     """The segment that is written on."""
-
-    @property
-    def takes_images(self) -> bool:
-        return False
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        encode = self.renderer.tokenizer.encode
-        return lambda text: encode(text).offsets
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.open(prompt, self.tools), turn=0)

@@ -1,7 +1,7 @@
 """A conversation with a chat endpoint: messages in, messages out, and no tokens to learn from."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,19 +57,12 @@ class EndpointBackend:
     noise: NoiseKey
     call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
+    takes_images: bool = True
     lost: list[str] = field(default_factory=list)
     """Always empty: the endpoint's client tries again by itself."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
-
-    @property
-    def takes_images(self) -> bool:
-        return True
-
-    @property
-    def token_spans(self) -> Callable[[str], Sequence[tuple[int, int]]] | None:
-        return None
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)

@@ -14,11 +14,12 @@ from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.chat_backends import ChatBackend
+from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
 from turnwise.rollout.interaction_sessions import Interactions, InteractionSession
 from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.shared_episode import SharedEpisode
+from turnwise.rollout.tool_replies import TokenSpans
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.rollout.tools.tool import as_json
 from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Sample, StopReason, Trajectory
@@ -166,8 +167,16 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
-    tools.spans, tools.takes_images = chat.backend.token_spans, chat.backend.takes_images
+    tools.spans, tools.takes_images = _spans(chat.backend), chat.backend.takes_images
     return EpisodeParts(tools, interaction, chat, shared)
+
+
+def _spans(backend: ChatBackend) -> TokenSpans | None:
+    """The model's tokenizer, to count replies with; an endpoint keeps its own to itself."""
+    if not isinstance(backend, TokenBackend):
+        return None
+    encode = backend.renderer.tokenizer.encode
+    return lambda text: encode(text).offsets
 
 
 async def _play(parts: EpisodeParts, route: Route, seconds: float | None) -> StopReason:

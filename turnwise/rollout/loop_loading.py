@@ -1,7 +1,6 @@
 """Agent loops by name: built in, `module:name`, or of a verl-style YAML file; options are checked at the start."""
 
 import functools
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.plugins import builtin, load, names_in
+from turnwise.rollout.verl_loops import verl_loop
 from turnwise.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
@@ -71,8 +71,11 @@ class Loops:
         if self._entries and agent not in names_in(_PACKAGE):
             raise PluginError(unknown("agent loop", agent, [*self._entries, *names_in(_PACKAGE)]))
         module = vars(builtin(_PACKAGE, agent, "agent loop"))
-        # One that needs more than options is made for a run, from its config.
+        # One that needs more than options is made for a run, from its config, and may read its options itself.
         found = module["loop_of"](self._config) if "loop_of" in module else module[agent]
+        if "TAKES_OPTIONS" in module:
+            made: Loop = found
+            return made
         return _filled(found, agent, options, "rollout.agent_options")
 
 
@@ -152,9 +155,4 @@ def _verl_loop(kind: type, spec: str, kwargs: dict[str, Any]) -> Loop:
     """A class with `run`, as verl's AgentLoopBase; `rollout/verl_loops.py` knows how to play it."""
     if not callable(getattr(kind, "run", None)):
         raise PluginError(f"agent loop {spec!r} is a class without `run`: write async def loop(chat), or a verl loop")
-    try:
-        adapter = importlib.import_module("turnwise.rollout.verl_loops")
-    except ModuleNotFoundError as error:
-        raise PluginError(f"agent loop {spec!r} is a class of verl's, which cannot be played yet") from error
-    made: Loop = adapter.verl_loop(kind, kwargs)
-    return made
+    return verl_loop(kind, kwargs)

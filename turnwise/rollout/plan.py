@@ -12,7 +12,10 @@ from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.loop_loading import Loop, Loops
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
+from turnwise.rollout.tools.tool import ReadsKwargs
 from turnwise.types import Sample
+
+CLIENT = "openai_client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Plan:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The server of clients is there for a run that has any, and stopped on every path."""
-        if all(route.agent != "openai_client" for route in self.routes):
+        if all(route.agent != CLIENT for route in self.routes):
             yield
             return
         from turnwise.rollout.client_api.server import client_server
@@ -59,7 +62,7 @@ class Plan:
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
         elif self._config.client is not None:
-            agent, why = "openai_client", "inferred: rollout.client is set"
+            agent, why = CLIENT, "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -73,6 +76,8 @@ class Plan:
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
+            return Route(sample.data_source, agent, why, (), None, loop)
+        if agent == CLIENT:  # it brings its own tools, and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
         if spec is not None:
             try:
@@ -111,19 +116,26 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
 
 
 def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
-    """tools_kwargs that no tool will read, since the sample cannot call it. A tool that nobody knows is refused."""
+    """tools_kwargs that no tool will read. A tool that nobody knows is refused, and a key that it does not know."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    unread: Counter[str] = Counter()
     known = {*toolbox.tools, *builtin_tools()}
     for sample, route in zip(samples, routes, strict=True):
-        for name in sample.tools_kwargs:
+        for name, kwargs in sample.tools_kwargs.items():
             if name not in known:
                 raise PluginError(_unoffered(sample, name, known))
-        idle.update((name, route.tools) for name in sample.tools_kwargs if name not in route.tools)
+            if name not in route.tools:
+                idle[name, route.tools] += 1
+                continue
+            tool = toolbox.tools[name]
+            if isinstance(tool, ReadsKwargs) and (problem := tool.kwargs_problem(kwargs)) is not None:
+                raise PluginError(f"sample {sample.id}: tools_kwargs.{name}: {problem}")
+            unread[name] += bool(kwargs) and not getattr(tool, "reads_kwargs", True)
     return [
         f"{count} samples have tools_kwargs for {name!r}, which they cannot call; they have "
         f"{', '.join(tools) or 'no tools'}"
         for (name, tools), count in idle.items()
-    ]
+    ] + [f"{count} samples have tools_kwargs for {name!r}, which reads none" for name, count in unread.items() if count]
 
 
 def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) -> list[str]:
@@ -135,8 +147,17 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
                 f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
                 "configured tools nor the interaction"
             )
+        elif route.agent == CLIENT and (toolbox.tools or config.interaction):
+            notices.append(
+                f"{count} samples of {route.data_source} are played by {config.client} ({route.why}), which brings its "
+                "own tools: the configured ones and the interaction are not used"
+            )
+    if config.client is not None and all(route.agent != CLIENT for route in routes):
+        notices.append(f"no sample is played by rollout.client={config.client}: they name other agents")
     used = {name for route in routes for name in route.tools}
     unused = [name for name in toolbox.tools if name not in used]
     if unused:
         notices.append(f"no sample uses the tools {', '.join(unused)}")
+    if idle := [name for name in config.tool_options if name not in toolbox.tools]:
+        notices.append(f"rollout.tool_options has options for {', '.join(idle)}, which no sample uses")
     return notices

@@ -11,14 +11,14 @@ Toolbox starts once before the first episode and stops after the last. `start` c
 refuses a server that no longer offers what it listed.
 """
 
-import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import load, load_module
+from turnwise.rollout.mcp_tools import open_mcp_tools
+from turnwise.rollout.tool_config import Configurable
 from turnwise.rollout.tool_loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.tool_options import OPTIONS, ToolOptions, read_options, with_options
 from turnwise.rollout.tools.tool import Tool, tool
@@ -28,10 +28,13 @@ from turnwise.strict_yaml import read_yaml
 _KINDS = {
     "class_name": ("config", "tool_schema"),
     "function": ("schema",),
-    "mcp": ("config", "class_name"),
-    "name": (),
+    "mcp": ("config", "class_name", "tools"),
+    "name": ("config",),
 }
 _TYPES = ("native", "mcp")
+_MCP_CLASSES = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")
+_MCP_CONFIG = ("type", "rate_limit", "timeout")
+"""What verl's MCP classes read of their config; here they are options of each tool."""
 
 
 def is_tool_file(spec: str) -> bool:
@@ -41,12 +44,13 @@ def is_tool_file(spec: str) -> bool:
 
 def load_tools(spec: str, sandbox: SandboxConfig | None = None) -> list[Tool]:
     """What one entry of `rollout.tools` stands for."""
+    if is_tool_file(spec):
+        return read_tool_file(Path(spec), sandbox)
     if spec.endswith(".py"):  # verl's function_tool_path
-        found: list[Tool] = [*function_tools(load_module(spec, "tool"))]
-        if not found:
-            raise PluginError(f"rollout.tools: {spec} has no @function_tool of verl's: name the tool, {spec}:function")
-        return found
-    return read_tool_file(Path(spec), sandbox) if is_tool_file(spec) else [load_tool(spec, sandbox)]
+        if not (found := function_tools(load_module(spec, "tool"))):
+            raise PluginError(f"rollout.tools: {spec} has no @function_tool of verl's: name one as {spec}:function")
+        return [*found]
+    return [load_tool(spec, sandbox)]
 
 
 def read_tool_file(path: Path, sandbox: SandboxConfig | None = None) -> list[Tool]:
@@ -66,7 +70,10 @@ def read_tool_file(path: Path, sandbox: SandboxConfig | None = None) -> list[Too
 
 def _read(entry: Any, where: str, folder: Path, sandbox: SandboxConfig | None) -> list[Tool]:
     kind = _kind(entry, where)
-    options = read_options({key: entry[key] for key in entry if key in OPTIONS}, where)
+    given = {key: entry[key] for key in entry if key in OPTIONS}
+    if kind == "mcp":
+        given = {**_verls_options(entry, where), **given}
+    options = read_options(given, where)
     try:
         made = _make(kind, entry, options, where, folder, sandbox)
         return [with_options(each, options) for each in made]
@@ -80,13 +87,14 @@ def _make(
 ) -> list[Tool]:
     match kind:
         case "mcp":
-            if importlib.util.find_spec("turnwise.rollout.mcp_tools") is None:
-                raise PluginError("MCP servers are not reached yet")
-            source: Any = importlib.import_module("turnwise.rollout.mcp_tools")
-            found: list[Tool] = source.open_mcp_tools(entry, where)
-            return found
+            return open_mcp_tools(entry, where, near=folder)
         case "name":
-            return [load_tool(entry["name"], sandbox)]
+            found = load_tool(entry["name"], sandbox)
+            if not entry.get("config"):
+                return [found]
+            if not isinstance(found, Configurable):
+                raise ConfigError(f"the tool {found.name} takes no config")
+            return [found.configured(entry["config"], folder)]
         case "function":
             target = load(entry["function"], "tool", near=folder)
             schema = entry.get("schema")
@@ -95,6 +103,21 @@ def _make(
     if not isinstance(found_class, type):
         raise PluginError(f"class_name: {entry['class_name']} is not a class; an object or a function is `function`")
     return [tool_of_class(found_class, entry.get("config") or {}, entry.get("tool_schema"), options)]
+
+
+def _verls_options(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """The options in verl's words; a class of the user's would be passed over, so it is refused."""
+    named = entry.get("class_name", _MCP_CLASSES[0])
+    if named not in _MCP_CLASSES:
+        raise ConfigError(
+            f"{where}: class_name: the tools of an MCP server are called by our own client, and {named} would not be "
+            f"used; leave it out, or name one of {', '.join(_MCP_CLASSES)}"
+        )
+    config = entry.get("config") or {}
+    for key in config:
+        if key not in _MCP_CONFIG:
+            raise ConfigError(f"{where}: config: {unknown('key', str(key), _MCP_CONFIG)}")
+    return {key: config[key] for key in _MCP_CONFIG[1:] if key in config}
 
 
 def _kind(entry: Any, where: str) -> str:

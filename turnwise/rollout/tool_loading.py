@@ -49,7 +49,7 @@ def as_tool(found: object) -> Tool:
     if (decorated := function_tool_of(found)) is not None:
         return decorated
     if callable(found):
-        return tool(found)
+        return function_tool_of(found) or tool(found)
     raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
 
 

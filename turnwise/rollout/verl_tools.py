@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.choices import Lifecycle
-from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line
+from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_options import ToolOptions
@@ -69,7 +69,7 @@ def _schema_object(kind: type, schema: JsonSchema | None, name: str) -> Any:
     if schema is None:
         return None
     for base in kind.__mro__:
-        reader = getattr(base.__init__, "__globals__", {}).get(_SCHEMA_CLASS)
+        reader = getattr(vars(base).get("__init__"), "__globals__", {}).get(_SCHEMA_CLASS)
         if reader is not None:
             try:
                 return reader.model_validate(schema)
@@ -105,6 +105,11 @@ class VerlTool:
     @property
     def per_trajectory(self) -> bool:
         return self.lifecycle is Lifecycle.per_trajectory
+
+    def kwargs_problem(self, kwargs: Mapping[str, Any]) -> str | None:
+        """A key of a row's tools_kwargs that no method is given; which names it reads only the class knows."""
+        valid = [f"{method}_kwargs" for method in _METHODS]
+        return next((unknown("key", key, valid) for key in kwargs if key not in valid), None)
 
     async def open(self, context: ToolContext) -> ToolSession:
         session = _Session(self, context)
@@ -223,15 +228,19 @@ class _Takes:
 def function_tools(module: ModuleType) -> "list[VerlFunctionTool]":
     """The functions of a file that verl's @function_tool decorates, in their order."""
     entries = [entry for entry in _registered() if entry.fn.__module__ == module.__name__]
-    return [VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn) for entry in entries]
+    return [_made_of(entry) for entry in entries]
 
 
 def function_tool_of(function: object) -> "VerlFunctionTool | None":
     """The tool of a decorated function; None for one that is not."""
     for entry in _registered():
         if entry.fn is function:
-            return VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn)
+            return _made_of(entry)
     return None
+
+
+def _made_of(entry: Any) -> "VerlFunctionTool":
+    return VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn)
 
 
 def _registered() -> list[Any]:
@@ -248,6 +257,8 @@ class VerlFunctionTool:
     function: Callable[..., Any]
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
+
+    reads_kwargs: ClassVar[bool] = False
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self.function)

@@ -6,7 +6,7 @@ import binascii
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
 from turnwise.code_blocks import program
@@ -47,6 +47,7 @@ class PythonTool:
     name: str = "python"
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     concurrency: int = 2 * (os.cpu_count() or 1)
+    reads_kwargs: ClassVar[bool] = False
     _pool: "SandboxPool | RemotePool | None" = None
     _users: int = 0
 

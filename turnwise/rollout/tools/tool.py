@@ -114,6 +114,11 @@ class FunctionTool:
     instant: bool = False
     """Ours, and it neither waits nor hangs: it needs no slot, and no task in which it could be stopped."""
 
+    @property
+    def reads_kwargs(self) -> bool:
+        """Whether a row's `tools_kwargs` reach it; a tool that does not say so is given them."""
+        return self.context_parameter is not None
+
     async def open(self, context: ToolContext) -> ToolSession:
         return _FunctionSession(self, context)
 
