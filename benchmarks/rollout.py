@@ -139,7 +139,10 @@ class MessageBackend:
 
     messages: Sequence[Message]
     segments: list[Ledger] = field(default_factory=list)
-    lost: int = 0
+    lost: list[str] = field(default_factory=list)
+    tools: Sequence[JsonSchema] = ()
+    takes_images = False
+    token_spans = None
 
     def open(self, prompt: Sequence[Message]) -> None:
         return None
@@ -150,7 +153,7 @@ class MessageBackend:
     def room(self) -> int | None:
         return None
 
-    async def reply(self, turn: int, max_tokens: int) -> AssistantReply:
+    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
         return AssistantReply(self.messages[turn], FinishReason.STOP, 0, 0, 0, 0, 0)
 
     def append_replies(

@@ -88,7 +88,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     lines += [f"warning      {choice}" for choice in config_warnings(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
-        lines.append(f"  loop         {route.agent} ({route.why})")
+        options = config.rollout.agent_options if route.why == "rollout.agent" else {}
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        lines.append(f"  loop         {route.agent} ({route.why}{given})")
         lines.append(f"  tools        {', '.join(route.tools) or 'none'}")
         lines.append(f"  interaction  {route.interaction or 'none'}")
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")

@@ -336,8 +336,10 @@ class Trajectory:
     @property
     def prompt(self) -> Sequence[Message]:
         """What the model was shown first: the sample's prompt, or one that the agent loop composed."""
-        given = self.sample.prompt
-        return given if tuple(self.messages[: len(given)]) == given else _first_prompt(self.messages, self.turns)
+        given, found = self.sample.prompt, _first_prompt(self.messages, self.turns)
+        # Another system's record may have turns and messages that do not add up.
+        as_given = len(found) < len(given) and tuple(self.messages[: len(given)]) == given
+        return given if as_given else found
 
     @property
     def every_turn(self) -> list[Turn]:

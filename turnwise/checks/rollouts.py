@@ -79,7 +79,7 @@ async def _score(prepared: Prepared, trajectory: Trajectory, report: Report) -> 
 
 
 def _problem(trajectory: Trajectory) -> str | None:
-    if not trajectory.turns:
+    if (not trajectory.turns and trajectory.stop_reason is StopReason.ANSWERED) or not trajectory.every_turn:
         return "the agent loop ended before the policy said anything: it never called chat.generate()"
     policy = origin_counts(trajectory.segments)[Origin.POLICY]
     if trajectory.segments and policy != sum(turn.completion_tokens for turn in trajectory.every_turn):

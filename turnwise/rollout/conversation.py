@@ -277,7 +277,8 @@ class Conversation:
         """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
         free = self._shared.free()
         budget = None if free is None else free - 1
-        return self.backend.append_replies(self.messages[:before], replies, self.turns[-1].index, budget)
+        messages = self.messages if before == len(self.messages) else self.messages[:before]
+        return self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
 
     async def _show_held(self) -> None:
         while self._held is not None:

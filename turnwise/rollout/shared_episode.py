@@ -123,7 +123,8 @@ class SharedEpisode:
     def give_back(self, reserved: int) -> None:
         """Hold them no more; what was written is counted by the backend."""
         self._reserved -= max(0, reserved)
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     async def changed(self) -> None:
         """Wait until another conversation is done writing."""

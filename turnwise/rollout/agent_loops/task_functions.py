@@ -13,10 +13,11 @@ from turnwise.errors import EpisodeError, PluginError, one_line
 from turnwise.plugins import load
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
-from turnwise.rollout.environments import ARTIFACT, Observation, Opening, play
+from turnwise.rollout.environments import Observation, Opening, play
 from turnwise.rollout.openai_messages import assistant_entry
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.rollout.tools.tool import as_number
+from turnwise.scoring.episode_scores import ENVIRONMENT
 from turnwise.types import Message, Sample
 
 _live: set[tuple[str | None, str | int]] = set()
@@ -137,7 +138,7 @@ class _Session:
 
 
 async def _play_ids(chat: Conversation, session: _Session, opened: dict[str, Any]) -> None:
-    kept = chat.artifacts[ARTIFACT] = {"reward": None, "finished": False, "metrics": {}}
+    kept = chat.artifacts[ENVIRONMENT] = {"reward": None, "finished": False, "metrics": {}}
     totals = kept["metrics"]
     try:
         _add(totals, session.metrics(opened, "start"))
