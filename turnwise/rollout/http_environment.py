@@ -23,7 +23,6 @@ from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.rollout.environments import Observation, Opening
 from turnwise.rollout.openai_messages import assistant_entry
 from turnwise.rollout.tool_schema import validator_of
-from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.scoring.loop_resources import loop_resource
 from turnwise.types import Image, JsonSchema, Message, Sample
 
@@ -225,14 +224,12 @@ class HttpEnvironment:
         return Observation(self._messages(body.get("messages")), finished, reward, self._total, _metrics(body))
 
     async def close(self) -> None:
+        # No limit over all of it: a request that waits for its turn behind many others must still be sent.
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                if self._starting is not None and self._session is None:
-                    self._session = (await self._starting)[1]
-                if self._session is not None and not self._finished:
-                    await self._client.post("/cancel", {}, self._session)
-        except TimeoutError as error:
-            raise EpisodeError(f"{WHO}: {self._client.url}/cancel took longer than {CLOSE_SECONDS:g} s") from error
+            if self._starting is not None and self._session is None:
+                self._session = (await self._starting)[1]
+            if self._session is not None and not self._finished:
+                await self._client.post("/cancel", {}, self._session)
         except (EpisodeError, ConfigError) as error:
             if self._session is not None:  # else it never began, and whoever started it knows why
                 raise EpisodeError(str(error)) from error

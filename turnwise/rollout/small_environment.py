@@ -227,7 +227,8 @@ def make_app(token: str | None = None, host: str = "127.0.0.1") -> FastAPI:
     app.add_middleware(Gate, host=host, token=token, intake=Intake(body=2**20, calls=4096))
     sessions = app.state.sessions = Sessions()
 
-    def reply(request: Request, body: dict[str, Any], status: int = 200, **headers: str) -> JSONResponse:
+    def reply(request: Request, body: dict[str, Any], status: int = 200, session: str = "") -> JSONResponse:
+        headers = {SESSION: session} if session else {}
         return JSONResponse(body, status, {**headers, KEY: request.headers.get(KEY, "")})
 
     @app.get("/health")
@@ -241,7 +242,7 @@ def make_app(token: str | None = None, host: str = "127.0.0.1") -> FastAPI:
         started = sessions.start(sample)
         if started is None:
             return reply(request, {"error": "as many sessions are open as this server keeps"}, 503)
-        return reply(request, started[1], **{SESSION: started[0]})
+        return reply(request, started[1], session=started[0])
 
     @app.post("/interact")
     async def interact(request: Request, said: InteractRequest, session_id: str = _SESSION_HEADER) -> JSONResponse:
