@@ -20,7 +20,7 @@ from turnwise.scoring.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
-from turnwise.trust import reaches
+from turnwise.trust import needs_trust, reaches
 from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
@@ -316,8 +316,19 @@ def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
 
 
 def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
-    for task in ("null", "arithmetic", "gsm8k"):
+    for task in ("null", "arithmetic", "gsm8k", "deep_research"):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
+
+
+def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_for(tmp_path):
+    assert reaches(configure("rollout.tools=[search,retrieve]"), tmp_path) == ["rollout.tools=retrieve"]
+    row = {
+        "prompt": [{"role": "user", "content": "?"}],
+        "data_source": "x",
+        "extra_info": {"tool_selection": ["retrieve"]},
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert needs_trust(configure(f"data.eval_files=[{tmp_path / 'rows.jsonl'}]", "task=null"), tmp_path / "runs")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ SHOWN = 6
 LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
+_TOOLS_ELSEWHERE = ("retrieve",)
+"""Built-in tools that send what the policy writes to an address that the environment names."""
 _PLAIN_AGENTS = ("single_turn", "tool_calling", "checker")
 """Built-in loops none of whose options names code."""
 _PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
@@ -76,7 +78,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     if config.task is not None and is_plugin(config.task):
         yield "task", config.task
     for name in rollout.tools:
-        if is_plugin(name):
+        if is_plugin(name) or name in _TOOLS_ELSEWHERE:
             yield "rollout.tools", name
     yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
     if rollout.client is not None:
@@ -120,8 +122,8 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
                 continue
             for row in read_rows(name):
                 sample = to_sample(row, prompt_key=found.prompt_key)
-                names = (sample.agent, sample.interaction and sample.interaction.name)
-                if plugin := next((one for one in names if one and is_plugin(one)), None):
+                names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
+                if plugin := next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break
 

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("mcp")
 
 from turnwise.config import RolloutConfig
-from turnwise.errors import ConfigError, PluginError
+from turnwise.errors import ConfigError, EpisodeError, PluginError
+from turnwise.rollout import mcp_tools
 from turnwise.rollout.mcp_config import read_entry
 from turnwise.rollout.mcp_tools import open_mcp_tools, read_result
 from turnwise.rollout.tool_files import load_tools
@@ -115,11 +116,31 @@ def test_a_server_that_dies_is_seen_and_started_again_once():
         assert second[0].info["reconnects"] == 1
         assert first[1] != second[1]
         await call("die")
-        with pytest.raises(Exception, match="second time in a row"):
+        with pytest.raises(EpisodeError, match="second time in a row"):
             await call("die")
         return [int(first[1]), int(second[1])]
 
     assert not any(alive(pid) for pid in run(tools, play))
+
+
+def test_an_address_that_goes_away_is_said_and_then_fails_the_episode():
+    with subprocess.Popen([sys.executable, SERVER, "http"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+        tools = open_mcp_tools({"mcp": {"url": url}, "tools": ["price", "die"]})
+
+        async def play(call):
+            assert (await call("price", item="pen"))[1] == "3"
+            died, told = await call("die")
+            assert (died.status, "went away" in told) == (CallStatus.ERROR, True)
+            with pytest.raises(EpisodeError, match="MCP server"):
+                await call("price", item="pen")
+            return "done"
+
+        try:
+            assert run(tools, play) == "done"
+        finally:
+            process.kill()
 
 
 def test_a_call_that_takes_too_long_and_an_episode_that_is_cancelled_leave_nothing(tmp_path):
@@ -142,6 +163,15 @@ def test_a_call_that_takes_too_long_and_an_episode_that_is_cancelled_leave_nothi
     with pytest.raises(asyncio.CancelledError):
         run(tools, cancelled)
     assert not any(map(alive, pids))
+
+
+def test_a_process_that_never_answers_is_given_up_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_tools, "CONNECT_SECONDS", 0.5)
+    mute = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    with pytest.raises(PluginError, match="no answer after 0.5 s|it was stopped"):
+        open_mcp_tools({"mcp": {"command": sys.executable, "args": ["-c", mute]}})
+    started = (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""
+    assert not started or not alive(int(started))
 
 
 def test_images_of_a_result_are_taken_and_bad_ones_are_said(address):

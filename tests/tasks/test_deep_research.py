@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from turnwise.assemble import open_context, prepare
 from turnwise.compose import configure
@@ -13,8 +14,10 @@ from turnwise.data.loader import load_samples
 from turnwise.errors import DataError
 from turnwise.rollout.group import run_group
 from turnwise.scoring.cited_answer import cited_answer
+from turnwise.storage.trajectories import read_trajectories
 from turnwise.tasks.deep_research import HASTY, metrics, order, questions, rows, script
 from turnwise.tasks.deep_research import prepare as prepare_files
+from turnwise.train import train
 from turnwise.types import CallStatus, Trajectory
 
 
@@ -57,7 +60,7 @@ def test_rows_are_reproducible_differ_by_seed_and_hold_all_hops(tmp_path):
 
 def test_scripted_traces_search_answer_and_are_scored():
     config = configure("task=deep_research")
-    prepared = prepare(config, "train", limit=90)
+    prepared = prepare(config, "train", limit=60)
 
     async def play() -> list[Trajectory]:
         async with open_context(prepared, script(config.seed)) as context:
@@ -74,3 +77,21 @@ def test_scripted_traces_search_answer_and_are_scored():
     measured = [metrics(t) for t in trajectories]
     assert {one["searches"] for one in measured} == {1.0, 2.0, 3.0}
     assert sum(one["evidence_found"] for one in measured) > 0.8 * len(measured)
+
+
+@pytest.mark.long  # scripted traces are played and scored above
+def test_the_embedded_model_is_trained_on_it(tmp_path):
+    small = (
+        "training.steps=2",
+        "training.groups=1",
+        "training.group_size=2",
+        "training.minibatches=1",
+        "eval.samples=1",
+    )
+    quick = ("sampling.max_tokens=24", "rollout.max_assistant_turns=2", "training.eval_every=0", "engine.threads=1")
+    config = configure("task=deep_research", f"runs_dir={tmp_path}", *small, *quick)
+    report = train(config, console=Console(quiet=True))
+    (recorded, *_) = read_trajectories(report.run / "trajectories" / "step_000002.parquet")
+    assert recorded.sample.ground_truth["evidence"]
+    assert set(recorded.parts) == {"acc", "f1", "citation_precision", "citation_recall", "format"}
+    assert "evidence_found" in (report.run / "metrics.jsonl").read_text()

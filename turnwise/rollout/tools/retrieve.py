@@ -90,8 +90,8 @@ class RetrieveTool:
 
     async def start(self) -> str:
         """Open the client."""
-        address = self.address
         self._users += 1
+        address = self.address
         if self._client is None:
             token = os.environ.get(TOKEN_ENV)
             headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -101,7 +101,7 @@ class RetrieveTool:
         return f"the retrieval service at {address}"
 
     async def stop(self) -> None:
-        self._users = max(0, self._users - 1)
+        self._users -= 1
         if self._users == 0 and self._client is not None:
             client, self._client = self._client, None
             await client.aclose()
