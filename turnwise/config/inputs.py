@@ -63,6 +63,9 @@ class DataConfig:
     eval_files: list[str] = field(default_factory=list)
     """Files to evaluate on, in the same shape; empty uses the task's own generator. Never name a training file here:
     the accuracy would be of samples the model has seen."""
+    dataset: str | None = None
+    """A Dataset class of your own that reads those files, as file.py:Class; it is made as verl makes its custom_cls.
+    Set it when rows need code to be read. Null reads the files as they are."""
     prompt_key: str = "prompt"
     """The column that holds the messages. Set it when your files call it something else."""
     max_prompt_tokens: int = knob(1024, at_least(1), only("engine.name", *RENDERING))

@@ -1,4 +1,4 @@
-"""Rewards that were given while the episode ran: by its environment, or by its simulated user."""
+"""Rewards that were given while the episode ran: by its environment, its simulated user or its agent loop."""
 
 import math
 import numbers
@@ -13,6 +13,8 @@ ENVIRONMENT = "environment"
 """The artifact that has what an environment said: `reward`, `finished`, `metrics`, and `left_open` when it failed to
 close."""
 INTERACTION = "interaction_score"
+VERL_LOOP = "verl"
+"""The artifact that has what an agent loop of verl's returned beside tokens."""
 
 
 @client_options("unfinished", "right")
@@ -37,6 +39,15 @@ async def interaction(trajectory: Trajectory) -> float:
     given = _number(trajectory.artifacts.get(INTERACTION))
     if given is None:
         raise ScoringFailed("the simulated user gave no score")
+    return given
+
+
+async def loop_reward(trajectory: Trajectory) -> float:
+    """The `reward_score` that an agent loop of verl's returned with its tokens."""
+    kept = trajectory.artifacts.get(VERL_LOOP)
+    given = _number(kept.get("reward_score")) if isinstance(kept, dict) else None
+    if given is None:
+        raise ScoringFailed("the agent loop returned no reward_score")
     return given
 
 
