@@ -82,7 +82,7 @@ async def agent(base_url: str, sample: Sample) -> str | None:
 async def asynchronous(base_url: str) -> str | None:
     tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
         while True:
             async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as stream:
                 message = (await stream.get_final_completion()).choices[0].message
@@ -96,7 +96,7 @@ async def asynchronous(base_url: str) -> str | None:
 def synchronous(base_url: str) -> str | None:
     tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=base_url, api_key="none") as client:
         while True:
             message = client.chat.completions.create(model="m", messages=messages, tools=tools).choices[0].message
             if not message.tool_calls:
@@ -108,7 +108,7 @@ def synchronous(base_url: str) -> str | None:
 async def with_anthropic(base_url: str) -> str | None:
     tools = [{"name": "twice", "input_schema": SCHEMA}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none") as client:
         while True:
             answer = await client.messages.create(model="m", max_tokens=99, messages=messages, tools=tools)
             calls = [block for block in answer.content if block.type == "tool_use"]

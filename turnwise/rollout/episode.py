@@ -119,6 +119,8 @@ def _joined(conversations: list[Conversation]) -> tuple[list[Branch], list[Ledge
     branches: list[Branch] = []
     segments, turns = conversations[0].backend.segments, len(conversations[0].turns)
     for one in conversations[1:]:
+        if not one.turns:  # broken off before the model spoke: there is nothing of its own in it
+            continue
         for ledger in one.backend.segments:
             ledger.shift_turns(turns)
         for turn in one.turns:

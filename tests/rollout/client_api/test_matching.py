@@ -147,3 +147,25 @@ def test_a_call_that_is_broken_off_is_taken_up_again(theatre, agent):
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED and broken == [1]
     assert len(found.turns) == 2 and not found.branches
     show.check_tokens(found)
+
+
+def test_a_branch_that_never_spoke_is_not_recorded(theatre, agent):
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client:
+            create = client.chat.completions.create
+            await create(model="m", messages=ask())
+            with pytest.raises(Exception, match="timed out"):
+                await create(model="m", messages=ask("another"), timeout=0.5)
+
+    show = theatre.show(["yes"], client=agent(run))
+    generate = show.sampler.generate
+
+    async def hanging(request):
+        if show.sampler.requests:
+            await asyncio.Event().wait()
+        return await generate(request)
+
+    show.sampler.generate = hanging
+    found = show.play()
+    assert found.failure is None and found.stop_reason is StopReason.ANSWERED
+    assert len(found.turns) == 1 and not found.branches and len(found.segments) == 1

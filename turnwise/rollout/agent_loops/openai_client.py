@@ -26,6 +26,7 @@ async def openai_client(chat: Conversation, client: Callable[..., Any]) -> None:
     async with client_server() as server, server.open(session) as base_url:
         try:
             plugin_calls.check_leaked()
+            await server.in_turn()
             result = await plugin_calls.in_task(plugin_calls.call(client, base_url, chat.sample))
         except TurnwiseError:
             raise

@@ -34,6 +34,13 @@ class ClientServer:
 
     port: int = 0
     sessions: dict[str, Session] = field(default_factory=dict)
+    _beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def in_turn(self) -> None:
+        """Let the loop see to its connections before the next agent begins: making an SDK's client takes long, and many
+        in a row would keep the first ones waiting beyond their timeouts."""
+        async with self._beginning:
+            await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[str]:
