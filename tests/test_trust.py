@@ -275,16 +275,17 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 HARMLESS = {
     "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
-    "tracking.project", "eval.dump_jsonl", "sft.recorded",
+    "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
 }  # fmt: skip
 """Data, names of ours, and what a run that is opened does not read (a fine-tuning is resumed with what it recorded)."""
 NEEDED = {
     "engine.": ["engine=openai"], "sandbox.": ["sandbox.url=http://x"], "scoring.": ["scoring.run=http"],
-    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
+    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"], "rollout.agent_options": ["rollout.agent='a:b'"],
 }  # fmt: skip
 VALUES = {
     "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "model.trust_remote_code": "=true", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
-    "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b",
+    "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
+    "rollout.tool_options": ".calculate.timeout=5",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
 }  # fmt: skip

@@ -8,12 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
 from turnwise.config import Config, SamplingConfig
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
+from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
@@ -25,7 +28,9 @@ from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError
 from turnwise.plugins import call
-from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend, TokenBackend
+from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
+from turnwise.rollout.conversation import Conversation
+from turnwise.rollout.endpoint_backend import Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan
@@ -34,6 +39,7 @@ from turnwise.rollout.tool_loading import as_tool
 from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import Tool
+from turnwise.rollout.verl_strict import StrictConversation
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.task import known_scorers, load_task, rows_of
@@ -137,6 +143,12 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
         made_by_task = task is not None and task.prepare is not None and task.defaults.get(f"data.{key}") == files
         if made_by_task and not any(Path(name).expanduser().exists() for name in files):
             raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare {spec}`")
+        if config.data.dataset is not None:
+            rows = dataset_rows(config.data.dataset, files, config.data.prompt_key, _tokenizer(config))
+            return [
+                to_sample(as_row(values, Path(split), number, split), prompt_key=config.data.prompt_key)
+                for number, values in enumerate(islice(rows, limit))
+            ]
         found = read_samples([Path(name) for name in files], prompt_key=config.data.prompt_key)
         return found if limit is None else found[:limit]
     if spec is None or task is None:
@@ -150,6 +162,13 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
         to_sample(as_row(values, Path(split), number, f"{spec}/{split}"), prompt_key=config.data.prompt_key)
         for number, values in enumerate(made)
     ]
+
+
+def _tokenizer(config: Config) -> object:
+    """The library's tokenizer of the configured model, for a dataset of the user's; None where an endpoint has it."""
+    if config.engine.name == EngineName.openai:
+        return None
+    return make_renderer(config).tokenizer.hf
 
 
 def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
@@ -168,12 +187,19 @@ def make_renderer(config: Config) -> Renderer:
     """The renderer of the configured model."""
     from turnwise.engines.model.loading import read_tokenizer
 
-    call_format = load_format(config.chat.tool_format)
+    if config.chat.tool_format is not None:
+        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     tokenizer = read_tokenizer(model_source(config), config.chat.template)
+    call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
     )
+
+
+def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+    """The tool-call format, and why."""
+    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
 
 
 def fit_prompts(
@@ -251,4 +277,6 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
 
 
 def _context(prepared: Prepared, make_backend: MakeBackend) -> RolloutContext:
-    return RolloutContext(prepared.config, prepared.plan, prepared.toolbox, prepared.interactions, make_backend)
+    config = prepared.config
+    kind = StrictConversation if config.compat.strict else Conversation
+    return RolloutContext(config, prepared.plan, prepared.toolbox, prepared.interactions, make_backend, kind)

@@ -18,9 +18,9 @@ from turnwise.task import config_values, is_own
 
 CONF = Path(__file__).parent / "conf"
 INPUTS = (
-    "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "rollout.agent", "rollout.tools",
-    "rollout.interaction", "rollout.interactions_file", "rollout.client", "scoring.scorers", "sft.script",
-    "sft.recorded", "algorithm.advantage", "algorithm.loss", "engine.name",
+    "task", "model.path", "chat.template", "data.train_files", "data.eval_files", "data.dataset", "rollout.agent",
+    "rollout.tools", "rollout.interaction", "rollout.interactions_file", "rollout.client", "scoring.scorers",
+    "sft.script", "sft.recorded", "algorithm.advantage", "algorithm.loss", "engine.name",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")

@@ -1,6 +1,6 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.assemble import Prepared
+from turnwise.assemble import Prepared, format_of
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
@@ -49,10 +49,13 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
         renderer = prepared.renderer
+        written = format_of(config, renderer.tokenizer)
         lines.append(
-            f"chat         {config.chat.template or 'the model’s own template'}, {config.chat.tool_format} calls "
+            f"chat         {config.chat.template or 'the model’s own template'}, {written.name} calls "
             f"({renderer.call_form}), history {config.chat.history.value}"
         )
+        if written.reason:
+            lines.append(f"{'' if written.is_known else 'warning':<13}{written.name} calls: {written.reason}")
     sampling = config.sampling
     lines.append(
         f"sampling     temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "

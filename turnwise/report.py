@@ -306,8 +306,11 @@ def _lost(trajectories: Sequence[Trajectory]) -> list[str]:
 
 
 def _tool_cell(report: ToolReport) -> str:
-    error = report.commonest_error
-    return str(report) if error is None else f"{report}\n{visible(error)[:LONGEST_ERROR_SHOWN]}"
+    error, crash = report.commonest_error, report.commonest_crash
+    told = [] if error is None else [visible(error)]
+    if crash is not None and error != f"Error: {crash}":
+        told.append(f"crashed: {visible(crash)}")
+    return "\n".join([str(report), *(text[:LONGEST_ERROR_SHOWN] for text in told)])
 
 
 _SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]

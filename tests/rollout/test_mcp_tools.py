@@ -17,7 +17,8 @@ pytest.importorskip("mcp")
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
 from turnwise.rollout.mcp_config import read_entry
-from turnwise.rollout.mcp_tools import McpTool, open_mcp_tools, read_result
+from turnwise.rollout.mcp_tools import open_mcp_tools, read_result
+from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.types import CallRecord, CallStatus, Message, Role, Sample, ToolCall
 
@@ -36,7 +37,7 @@ def address() -> Iterator[str]:
         process.kill()
 
 
-def run(tools: list[McpTool], play: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
+def run(tools: list[Any], play: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
     """Play in a toolbox that is running; `call(name, **arguments)` gives (record, what the model reads)."""
 
     async def main() -> Any:
@@ -67,11 +68,11 @@ def alive(pid: int) -> bool:
 def test_a_process_serves_its_tools_and_is_gone_afterwards(monkeypatch):
     monkeypatch.setenv("SHOP_KEY", "opensesame")
     entry = {"mcp": {**STDIO, "env": {"SHOP_MODE": "fast"}, "env_from": ["SHOP_KEY"]}}
-    tools = open_mcp_tools(entry, timeout=20.0, concurrency=3)
+    tools = open_mcp_tools({**entry, "config": {"type": "mcp", "timeout": 20}})
     total = next(tool for tool in tools if tool.name == "total")
     order = total.schema["function"]["parameters"]["$defs"]["Order"]
     assert order["properties"]["counts"]["items"] == {"type": "integer"}, "nested schemas are kept"
-    assert (total.timeout, total.concurrency) == (20.0, 3)
+    assert total.timeout == 20.0
 
     async def play(call):
         return [
@@ -147,12 +148,12 @@ def test_images_of_a_result_are_taken_and_bad_ones_are_said(address):
     (picture,) = open_mcp_tools({"mcp": {"url": address}, "tools": ["picture"]})
 
     async def look() -> Any:
-        await picture.start()
+        await picture.service.start()
         try:
             session = await picture.open(None)  # type: ignore[arg-type]
             return await session.call({"width": 6})
         finally:
-            await picture.stop()
+            await picture.service.stop()
 
     result = asyncio.run(look())
     assert result.text == "a red one"
@@ -204,6 +205,7 @@ def test_verls_form_names_a_file_of_servers_and_a_selection(tmp_path):
         ({"mcp": {"url": "http://x", "auth_token": "s3cret"}}, "name the variable"),
         ({"mcp": STDIO, "tools": "price"}, "list of names"),
         ({"mcp": {"mcp_servers_config_path": "nowhere.json"}}, "no such file"),
+        ({"mcp": STDIO, "config": {"type": "mcp", "timeout": 0}}, "timeout"),
     ],
 )
 def test_a_wrong_entry_is_one_clear_line(entry, problem):
@@ -218,6 +220,7 @@ def test_a_wrong_entry_is_one_clear_line(entry, problem):
         ({"mcp": {"command": "no-such-program-here"}}, "No such file"),
         ({"mcp": {"command": sys.executable, "args": ["-c", "raise SystemExit('no licence')"]}}, "no licence"),
         ({"mcp": {**STDIO, "env_from": ["SHOP_NOT_SET"]}}, "SHOP_NOT_SET is not set"),
+        ({"mcp": STDIO, "class_name": "my_tools.MyMCPTool"}, "MyMCPTool would not be asked"),
         ({"mcp": STDIO, "tools": ["prise"]}, "did you mean 'price'"),
         ({"mcp": {"url": "http://127.0.0.1:9/mcp"}}, "MCP server"),
     ],
@@ -225,3 +228,19 @@ def test_a_wrong_entry_is_one_clear_line(entry, problem):
 def test_a_server_that_cannot_be_used_is_said_when_the_config_is_read(entry, problem):
     with pytest.raises(PluginError, match=problem):
         open_mcp_tools(entry)
+
+
+def test_a_file_of_tools_names_a_server_in_one_entry(tmp_path):
+    path = tmp_path / "tools.yaml"
+    server = f"{{command: {sys.executable}, args: [{SERVER}]}}"
+    path.write_text(f"tools:\n  - mcp: {server}\n    tools: [price, picture]\n    timeout: 25\n    concurrency: 2\n")
+    tools = load_tools(str(path))
+    assert [(tool.name, tool.timeout, tool.concurrency) for tool in tools] == [("price", 25, 2), ("picture", 25, 2)]
+
+    async def play(call):
+        return await call("picture", width=5)
+
+    record, text = run(tools, play)
+    assert record.status is CallStatus.OK
+    assert text.startswith("a red one")
+    assert record.info["images"][0]["data"].startswith("data:image/png")

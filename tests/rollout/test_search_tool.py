@@ -15,7 +15,9 @@ from turnwise.config import RolloutConfig
 from turnwise.corpus.articles import shipped
 from turnwise.corpus.retrieval_server import make_app
 from turnwise.errors import ConfigError, DataError, PluginError
-from turnwise.rollout.toolbox import Toolbox, load_tool
+from turnwise.rollout.tool_files import load_tools
+from turnwise.rollout.tool_loading import load_tool
+from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.retrieve import RetrieveTool
 from turnwise.rollout.tools.search import SearchTool
 from turnwise.rollout.tools.tool import Tool
@@ -56,6 +58,33 @@ def test_a_users_own_files_are_searched_and_long_passages_are_cut(tmp_path):
     assert text == "1. [a] Tea: hot hot hot hot hot  ..."
     with pytest.raises(DataError, match="cannot be read"):
         asyncio.run(ask(SearchTool(files=("nowhere.jsonl",)), query="tea"))
+
+
+def test_an_entry_of_a_tools_file_configures_them(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"id": "a", "title": "Tea", "text": "hot"}\n')
+    (tmp_path / "tools.yaml").write_text(
+        "tools:\n  - {name: search, config: {files: [docs.jsonl], k: 1}}\n"
+        "  - {name: retrieve, config: {retrieval_service_url: 'http://127.0.0.1:9/r', topk: 7}, timeout: 5}\n"
+    )
+    search, retrieve = load_tools(str(tmp_path / "tools.yaml"))
+    assert asyncio.run(ask(search, query="tea"))[1] == "1. [a] Tea: hot"
+    assert (retrieve.timeout, retrieve.tool.topk) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{name: search, config: {file: [a]}}", "did you mean 'files'"),
+        ("{name: search, config: {k: 0}}", "k: "),
+        ("{name: retrieve, config: {topk: 3}}", "retrieval_service_url"),
+        ("{name: retrieve, config: {retrieval_service_url: 'ftp://x'}}", "begins with"),
+        ("{name: calculate, config: {k: 0}}", "calculate takes no config"),
+    ],
+)
+def test_a_wrong_config_is_one_clear_line(tmp_path, entry, problem):
+    (tmp_path / "tools.yaml").write_text(f"tools:\n  - {entry}\n")
+    with pytest.raises(ConfigError, match=problem):
+        load_tools(str(tmp_path / "tools.yaml"))
 
 
 @asynccontextmanager

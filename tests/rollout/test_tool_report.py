@@ -53,3 +53,18 @@ def test_a_tool_that_never_worked_is_named_at_once_and_a_few_failures_are_not() 
         UNREADABLE: f"5 of 6 tool calls reached no tool {UNREADABLE}, most often: Error: not JSON"
     }
     assert tool_reports([episode()]) == {}
+
+
+def test_a_mistake_in_a_tools_code_is_told_from_what_it_says_on_purpose() -> None:
+    crashed = CallStatus.CRASHED
+    calls = [("a", OK, "1"), ("a", ERROR, "Error: no such page"), ("a", ERROR, "Error: no such page")]
+    found = tool_reports(
+        [episode(*calls, ("a", crashed, "Error: ValueError: bad page"), ("a", OK, "2"), ("a", OK, "3"))]
+    )
+    assert (found["a"].crashed, found["a"].commonest_crash) == (1, "ValueError: bad page")
+    assert str(found["a"]) == "6 calls, 50% failed (1 crashed, 2 error)" and found["a"].commonest_count == 2
+    assert warnings(found) == {
+        "a crashed": "the code of tool a raised in 1 of 6 calls, most often ValueError: bad page"
+    }
+    broken = warnings(tool_reports([episode(("a", crashed, "Error: KeyError: 'x'"))]))
+    assert broken == {"a": "tool a failed in 1 of 1 calls, most often: Error: KeyError: 'x'"}  # said once

@@ -291,6 +291,7 @@ def test_verl_functions_see_the_last_answer_only() -> None:
     asyncio.run(apply(as_scorer(compute_score, "m:compute_score"), trajectory))
     assert (trajectory.reward, trajectory.parts) == (1.0, {"acc": 1.0})
     assert (seen["data_source"], seen["solution_str"], seen["ground_truth"]) == ("arithmetic", "#### 18", "18")
+    assert seen["extra_info"].pop("rollout_reward_scores") == {}
     assert seen["extra_info"] == {"index": 4, "num_turns": 6, "turn_scores": [0.0, 1.0], "tool_rewards": [0.5]}
     assert trajectory.sample.info == {"extra_info": {"index": 4}}
 

@@ -83,7 +83,8 @@ class Renderer:
         """The end token of the template's own; None when a message ends by nothing."""
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
-        markers = {text for text in tokenizer.added_ids if text in glue} - {call_format.THINK, call_format.UNTHINK}
+        thoughts = {call_format.THINK, call_format.UNTHINK} - set(self.template.stop_texts)
+        markers = {text for text in tokenizer.added_ids if text in glue} - thoughts
         self._control = ControlTokens({*tokenizer.special_texts, *markers})
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}

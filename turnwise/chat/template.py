@@ -46,13 +46,15 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, call_format: ToolFormat, kwargs: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.call_format = call_format
-        self._kwargs = kwargs
+        self.kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
+        self._writes_answer = False
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""
         start = self.opening.rfind(self.call_format.THINK)
         self.thought = self.opening[start:] if start > self.opening.rfind(self.call_format.UNTHINK) else ""
         """The end of the opening from an open <think> on; empty when there is none."""
+        self._writes_answer = self._writes_before_answers()
         self.call_form = self._choose_call_form()
         self.closing = self._following([], reply=False)
         """What closes an assistant message that nothing follows."""
@@ -67,7 +69,7 @@ class ChatTemplate:
         """The template's text; `reply` adds the header of an assistant message."""
         entries = [self._entry(message) for message in messages]
         try:
-            return self._tokenizer.apply_template(entries, list(tools), reply, self._kwargs)
+            return self._tokenizer.apply_template(entries, list(tools), reply, self.kwargs)
         except Exception as error:  # a template is a program of the model's authors
             roles = ", ".join(message.role for message in messages)
             raise TemplateError(f"the chat template cannot render the roles [{roles}]: {error}") from error
@@ -179,11 +181,14 @@ class ChatTemplate:
                 for call in message.tool_calls
             ]
             if message.reasoning is not None:
-                entry["reasoning_content"] = message.reasoning
+                entry |= _apart(message.reasoning)
+        elif written and self._writes_answer and self.call_format.ANSWER in text:
+            entry["content"] = text.rpartition(self.call_format.ANSWER)[2]
+            entry |= {} if message.reasoning is None else _apart(message.reasoning)
         elif written and message.reasoning is not None:
             if self._thought_form is ThoughtForm.APART:
                 words = text.rpartition(self.call_format.UNTHINK)[2]
-                entry |= {"reasoning_content": message.reasoning, "content": words}
+                entry |= {**_apart(message.reasoning), "content": words}
             elif self._thought_form is ThoughtForm.OPENED:
                 again = text.lstrip().startswith(self.call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
@@ -236,10 +241,19 @@ class ChatTemplate:
         doubled = self.thought and header.endswith(self.thought) and words.lstrip().startswith(self.call_format.THINK)
         return words.lstrip().removeprefix(self.call_format.THINK) if doubled else words
 
+    def _writes_before_answers(self) -> bool:
+        """Whether it writes before an assistant's words what the model would write before its answer."""
+        answer = self.call_format.ANSWER
+        if not answer:
+            return False
+        text = self.render([HELLO, Message(Role.ASSISTANT, _MARK)], (), reply=False)
+        return text.partition(_MARK)[0].endswith(answer) and not self.opening.endswith(answer)
+
     def _choose_call_form(self) -> CallForm:
         """The first form in which the template shows a tool's reply."""
         asked = self.assistant(self.call_format.render_call(CALL))
-        for form in CallForm:
+        # A template that writes what comes before an answer would write it before the text of a call too.
+        for form in CallForm if not self._writes_answer else (CallForm.STRUCTURED,):
             self.call_form = form
             with contextlib.suppress(TemplateError):
                 if _MARK in self.render([HELLO, asked, replace(RESULT, content=_MARK)], (), reply=True):
@@ -275,7 +289,7 @@ class ChatTemplate:
 
         A template may count rounds, name only the first tool result, or drop reasoning once a user speaks again.
         """
-        plain, thought = self.assistant("yes"), self._typical(ANSWER)
+        plain, thought = self.assistant(self.call_format.ANSWER + "yes"), self._typical(ANSWER)
         ask = self.assistant(self.call_format.render_call(CALL))
         pondered = self._typical(replace(ANSWER, tool_calls=(CALL,)))
         with_tools = [HELLO, pondered, RESULT, plain, HELLO, thought, HELLO, ask, RESULT, ask, RESULT]
@@ -301,12 +315,19 @@ class ChatTemplate:
         """A message of the same kind that says nothing unusual."""
         is_open = bool(self.thought)
         thought = "" if assistant.reasoning is None else self.call_format.render_thought("hm", is_open=is_open)
-        return self.assistant(thought + (self.call_format.render_call(CALL) if assistant.tool_calls else "yes"))
+        return self.assistant(
+            thought + (self.call_format.render_call(CALL) if assistant.tool_calls else f"{self.call_format.ANSWER}yes")
+        )
 
     def assistant(self, text: str) -> Message:
         """What the policy would have said with this text."""
         is_open = bool(self.thought) and self.call_format.UNTHINK in text
         return self.call_format.parse(text, turn=0, in_reasoning=is_open)
+
+
+def _apart(reasoning: str) -> dict[str, Any]:
+    """By the names under which templates look for it."""
+    return {"reasoning_content": reasoning, "thinking": reasoning}
 
 
 def _squash(text: str) -> str:

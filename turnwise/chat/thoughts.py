@@ -4,12 +4,19 @@ THINK, UNTHINK = "<think>", "</think>"
 STOPS: tuple[str, ...] = ()
 CALL_ENDS: tuple[str, ...] = ()
 """Of a format whose turns end as the chat template ends them."""
+ANSWER = ""
+"""Of a format that writes nothing before an answer."""
 
 
 def render_thought(thought: str, *, is_open: bool) -> str:
     """The text of a thought; `is_open` when the prompt opened it."""
-    opening = "" if is_open else f"{THINK}\n"
-    return f"{opening}{thought}\n{UNTHINK}\n\n"
+    return thought_text(thought, THINK, UNTHINK, is_open=is_open)
+
+
+def thought_text(thought: str, think: str, unthink: str, *, is_open: bool) -> str:
+    """The same between other tags."""
+    opening = "" if is_open else f"{think}\n"
+    return f"{opening}{thought}\n{unthink}\n\n"
 
 
 def split_thoughts(text: str, in_reasoning: bool) -> tuple[list[str], str]:

@@ -88,6 +88,11 @@ class Tokenizer:
         return self._border if after == "" else after or ""
 
     @property
+    def hf(self) -> Any:
+        """The library's own tokenizer, for code of the user's that expects one."""
+        return self._hf
+
+    @property
     def templates(self) -> dict[str, str]:
         """The chat templates in use by name; most models have the `default` one only."""
         found = self._hf.chat_template

@@ -6,6 +6,7 @@ A format is one file of `chat/formats`, named as the value of `chat.tool_format`
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from turnwise.chat.infer_format import choose_format
 from turnwise.plugins import builtin
 from turnwise.types import JsonSchema, Message, ToolCall
 
@@ -21,6 +22,11 @@ class ToolFormat(Protocol):
     @property
     def UNTHINK(self) -> str:
         """Ends a thought."""
+        ...
+
+    @property
+    def ANSWER(self) -> str:
+        """What a model writes before the words of its answer; a chat template may write it already."""
         ...
 
     @property
@@ -54,6 +60,7 @@ class ToolFormat(Protocol):
         ...
 
 
-def load_format(name: str) -> ToolFormat:
-    """The format of this name."""
-    return cast(ToolFormat, builtin("turnwise.chat.formats", name, "tool format"))
+def load_format(name: str | None) -> ToolFormat:
+    """The format of this name, ours or another system's; null: the one of most models."""
+    ours = choose_format(name, (), ()).name
+    return cast(ToolFormat, builtin("turnwise.chat.formats", ours, "tool format"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from turnwise.assemble import Prepared
+from turnwise.assemble import Prepared, format_of
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.replies import fresh_mark
 from turnwise.checks.findings import Outcome, Report
@@ -66,8 +66,9 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
     for turn, (_, text, replies) in enumerate([*exchanges, ("", "It is 42.", [])]):
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
         said = renderer.call_format.render_thought("six sevens", is_open=True) + text if opened else text
-        ended = () if renderer.end_id is None else (renderer.end_id,)
-        ids = (*renderer.tokenizer.encode(said, after="").ids, *ended)
+        written = renderer.tokenizer.encode(said, after="").ids
+        over = renderer.end_id is None or written[-1] in renderer.stop_ids  # a call may end the turn
+        ids = written if over else [*written, renderer.end_id]
         completion = Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=0)
         message = renderer.read(completion, turn, ledger.token_ids, schemas)
         ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
@@ -83,17 +84,18 @@ def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[Exchange
     """The exchanges an episode may hold."""
     if tools:
         calls = [ToolCall("t000c0000", "probe", {"x": "6*7"}), ToolCall("t000c0001", "probe", {"x": "7*6"})]
-        for count in (1, 2):
+        for count in (1,) if renderer.call_format.CALL_ENDS else (1, 2):  # a call may end the turn
             text = "\n".join(renderer.call_format.render_call(call) for call in calls[:count])
             read: Message = renderer.call_format.parse(text, turn=0, in_reasoning=False)
             replies = [Message(Role.TOOL, "42", tool_call_id=call.id, name="probe") for call in read.tool_calls]
             yield f"{count} tool call(s), then the tool", text, replies
     if user:
         sure = [Message(Role.USER, "Are you sure?")]
-        yield "plain answer, then the user", "It is 42.", sure
+        answer = f"{renderer.call_format.ANSWER}It is 42."
+        yield "plain answer, then the user", answer, sure
         if not renderer.in_reasoning:  # else every answer is given some
             thought = renderer.call_format.render_thought("six sevens", is_open=False)
-            yield "answer with reasoning, then the user", f"{thought}It is 42.", sure
+            yield "answer with reasoning, then the user", thought + answer, sure
 
 
 def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> None:
@@ -117,9 +119,9 @@ def check_schemas(prepared: Prepared, renderer: Renderer, report: Report) -> Non
             read = parse(written, turn=0, in_reasoning=False, tools=schemas)
             back = [(c.name, c.arguments, c.problem) for c in read.tool_calls]
             if back != [(call.name, call.arguments, None)]:
+                form = format_of(prepared.config, renderer.tokenizer).name
                 raise TemplateError(
-                    f"chat.tool_format={prepared.config.chat.tool_format}: a call of {call.name!r} is read back as "
-                    f"{back or 'no call'}"
+                    f"chat.tool_format={form}: a call of {call.name!r} is read back as {back or 'no call'}"
                 )
     names = sorted({name for route in prepared.plan.routes for name in route.tools})
     shown = f"shown to the model and read back: {', '.join(names)}" if names else "no tools"

@@ -95,7 +95,7 @@ def _problem(trajectory: Trajectory) -> str | None:
 
 def _context(prepared: Prepared) -> RolloutContext:
     config, renderer = prepared.config, prepared.renderer
-    call_format = load_format(config.chat.tool_format)
+    call_format = load_format(config.chat.tool_format) if renderer is None else renderer.call_format
     call = harmless_call(call_format, list(prepared.toolbox.tools))
     if renderer is None:
         return endpoint_context(prepared, lambda tools: _ScriptedEndpoint([call] if tools else []))

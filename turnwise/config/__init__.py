@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 
 from turnwise.choices import Resume
-from turnwise.config.episodes import EvalConfig, RolloutConfig, SandboxConfig, ScoringConfig
+from turnwise.config.episodes import CompatConfig, EvalConfig, RolloutConfig, SandboxConfig, ScoringConfig
 from turnwise.config.inputs import ChatConfig, DataConfig, EngineConfig, ModelConfig, SamplingConfig
 from turnwise.config.training import AlgorithmConfig, LearnerConfig, SftConfig, TrackingConfig, TrainingConfig
 from turnwise.knobs import at_least, knob, only
 
 __all__ = [
-    "AlgorithmConfig", "ChatConfig", "Config", "DataConfig", "EngineConfig", "EvalConfig", "LearnerConfig",
-    "ModelConfig", "RolloutConfig", "SamplingConfig", "SandboxConfig", "ScoringConfig", "SftConfig", "TrackingConfig",
-    "TrainingConfig",
+    "AlgorithmConfig", "ChatConfig", "CompatConfig", "Config", "DataConfig", "EngineConfig", "EvalConfig",
+    "LearnerConfig", "ModelConfig", "RolloutConfig", "SamplingConfig", "SandboxConfig", "ScoringConfig", "SftConfig",
+    "TrackingConfig", "TrainingConfig",
 ]  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    compat: CompatConfig = field(default_factory=CompatConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -41,8 +41,10 @@ class ChatConfig:
     when `turnwise check` says that its template hides tools or rewrites earlier messages."""
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
     """Passed to the template, such as {enable_thinking: false}. Set what the model's card names."""
-    tool_format: str = "hermes"
-    """How the model writes tool calls; a file of turnwise/chat/formats. Set it to what the model was trained with."""
+    tool_format: str | None = None
+    """How the model writes tool calls; a file of turnwise/chat/formats. null infers it from the chat template and the
+    special tokens, and the plan says what it found; an endpoint's text is read as hermes. Set it when that is not what
+    the model was trained with (see docs/formats.md)."""
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
@@ -61,6 +63,9 @@ class DataConfig:
     eval_files: list[str] = field(default_factory=list)
     """Files to evaluate on, in the same shape; empty uses the task's own generator. Never name a training file here:
     the accuracy would be of samples the model has seen."""
+    dataset: str | None = None
+    """A Dataset class of your own that reads those files, as file.py:Class; it is made as verl makes its custom_cls.
+    Set it when rows need code to be read. Null reads the files as they are."""
     prompt_key: str = "prompt"
     """The column that holds the messages. Set it when your files call it something else."""
     max_prompt_tokens: int = knob(1024, at_least(1), only("engine.name", *RENDERING))

@@ -12,11 +12,8 @@ from typing import Protocol
 from turnwise.errors import EpisodeError
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation
+from turnwise.scoring.episode_scores import ENVIRONMENT
 from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Role, ToolCall
-
-ARTIFACT = "environment"
-"""Where a trajectory keeps what its environment said: `reward`, `finished`, `metrics`, and `left_open` when it failed
-to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class Environment(Protocol):
 
 async def play(chat: Conversation, environment: Environment) -> None:
     """Talk with an environment until it or a budget ends the episode; it is closed on every path."""
-    kept = chat.artifacts[ARTIFACT] = {"reward": None, "finished": False, "metrics": {}}
+    kept = chat.artifacts[ENVIRONMENT] = {"reward": None, "finished": False, "metrics": {}}
     try:
         opening = await environment.start()
         _count(kept["metrics"], opening.metrics)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 import threading
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 WHO = "gym_env"
 MARK = "action:"
 LONGEST_ACTION = 10_000
+_COLOUR = re.compile(r"\x1b\[([0-9;]{0,20})m")
 T = TypeVar("T")
 
 
@@ -174,7 +176,8 @@ class GymEnvironment:
                 "rollout.agent_options.describe to a function from (observation, env) to text, or env_kwargs to "
                 "{render_mode: ansi}"
             )
-        return text
+        # In a terminal a colour marks where the player is; in words, brackets do.
+        return _COLOUR.sub(lambda code: "]" if code[1] in ("", "0") else "[", text).strip("\n")
 
     def _read(self, answer: str) -> Any:
         env, given = self._opened(), self._options.actions

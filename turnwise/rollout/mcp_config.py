@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from turnwise.errors import ConfigError, nearest, one_line
+from turnwise.errors import ConfigError, one_line
+from turnwise.rollout.tool_config import read_settings
 
 
 class ServerSpec(BaseModel):
@@ -52,7 +53,7 @@ def read_entry(entry: Mapping[str, Any], near: Path | None) -> tuple[dict[str, S
         raise ConfigError(f"mcp: the tools to take are a list of names, not {selected!r:.80}")
     path = described.pop("mcp_servers_config_path", None)
     if path is None:
-        spec = _spec("mcp", described)
+        spec = read_settings(ServerSpec, described, "mcp")
         if spec.auth_token is not None:
             raise ConfigError("mcp: no secrets here: name the variable that holds it, headers_env: {Authorization: X}")
         return {str(entry.get("name") or spec.url or spec.command): spec}, selected
@@ -73,14 +74,4 @@ def _servers_of_file(path: Path, shown: str) -> dict[str, ServerSpec]:
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'{shown}: expected {{"mcpServers": {{"name": {{...}}}}}}')
-    return {name: _spec(f"{shown}: {name}", one) for name, one in servers.items()}
-
-
-def _spec(where: str, values: Any) -> ServerSpec:
-    try:
-        return ServerSpec.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field_name = ".".join(map(str, first["loc"]))
-        hint = f": {nearest(field_name, ServerSpec.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{where}: {field_name + ': ' if field_name else ''}{first['msg']}{hint}") from error
+    return {name: read_settings(ServerSpec, one, f"{shown}: {name}") for name, one in servers.items()}

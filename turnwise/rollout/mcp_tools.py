@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.errors import EpisodeError, PluginError, ToolError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout.mcp_config import ServerSpec, read_entry
-from turnwise.rollout.tools.tool import ToolContext, ToolSession
+from turnwise.rollout.tool_config import read_settings
+from turnwise.rollout.tool_options import ToolOptions, with_options
+from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
 from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
@@ -45,35 +47,44 @@ MOST_IMAGE_BYTES = 10_000_000
 MOST_STRUCTURED_CHARS = 20_000
 """Of a result's structured content that is kept on the record."""
 _STDERR_CHARS = 400
+VERLS_CLASSES = "verl.tools.mcp_"
+"""Their only work is what is done here anyhow."""
 
 
-def open_mcp_tools(
-    entry: Mapping[str, Any],
-    *,
-    near: Path | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    concurrency: int = DEFAULT_CONCURRENCY,
-) -> list["McpTool"]:
+class _VerlConfig(BaseModel):
+    """`config` of verl's entry."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = "mcp"
+    timeout: float | None = Field(default=None, gt=0)
+    rate_limit: float | None = Field(default=None, gt=0)
+
+
+def open_mcp_tools(entry: Mapping[str, Any], where: str = "mcp", *, near: Path | None = None) -> list[Tool]:
     """The tools that an entry of a tools file offers: {"mcp": {"command": ...}, "tools": ["lookup"]}.
 
     verl's form has `mcp_servers_config_path` and `tool_selected_list` under `mcp`; `near` is the folder of the file
     that says so. Each server is started, asked for its list and stopped again.
     """
     specs, selected = read_entry(entry, near)
+    own_class = entry.get("class_name")
+    if own_class is not None and not str(own_class).startswith(VERLS_CLASSES):
+        raise PluginError(f"{where}: results of MCP tools are read as text and images; {own_class} would not be asked")
+    config = read_settings(_VerlConfig, entry.get("config") or {}, f"{where}: config")
     if importlib.util.find_spec("mcp") is None:
         raise PluginError("tools of an MCP server need the package mcp: pip install 'turnwise[mcp]'")
     tools: list[McpTool] = []
     for name, spec in specs.items():
         server = McpServer(name, spec)
-        listed = _in_own_loop(server.list_tools())
-        tools += [McpTool(server, schema_of(tool), timeout, concurrency) for tool in listed]
-    if selected is None:
-        return tools
+        tools += [McpTool(server, schema_of(tool)) for tool in _in_own_loop(server.list_tools())]
     offered = {tool.name: tool for tool in tools}
-    for wanted in selected:
+    for wanted in selected or ():
         if wanted not in offered:
             raise PluginError(unknown(f"tool of the MCP server {', '.join(specs)}", wanted, offered))
-    return [offered[wanted] for wanted in selected]
+    chosen = tools if selected is None else [offered[wanted] for wanted in selected]
+    options = ToolOptions(timeout=config.timeout, rate_limit=config.rate_limit)
+    return [with_options(tool, options) for tool in chosen]
 
 
 def schema_of(tool: "mcp.types.Tool") -> JsonSchema:
@@ -84,10 +95,10 @@ def schema_of(tool: "mcp.types.Tool") -> JsonSchema:
 
 @dataclass(slots=True)
 class McpTool:
-    """One tool of a server; a `Tool` and a `Service`."""
+    """One tool of a server, which is the service that all its tools share."""
 
     reads_kwargs: ClassVar[bool] = False
-    server: "McpServer"
+    service: "McpServer"
     schema: JsonSchema
     timeout: float = DEFAULT_TIMEOUT
     concurrency: int = DEFAULT_CONCURRENCY
@@ -95,13 +106,6 @@ class McpTool:
     @property
     def name(self) -> str:
         return str(self.schema["function"]["name"])
-
-    async def start(self) -> str:
-        """Connect the server, unless another tool of it has."""
-        return await self.server.start()
-
-    async def stop(self) -> None:
-        await self.server.stop()
 
     async def open(self, context: ToolContext) -> ToolSession:
         return _McpSession(self)
@@ -112,7 +116,7 @@ class _McpSession:
     tool: McpTool
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return await self.tool.server.call(self.tool.name, arguments)
+        return await self.tool.service.call(self.tool.name, arguments)
 
     async def close(self) -> None:
         return None

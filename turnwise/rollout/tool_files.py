@@ -18,6 +18,7 @@ from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import load, load_module
 from turnwise.rollout.mcp_tools import open_mcp_tools
+from turnwise.rollout.tool_config import Configurable
 from turnwise.rollout.tool_loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.tool_options import OPTIONS, ToolOptions, read_options, with_options
 from turnwise.rollout.tools.tool import Tool, tool
@@ -27,8 +28,8 @@ from turnwise.strict_yaml import read_yaml
 _KINDS = {
     "class_name": ("config", "tool_schema"),
     "function": ("schema",),
-    "mcp": ("tools", "config", "class_name"),
-    "name": (),
+    "mcp": ("config", "class_name", "tools"),
+    "name": ("config",),
 }
 _TYPES = ("native", "mcp")
 _MCP_CLASSES = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")
@@ -86,9 +87,14 @@ def _make(
 ) -> list[Tool]:
     match kind:
         case "mcp":
-            return [*open_mcp_tools(entry, near=folder)]
+            return open_mcp_tools(entry, where, near=folder)
         case "name":
-            return [load_tool(entry["name"], sandbox)]
+            found = load_tool(entry["name"], sandbox)
+            if not entry.get("config"):
+                return [found]
+            if not isinstance(found, Configurable):
+                raise ConfigError(f"the tool {found.name} takes no config")
+            return [found.configured(entry["config"], folder)]
         case "function":
             target = load(entry["function"], "tool", near=folder)
             schema = entry.get("schema")

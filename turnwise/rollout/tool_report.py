@@ -24,12 +24,19 @@ class ToolReport:
     commonest_error: str | None
     """On one line, cut; None when nothing failed or no failed call was answered."""
     commonest_count: int
+    commonest_crash: str | None = None
+    """What its code most often raised, kind first: `ValueError: no such page`. A ToolError is no crash."""
 
     def __str__(self) -> str:
         if not self.failed:
             return f"{self.calls} calls"
         statuses = ", ".join(f"{n} {status}" for status, n in self.by_status.items() if CallStatus(status).failed)
         return f"{self.calls} calls, {self.failed / self.calls:.0%} failed ({statuses})"
+
+    @property
+    def crashed(self) -> int:
+        """Calls in which its code raised something that it did not mean for the model."""
+        return self.by_status.get(CallStatus.CRASHED.value, 0)
 
     @property
     def is_broken(self) -> bool:
@@ -41,6 +48,7 @@ def tool_reports(trajectories: Iterable[Trajectory]) -> dict[str, ToolReport]:
     """By the tool's name, those that were called; calls that reached no tool come last."""
     statuses: dict[str, Counter[str]] = defaultdict(Counter)
     errors: dict[str, Counter[str]] = defaultdict(Counter)
+    crashes: dict[str, Counter[str]] = defaultdict(Counter)
     for trajectory in trajectories:
         for turn in trajectory.every_turn:
             answers = {reply.tool_call_id: reply.text for reply in turn.replies}
@@ -48,13 +56,16 @@ def tool_reports(trajectories: Iterable[Trajectory]) -> dict[str, ToolReport]:
                 name = _name(record)
                 statuses[name][record.status.value] += 1
                 if record.status.failed and record.call.id in answers:
-                    errors[name][" ".join(answers[record.call.id].split())[:LONGEST_ERROR]] += 1
+                    said = " ".join(answers[record.call.id].split())[:LONGEST_ERROR]
+                    errors[name][said] += 1
+                    if record.status is CallStatus.CRASHED:
+                        crashes[name][said.removeprefix("Error: ")] += 1
     names = sorted(statuses, key=lambda name: (name in _REACHED_NONE.values(), name))
-    return {name: _report(statuses[name], errors[name]) for name in names}
+    return {name: _report(statuses[name], errors[name], crashes[name]) for name in names}
 
 
 def warnings(reports: Mapping[str, ToolReport]) -> dict[str, str]:
-    """One sentence for each tool whose calls mostly failed."""
+    """One sentence for each tool whose calls mostly failed, and for each whose code has raised, by a key of its own."""
     everything = sum(report.calls for report in reports.values())
     found = {}
     for name, report in reports.items():
@@ -64,6 +75,9 @@ def warnings(reports: Mapping[str, ToolReport]) -> dict[str, str]:
                 found[name] = f"{report.calls} of {everything} tool calls reached no tool {name}{often}"
         elif report.is_broken:
             found[name] = f"tool {name} failed in {report.failed} of {report.calls} calls{often}"
+        if report.commonest_crash is not None and report.commonest_crash not in found.get(name, ""):
+            where = f"{report.crashed} of {report.calls} calls"
+            found[f"{name} crashed"] = f"the code of tool {name} raised in {where}, most often {report.commonest_crash}"
     return found
 
 
@@ -71,7 +85,8 @@ def _name(record: CallRecord) -> str:
     return _REACHED_NONE.get(record.status, record.call.name)
 
 
-def _report(statuses: Counter[str], errors: Counter[str]) -> ToolReport:
+def _report(statuses: Counter[str], errors: Counter[str], crashes: Counter[str]) -> ToolReport:
     commonest, count = errors.most_common(1)[0] if errors else (None, 0)
     failed = sum(n for status, n in statuses.items() if CallStatus(status).failed)
-    return ToolReport(statuses.total(), failed, dict(sorted(statuses.items())), commonest, count)
+    crash = crashes.most_common(1)[0][0] if crashes else None
+    return ToolReport(statuses.total(), failed, dict(sorted(statuses.items())), commonest, count, crash)

@@ -69,7 +69,7 @@ def _schema_object(kind: type, schema: JsonSchema | None, name: str) -> Any:
     if schema is None:
         return None
     for base in kind.__mro__:
-        reader = getattr(base.__init__, "__globals__", {}).get(_SCHEMA_CLASS)
+        reader = getattr(vars(base).get("__init__"), "__globals__", {}).get(_SCHEMA_CLASS)
         if reader is not None:
             try:
                 return reader.model_validate(schema)
@@ -228,15 +228,19 @@ class _Takes:
 def function_tools(module: ModuleType) -> "list[VerlFunctionTool]":
     """The functions of a file that verl's @function_tool decorates, in their order."""
     entries = [entry for entry in _registered() if entry.fn.__module__ == module.__name__]
-    return [VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn) for entry in entries]
+    return [_made_of(entry) for entry in entries]
 
 
 def function_tool_of(function: object) -> "VerlFunctionTool | None":
     """The tool of a decorated function; None for one that is not."""
     for entry in _registered():
         if entry.fn is function:
-            return VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn)
+            return _made_of(entry)
     return None
+
+
+def _made_of(entry: Any) -> "VerlFunctionTool":
+    return VerlFunctionTool(str(entry.name), _as_dict(entry.tool_schema), entry.fn)
 
 
 def _registered() -> list[Any]:

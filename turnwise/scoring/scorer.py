@@ -16,6 +16,7 @@ from typing import Any
 from turnwise.concurrency import gather_all
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
+from turnwise.scoring.verl_managers import is_manager, manager_scorer
 from turnwise.types import Remark, Role, StopReason, Trajectory
 
 KNOWN = {
@@ -34,6 +35,8 @@ TOTAL = "score"
 """The part that is the reward; without it the parts are added."""
 
 _VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth")
+_OF_A_ROUTER = ("reward_router_address", "reward_model_tokenizer")
+"""What verl's reward loop passes for a reward model that it serves; there is none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,15 @@ BUILTIN: dict[str, str] = {
     "exact_match": "turnwise.scoring.text_match:exact_match",
     "text_match": "turnwise.scoring.text_match:text_match",
     "search_qa": "turnwise.scoring.text_match:search_qa",
+    "cited_answer": "turnwise.scoring.cited_answer:cited_answer",
     "math": "turnwise.scoring.math_boxed:math_boxed",
     "format_rules": "turnwise.scoring.format_rules:format_rules",
     "code_tests": "turnwise.scoring.code_tests:code_tests",
     "swe_tests": "turnwise.scoring.swe_tests:swe_tests",
     "judge": "turnwise.scoring.judge_scorer:judge",
+    "environment": "turnwise.scoring.episode_scores:environment",
+    "interaction": "turnwise.scoring.episode_scores:interaction",
+    "loop_reward": "turnwise.scoring.episode_scores:loop_reward",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
 
@@ -98,12 +105,14 @@ def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None
     """A loaded function as a scorer: `f(trajectory)` or verl's `compute_score(data_source, ...)`, async or not."""
     if not callable(function):
         raise PluginError(f"scorer {spec}: {type(function).__name__} cannot be called")
+    if is_manager(function):
+        return _checked_manager(manager_scorer(function, spec, options or {}), spec)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise PluginError(f"scorer {spec}: its signature cannot be read") from error
     is_verl = all(name in parameters for name in _VERL_PARAMETERS)
-    accepted = (*_VERL_PARAMETERS, "extra_info") if is_verl else tuple(parameters)[:1]
+    accepted = (*_VERL_PARAMETERS, "extra_info", *_OF_A_ROUTER) if is_verl else tuple(parameters)[:1]
     open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     given = dict(options or {})
     extra = [
@@ -118,8 +127,18 @@ def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None
         raise PluginError(f"scorer {spec} takes ({', '.join(map(str, parameters.values()))}); it must take {wanted}")
     _check_options(given, [name for name in parameters if name not in accepted], parameters, spec)
     if is_verl:
-        return _verl_scorer(functools.partial(function, **given), spec, "extra_info" in parameters)
+        absent = {name: None for name in _OF_A_ROUTER if name in parameters and name not in given}
+        takes_info = "extra_info" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        return _verl_scorer(functools.partial(function, **absent, **given), spec, takes_info)
     return _plain_scorer(functools.partial(function, **given), spec)
+
+
+def _checked_manager(manager: Callable[[Trajectory], Awaitable[Any]], spec: str) -> Scorer:
+    async def scorer(trajectory: Trajectory) -> Any:
+        return verl_result(await manager(trajectory), spec)
+
+    scorer.__qualname__ = spec
+    return scorer
 
 
 def _check_options(
@@ -149,7 +168,7 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
         sample = trajectory.sample
         arguments: dict[str, Any] = {
             "data_source": sample.data_source,
-            "solution_str": trajectory.answers[-1].text if trajectory.answers else "",
+            "solution_str": solution_of(trajectory),
             "ground_truth": sample.ground_truth,
         }
         if takes_info:
@@ -159,6 +178,14 @@ def _verl_scorer(function: Callable[..., Any], spec: str, takes_info: bool) -> S
 
     scorer.__qualname__ = spec
     return scorer
+
+
+def solution_of(trajectory: Trajectory) -> str:
+    """What verl's functions get as the solution: the last answer; with compat.strict all that followed the prompt."""
+    whole = trajectory.artifacts.get("solution_str")
+    if isinstance(whole, str):
+        return whole
+    return trajectory.answers[-1].text if trajectory.answers else ""
 
 
 def verl_result(result: Any, spec: str) -> Any:
@@ -178,6 +205,7 @@ def verl_extra_info(trajectory: Trajectory) -> dict[str, Any]:
     """The row's extra_info with what verl's loops add; replies of one turn count as one turn there."""
     return {
         **trajectory.sample.info.get("extra_info", {}),
+        "rollout_reward_scores": trajectory.artifacts.get("tool_rewards", {}),
         "num_turns": 1 + len(trajectory.turns) + sum(bool(turn.replies) for turn in trajectory.turns),
         "turn_scores": [turn.user_score for turn in trajectory.turns if turn.user_score is not None],
         "tool_rewards": [call.score for call in trajectory.calls if call.score is not None],

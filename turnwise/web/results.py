@@ -107,6 +107,9 @@ def _tool(report: Any) -> str | None:
     failures = _counts({status: count for status, count in statuses.items() if status != "ok"})
     error = report.get("commonest_error")
     said = f"\n{clean_text(error)}" if isinstance(error, str) else ""
+    crash = report.get("commonest_crash")
+    if isinstance(crash, str) and error != f"Error: {crash}":
+        said += f"\ncrashed: {clean_text(crash)}"
     return f"{calls:.0f} calls, {failed / calls:.0%} failed ({failures}){said}"
 
 

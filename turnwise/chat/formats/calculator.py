@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from turnwise.chat.thoughts import ANSWER as ANSWER
 from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
 from turnwise.chat.thoughts import STOPS as STOPS
 from turnwise.chat.thoughts import THINK as THINK

@@ -6,6 +6,7 @@ All blocks of a turn are one program. A turn with an <answer> is final: code bes
 import json
 from collections.abc import Sequence
 
+from turnwise.chat.thoughts import ANSWER as ANSWER
 from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
 from turnwise.chat.thoughts import STOPS as STOPS
 from turnwise.chat.thoughts import THINK as THINK

@@ -6,6 +6,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
@@ -86,6 +87,75 @@ class AgentLoopBase(ABC):
     def init_class(cls, config: Any, tokenizer: Any, processor: Any, **kwargs: Any) -> None:
         """Heavy work that all loops of the class share, as in 0.6.1."""
         cls._class_initialized = True
+
+    async def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        remove_system_prompt: bool = False,
+        **media: Any,
+    ) -> list[int]:
+        """Ids of messages, with the words that ask for a reply; as in 0.7."""
+        found = self._render(messages, tools, reply=True)
+        if remove_system_prompt:
+            found = found.removeprefix(self._render([], None, reply=False))
+        return self._ids(found)
+
+    async def ct_build_initial_tokens(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, **media: Any
+    ) -> list[int]:
+        """Ids of the first prompt; as in 0.9."""
+        return self._ids(self._render(messages, tools, reply=True))
+
+    async def ct_merge_assistant_token(
+        self,
+        runtime_token_ids: list[int],
+        assistant_token_ids: list[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        assistant_logprobs: list[float] | None = None,
+    ) -> Any:
+        """What the policy wrote goes behind what there was; as in 0.9."""
+        merged = SimpleNamespace(token_ids=[*runtime_token_ids, *assistant_token_ids])
+        logprobs = None if response_logprobs is None else [*response_logprobs, *(assistant_logprobs or [])]
+        return merged, [*response_mask, *[1] * len(assistant_token_ids)], logprobs
+
+    async def ct_merge_context_msg(
+        self,
+        previous_messages: list[dict[str, Any]],
+        updated_messages: list[dict[str, Any]],
+        runtime_token_ids: list[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        tools: list[Any] | None = None,
+    ) -> Any:
+        """New messages of tools or users go behind what there was, and the policy is asked to reply; as in 0.9."""
+        before = self._render(previous_messages, tools, reply=False)
+        after = self._render(updated_messages, tools, reply=True)
+        if not after.startswith(before):
+            raise ValueError("the chat template rewrites earlier messages: these loops cannot be used with it")
+        added, end = after[len(before) :], self.tokenizer.eos_token or ""
+        if end and runtime_token_ids[-1:] == [self.tokenizer.eos_token_id]:
+            added = before[before.rfind(end) + len(end) :] + added  # what the template puts behind the end token
+        ids = self._ids(added)
+        merged = SimpleNamespace(token_ids=[*runtime_token_ids, *ids])
+        logprobs = None if response_logprobs is None else [*response_logprobs, *[0.0] * len(ids)]
+        return merged, [*response_mask, *[0] * len(ids)], logprobs
+
+    async def process_multi_modal_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """Nothing: the engine reads text only."""
+        return {}
+
+    process_vision_info = process_multi_modal_info
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None, *, reply: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=reply, tokenize=False, **self.apply_chat_template_kwargs
+        )
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:

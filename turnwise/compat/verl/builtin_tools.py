@@ -69,7 +69,7 @@ class SearchTool(BaseTool):
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)
-        self._url = config.get("retrieval_service_url")
+        self._url = str(config.get("retrieval_service_url") or "")
         if not self._url:
             raise PluginError("SearchTool needs config.retrieval_service_url")
         self._topk, self._timeout = int(config.get("topk", 3)), float(config.get("timeout", 30))
@@ -100,7 +100,7 @@ class SandboxFusionTool(BaseTool):
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)
-        self._url = config.get("sandbox_fusion_url")
+        self._url = str(config.get("sandbox_fusion_url") or "")
         if not self._url:
             raise PluginError(
                 "SandboxFusionTool needs config.sandbox_fusion_url; the built-in tool `python` needs none"

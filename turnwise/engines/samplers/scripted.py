@@ -66,7 +66,7 @@ class ScriptedSampler:
         self._turns: dict[str, int] = defaultdict(int)
 
     async def generate(self, request: Request) -> Completion:
-        """Encode what the script says, cut after a stop string and to the limits."""
+        """Encode what the script says, cut after a stop and to the limits."""
         refuse_media(request, "scripted sampler")
         if self._latency:
             await asyncio.sleep(self._latency)
@@ -77,7 +77,10 @@ class ScriptedSampler:
         said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format))
         cut = _first_stop(said, params.stop_strings)
         ids = self._tokenizer.encode(said[:cut]).ids
-        if cut is None:
+        stopped = next((n for n, token in enumerate(ids, start=1) if token in params.stop_ids), None)
+        if stopped is not None:  # a call that ends the turn, as a model's would
+            ids = ids[:stopped]
+        elif cut is None:
             ids = [*ids, self._end_id]
         room = min(params.max_tokens, self.context_length - len(token_ids))
         finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH

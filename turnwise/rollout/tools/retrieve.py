@@ -7,13 +7,17 @@ the environment, never by a row.
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError
 from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
+from turnwise.rollout.tool_config import read_settings
 from turnwise.rollout.tools.tool import DEFAULT_CONCURRENCY, ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult
 
@@ -29,9 +33,21 @@ BETWEEN = "\n---\n"
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
+class RetrieveSettings(BaseModel):
+    """`config` of an entry {name: retrieve} in a file of tools; verl's words where it has one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    retrieval_service_url: str
+    topk: int = Field(default=3, ge=1, le=100)
+    timeout: float = Field(default=30.0, gt=0)
+    """Seconds for one attempt."""
+    retries: int = Field(default=4, ge=0, le=100)
+
+
 @dataclass(slots=True)
 class RetrieveTool:
-    """A retrieval client: `RetrieveTool(url="http://127.0.0.1:8000/retrieve")` in a file of your own."""
+    """A retrieval client: `RetrieveTool(url="http://127.0.0.1:8000/retrieve")`, or an entry of a file of tools."""
 
     name: str = "retrieve"
     url: str | None = None
@@ -66,6 +82,11 @@ class RetrieveTool:
         if not url:
             raise PluginError(f"the tool {self.name} needs the address of a retrieval service: set {URL_ENV}")
         return check_url(url)
+
+    def configured(self, config: Mapping[str, Any], folder: Path) -> "RetrieveTool":
+        """A client of its own: {retrieval_service_url: ..., topk: 5}."""
+        read = read_settings(RetrieveSettings, config, f"config of {self.name}")
+        return RetrieveTool(self.name, read.retrieval_service_url, read.topk, read.timeout, read.retries)
 
     async def start(self) -> str:
         """Open the client."""

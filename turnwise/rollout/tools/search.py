@@ -1,10 +1,15 @@
 """The `search` tool: BM25 over the shipped articles, or over a user's own files, without a network."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from turnwise.corpus.articles import Article, Corpus, open_corpus
+from turnwise.rollout.tool_config import read_settings
 from turnwise.rollout.tools.tool import DEFAULT_CONCURRENCY, DEFAULT_TIMEOUT, ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult
 
@@ -12,9 +17,19 @@ MOST_RESULTS = 10
 LONGEST_QUERY = 1000
 
 
+class SearchSettings(BaseModel):
+    """`config` of an entry {name: search} in a file of tools."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: list[str] = Field(default_factory=list)
+    k: int = Field(default=3, ge=1, le=MOST_RESULTS)
+    passage_chars: int = Field(default=600, ge=1)
+
+
 @dataclass(slots=True)
 class SearchTool:
-    """A search: `SearchTool(files=("docs.jsonl",))` in a file of your own, named as file.py:object in rollout.tools.
+    """A search: `SearchTool(files=("docs.jsonl",))`, or an entry {name: search, config: ...} in a file of tools.
 
     Each line of a file is {"id", "title", "text"}; without files it searches the shipped articles.
     """
@@ -41,6 +56,12 @@ class SearchTool:
         }
         about = "Search the articles; gives the best passages, each with its [id]."
         return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
+
+    def configured(self, config: Mapping[str, Any], folder: Path) -> "SearchTool":
+        """A search of its own: {files: [docs.jsonl], k: 5}."""
+        read = read_settings(SearchSettings, config, f"config of {self.name}")
+        files = tuple(str(folder / Path(name).expanduser()) for name in read.files)
+        return SearchTool(self.name, files, read.k, read.passage_chars)
 
     async def start(self) -> str:
         """Read the files and index them; a mistake in them is found before the first episode."""

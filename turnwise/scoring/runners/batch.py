@@ -18,7 +18,7 @@ from turnwise.errors import ConfigError, PluginError, unknown
 from turnwise.plugins import load
 from turnwise.retrying import AttemptFailed
 from turnwise.scoring.failures import ScoringStats, counted, retry_policy, score_retrying
-from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, verl_extra_info, verl_result
+from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, solution_of, verl_extra_info, verl_result
 from turnwise.types import Trajectory
 
 DELAY_SECONDS = 0.02
@@ -164,7 +164,7 @@ def _verl_call(function: Callable[..., Any], takes_infos: bool, batch: list[Traj
     """verl's batch signature; as for a single one, the last assistant message is the solution."""
     columns: dict[str, Any] = {
         "data_sources": [trajectory.sample.data_source for trajectory in batch],
-        "solution_strs": [trajectory.answers[-1].text if trajectory.answers else "" for trajectory in batch],
+        "solution_strs": [solution_of(trajectory) for trajectory in batch],
         "ground_truths": [trajectory.sample.ground_truth for trajectory in batch],
     }
     if takes_infos:

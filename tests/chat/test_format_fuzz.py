@@ -1,0 +1,32 @@
+"""Whatever a model writes is read without an exception, in every format: a small share of what benchmarks/parsers.py does."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnwise.chat.tool_format import load_format
+from turnwise.plugins import names_in
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import parsers
+
+NAMES = names_in("turnwise.chat.formats")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fuzzed_texts_are_read(name: str) -> None:
+    characters, calls, problems = parsers.fuzz(name, 1500, seed=1)
+    assert characters > 50_000 and calls > problems > 0, "some calls survive the mutations, others do not"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adversarial_texts_are_read_and_nothing_is_run(name: str) -> None:
+    for unit in parsers.UNITS.values():
+        piece = unit(parsers.OPENINGS[name])
+        message = load_format(name).parse(piece * 500, turn=0, in_reasoning=False)
+        assert message.text == piece * 500 and all(call.problem for call in message.tool_calls)
+
+
+def test_every_format_is_measured() -> None:
+    assert sorted(parsers.OPENINGS) == NAMES

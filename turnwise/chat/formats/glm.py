@@ -1,0 +1,27 @@
+"""The glm format: the tool's name, then keys and values between tags.
+
+    <tool_call>search
+    <arg_key>query</arg_key>
+    <arg_value>tides</arg_value>
+    </tool_call>
+
+Of GLM-4.5 and later; the token that opens the tool's reply ends the turn.
+"""
+
+from turnwise.chat.tagged import TagGrammar
+from turnwise.chat.thoughts import ANSWER as ANSWER
+from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
+from turnwise.chat.thoughts import THINK as THINK
+from turnwise.chat.thoughts import UNTHINK as UNTHINK
+
+STOPS = ("<|observation|>",)
+_GRAMMAR = TagGrammar(
+    "glm",
+    block=[("<tool_call>", "</tool_call>")],
+    call=("{}", ""),
+    parameter=("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
+)
+parse = _GRAMMAR.parse
+render_call = _GRAMMAR.render_call
+render_malformed_call = _GRAMMAR.render_malformed_call
+render_thought = _GRAMMAR.render_thought

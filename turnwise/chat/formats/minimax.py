@@ -1,0 +1,28 @@
+"""The minimax format: <invoke> tags with names as attributes, several in one block.
+
+    <minimax:tool_call>
+    <invoke name="search">
+    <parameter name="query">tides</parameter>
+    </invoke>
+    </minimax:tool_call>
+
+Of MiniMax-M1 and M2.
+"""
+
+from turnwise.chat.tagged import TagGrammar
+from turnwise.chat.thoughts import ANSWER as ANSWER
+from turnwise.chat.thoughts import CALL_ENDS as CALL_ENDS
+from turnwise.chat.thoughts import STOPS as STOPS
+from turnwise.chat.thoughts import THINK as THINK
+from turnwise.chat.thoughts import UNTHINK as UNTHINK
+
+_GRAMMAR = TagGrammar(
+    "minimax",
+    block=[("<minimax:tool_call>", "</minimax:tool_call>")],
+    call=('<invoke name="{}">', "</invoke>"),
+    parameter=('<parameter name="{}">', "</parameter>"),
+)
+parse = _GRAMMAR.parse
+render_call = _GRAMMAR.render_call
+render_malformed_call = _GRAMMAR.render_malformed_call
+render_thought = _GRAMMAR.render_thought
