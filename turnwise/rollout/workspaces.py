@@ -52,7 +52,9 @@ class _Workspaces:
     async def start(self) -> str:
         async with self._starting:
             self._users += 1
-            place = self._place = self._place or await open_place(self._sandbox).__aenter__()
+            if self._place is not None:
+                return "in the same repository"
+            place = self._place = await open_place(self._sandbox).__aenter__()
         report = place.report
         return "repositories" if report is None else report.text().splitlines()[0]
 
