@@ -32,8 +32,8 @@ TAGS = (
     '<invoke name="f">', "</invoke>",
     '<parameter name="x">', "<seed:tool_call>", "<|tool_call>", "call:f{", '<|"|>', "<tool_call|>",
     "<|channel>thought", "<channel|>",
-    "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>", '\n{"name": "f",
-    "parameters": {', "<code>", "</code>",
+    "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>",
+    '\n{"name": "f", "parameters": {', "<code>", "</code>",
     "<<", ">>", '{"name": "f", "arguments": {', '"', "\\", "{", "}", "[", "]", ",", ":", ";", "\n",
     " ", "é", "🙂", "1e999", "\x00",
 )  # fmt: skip

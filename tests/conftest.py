@@ -95,3 +95,23 @@ def serving() -> Callable[[Any], contextlib.AbstractAsyncContextManager[str]]:
 def serving_in_a_thread() -> Callable[..., contextlib.AbstractContextManager[str]]:
     """What an async context manager opens, on a real port, with an event loop of its own: its URL."""
     return _serving_in_a_thread
+
+
+@pytest.fixture(scope="session")
+def shells() -> Callable[..., Any]:
+    """Makes a pool of shell sessions, still to be entered; skips where the kernel has no namespaces for one."""
+    import subprocess
+    import sys
+
+    from turnwise.sandbox.limits import MIB, Limits
+    from turnwise.sandbox.pool import PoolSettings
+    from turnwise.sandbox.shell_pool import ShellPool
+
+    script = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) == -1)"
+    if subprocess.run([sys.executable, "-c", script]).returncode:
+        pytest.skip("this kernel has no user namespaces")
+
+    def make(**limits: Any) -> ShellPool:
+        return ShellPool(PoolSettings(limits=Limits(**{"memory": 128 * MIB, "scratch": 8 * MIB, **limits}), warm=0))
+
+    return make

@@ -280,7 +280,7 @@ HARMLESS = {
 """Data, names of ours, and what a run that is opened does not read (a fine-tuning is resumed with what it recorded)."""
 NEEDED = {
     "engine.": ["engine=openai"], "sandbox.": ["sandbox.url=http://x"], "scoring.": ["scoring.run=http"],
-    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"],
+    "rollout.interaction_kwargs": ["rollout.interaction='a:b'"], "rollout.agent_options": ["rollout.agent='a:b'"],
 }  # fmt: skip
 VALUES = {
     "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "model.trust_remote_code": "=true", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",

@@ -28,8 +28,9 @@ from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError
 from turnwise.plugins import call
-from turnwise.rollout.chat_backends import LOST_RETRY, Endpoint, EndpointBackend, TokenBackend
+from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
 from turnwise.rollout.conversation import Conversation
+from turnwise.rollout.endpoint_backend import Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
 from turnwise.rollout.plan import Plan

@@ -28,6 +28,8 @@ SHOWN = 6
 LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
+_PLAIN_AGENTS = ("single_turn", "tool_calling", "checker")
+"""Built-in loops none of whose options names code."""
 _PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
 _PLAIN_OPTIONS = {"scripted": frozenset({"turns", "right_by"})}
 """Built-in interactions, and options of one, that name neither a file nor an address."""
@@ -82,6 +84,10 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
         if named is not None and is_plugin(named):
             yield key, named
+    if rollout.agents_file is not None:
+        yield "rollout.agents_file", rollout.agents_file
+    if rollout.agent_options and (rollout.agents_file or rollout.agent not in _PLAIN_AGENTS):
+        yield "rollout.agent_options", rollout.agent_options
     if config.data.dataset is not None:
         yield "data.dataset", config.data.dataset
     if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):

@@ -78,7 +78,8 @@ def test_calls_are_read_back_or_refused(name: str, arguments: dict[str, Any], ar
     assert (read.name, read.arguments, read.problem) == ("f", arguments, None)
     assert [type(value) for value in read.arguments.values()] == [type(value) for value in arguments.values()]
     broken = form.parse(form.render_malformed_call(call), turn=0, in_reasoning=False, tools=[]).tool_calls
-    assert broken and all(one.problem and not one.arguments for one in broken)
+    assert all(one.problem and not one.arguments for one in broken)
+    assert broken or (name == "hermes" and "</think>" in text), "where its strings are not sure, it was a thought"
     thought = form.render_thought("hm", is_open=False)
     both = form.parse(f"{thought}{text}\n{text}", turn=0, in_reasoning=False, tools=[schema(arguments)])
     assert [one.arguments for one in both.tool_calls] == [arguments, arguments] and both.reasoning == "hm"

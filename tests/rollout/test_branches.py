@@ -13,7 +13,7 @@ from turnwise.types import FinishReason, Message, Origin, Role, StopReason, Traj
 def with_loop(show: Any, loop: Any) -> Any:
     """The show with this agent loop for every sample."""
     plan = show.context.plan
-    plan._loops["tool_calling"] = plan._loops["single_turn"] = loop
+    plan.loops._made |= {"tool_calling": loop, "single_turn": loop}
     return show
 
 

@@ -8,7 +8,7 @@ from turnwise.chat.formats import hermes
 from turnwise.config import Config
 from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.errors import EpisodeError
-from turnwise.rollout.chat_backends import EndpointBackend
+from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.rollout.episode import RolloutContext, run_episode
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.plan import Plan

@@ -1,9 +1,12 @@
 """Environments over HTTP, against the small server and hostile ones: sessions end on every path, answers are checked."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -291,3 +294,19 @@ def test_options_that_no_loop_takes_are_refused(sample):
 def test_games_are_the_same_for_an_index():
     assert GuessNumber(3)._number == GuessNumber(3)._number
     assert len({GuessNumber(index)._number for index in range(50)}) > 20
+
+
+def test_many_sessions_at_once_leave_nothing_behind(serving_in_a_thread):
+    """The measurement of benchmarks/sessions.py with fewer of them."""
+    app = make_app()
+
+    @contextlib.asynccontextmanager
+    async def opened():
+        yield app
+
+    measure = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "sessions.py"))["measure"]
+    with serving_in_a_thread(opened) as url:
+        found = asyncio.run(measure(url, 50))
+    assert (found.most_open, found.finished, found.given_up, found.cancelled) == (50, 40, 5, 5)
+    assert found.after.sessions == 0 and found.after.tasks == found.before.tasks
+    assert app.state.sessions.counts == {"started": 50, "finished": 40, "cancelled": 10, "forgotten": 0}

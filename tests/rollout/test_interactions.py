@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError, EpisodeError
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
 from turnwise.rollout.interactions.code_verify import FEEDBACK, TERMINATE, CodeVerifyInteraction
-from turnwise.rollout.interactions.gsm8k import RIGHT, WRONG, Gsm8kInteraction
+from turnwise.rollout.interactions.gsm8k import LAST_TRY, NO_ANSWER, RIGHT, WRONG, Gsm8kInteraction, wrong_step
 from turnwise.types import StopReason
 
 WORDS = st.text(max_size=60)
@@ -146,3 +146,33 @@ def test_the_base_class_makes_an_id_when_none_is_given():
     assert first and second and first != second
     assert asyncio.run(user.start_interaction("given")) == "given"
     assert user.name == "BaseInteraction" and BaseInteraction({"name": "x"}).name == "x"
+
+
+def test_gsm8k_with_hints_tells_what_is_missing_and_never_the_answer(theatre, sample):
+    said = ["It is 42.", "6*7=41 so #### 41", "#### 41", "#### $42.00"]
+    hints = {"interaction": "gsm8k", "interaction_kwargs": {"hints": True, "tries": 4}}
+    trajectory = theatre.show(said, samples=[sample()], **hints).play()
+    replies = [turn.replies[0].text for turn in trajectory.turns if turn.replies]
+    assert replies[0] == NO_ANSWER and "The step 6*7=41 is not right" in replies[1]
+    assert replies[2] == WRONG + LAST_TRY and not any("42" in reply for reply in replies)
+    assert trajectory.artifacts["interaction_score"] == 1.0 and trajectory.stop_reason is StopReason.USER_ENDED
+    given_up = theatre.show(["#### 1"], samples=[sample()], **hints).play()
+    assert len(given_up.turns) == 4 and given_up.artifacts["interaction_score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "step"),
+    [
+        ("3*4=12, 12+1=13", None),
+        ("<<3*4=13>>13 and 2+2=5", "3*4=13"),
+        ("10/3=3.33", None),
+        ("10 ÷ 3 = 3.4", "10 ÷ 3 = 3.4"),
+        ("1/0=3", "1/0=3"),
+        ("1+2+3=6", None),
+        ("5 - 7 = -2", None),
+        ("2 × 3 = $6", None),
+        ("9" * 20_000 + "*1=1", None),
+    ],
+)
+def test_a_step_that_does_not_add_up_is_found(answer, step):
+    assert wrong_step(answer) == step

@@ -18,7 +18,6 @@ class Body:
 
     value: Any
     problem: str | None
-    start: int
     stop: int
     """Where the mark begins."""
     mark: str
@@ -42,17 +41,14 @@ class JsonBefore:
     def read(self, text: str, start: int) -> Body:
         """The JSON that begins here."""
         found = self.span(text, start)
-        stop, end = found or (len(text), len(text))
-        try:
-            return Body(load(text[start:stop]), None, start, stop, text[stop:end], end)
-        except (ValueError, RecursionError) as error:
-            problem = str(error)
-        if self._keeps_strings and found is not None:
-            return Body(None, problem, start, stop, text[stop:end], end)
+        if found is not None:
+            body = _body(text, start, *found)
+            if body.problem is None or self._keeps_strings:
+                return body
         # The mark may stand inside a string that is not closed.
         plain = self._plain.search(text, start)
         assert plain is not None  # \Z matches at the latest
-        return Body(None, problem, start, plain.start(), plain.group(), plain.end())
+        return _body(text, start, *plain.span())
 
     def span(self, text: str, start: int) -> tuple[int, int] | None:
         """Where the first mark outside of strings stands, or the text's end; None when a string is not closed."""
@@ -62,6 +58,15 @@ class JsonBefore:
             if len(match.group()) == 1:
                 return None
         return len(text), len(text)
+
+
+def _body(text: str, start: int, stop: int, end: int) -> Body:
+    value, problem = None, None
+    try:
+        value = load(text[start:stop])
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    return Body(value, problem, stop, text[stop:end], end)
 
 
 def load(text: str) -> Any:

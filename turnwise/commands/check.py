@@ -88,6 +88,8 @@ def _check_sandbox(args: argparse.Namespace) -> int:
     from turnwise.compose import compose
     from turnwise.errors import ConfigError
     from turnwise.sandbox.opening import open_pool
+    from turnwise.sandbox.process import SandboxUnavailable
+    from turnwise.sandbox.swe_remote import open_place
     from turnwise.stopping import run_stoppable
 
     config = compose(args.overrides, args.config).config
@@ -96,7 +98,15 @@ def _check_sandbox(args: argparse.Namespace) -> int:
         async with open_pool(config.sandbox) as pool:
             if pool.report is None:
                 raise ConfigError(f"{config.sandbox.url} does not say what it proved")
-            return pool.report.level.name, pool.report.text()
+            return pool.report.level.name, f"{pool.report.text()}\n{await shells()}"
+
+    async def shells() -> str:
+        """What was proven of shell sessions, or why there are none; Python sessions do not need them."""
+        try:
+            async with open_place(config.sandbox) as place:
+                return "shell sessions" if place.report is None else f"shell sessions: {place.report.text()}"
+        except SandboxUnavailable as error:
+            return f"no shell sessions: {error}"
 
     level, text = run_stoppable(probe())
     sys.stdout.write(text + "\n")

@@ -12,11 +12,14 @@ class RolloutConfig:
     """How an episode runs and what ends it. Null budgets are unlimited."""
 
     agent: str | None = None
-    """Loop for rows that name none: single_turn, tool_calling, http_env, gym_env, module:function; null infers it from
-    tools and interaction. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
-    agent_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the agent loop, such as {url: http://127.0.0.1:18950} for http_env; a loop of your own reads them as
-    `chat.rollout.agent_options`. Set those of the loop in use; others are refused."""
+    """Loop for rows that name none: a built-in one, a name from `agents_file` or module:function; null infers it.
+    Built in are single_turn, tool_calling, checker, task_functions, http_env and gym_env; tools or an interaction let
+    null be tool_calling. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    agent_options: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.agent", "*"))
+    """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
+    http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
+    agents_file: str | None = None
+    """A verl-style YAML list of agent loops: {name, _target_, ...options}. Set it when rows name loops of your own."""
     client: str | None = None
     """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
     called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""

@@ -92,4 +92,4 @@ def _article(line: str, where: str) -> Article:
         found[name] = value
     if not found["id"].strip() or len(found["id"]) > MOST_ID or set(found["id"]) & set("[]\n"):
         raise DataError(f"{where}: an id has 1 to {MOST_ID} characters and no brackets: it is cited as [id]")
-    return Article(**found)
+    return Article(found["id"], found["title"], found["text"])

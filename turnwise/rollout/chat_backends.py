@@ -1,22 +1,19 @@
 """How a conversation is put to a model: token by token through a Sampler, or as messages through a chat endpoint."""
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from turnwise.chat.renderer import HistoryRewritten, Renderer
-from turnwise.chat.tool_format import ToolFormat
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
+from turnwise.errors import EngineLost, EpisodeError, PluginError
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
-from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -27,14 +24,12 @@ from turnwise.types import (
     RenderCheck,
     Role,
     StopReason,
-    ToolCall,
 )
 
 if TYPE_CHECKING:
-    from turnwise.engines.samplers.endpoint import EndpointReply
+    pass
 
 
-NO_IDS = "the agent loop generates from token ids, and an endpoint speaks text only: take an engine of your own model"
 LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
 """How often a turn is asked again whose engine was lost, where nobody says."""
 
@@ -287,113 +282,3 @@ class TokenBackend:
 
     def _name(self) -> str:
         return f"{self.conversation}/{self._at}"
-
-
-class Endpoint(Protocol):
-    """What an EndpointBackend needs of a ChatEndpoint."""
-
-    async def complete(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
-        *,
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        stop: list[str] | None = None,
-        seed: int | None = None,
-    ) -> "EndpointReply":
-        """One assistant message."""
-        ...
-
-
-@dataclass(slots=True)
-class EndpointBackend:
-    """Messages in, messages out. No token ids come back, so there is no ledger: for evaluation only."""
-
-    endpoint: Endpoint
-    sampling: SamplingConfig
-    tools: Sequence[JsonSchema]
-    noise: NoiseKey
-    call_format: ToolFormat
-    segments: list[Ledger] = field(default_factory=list)
-    takes_images: bool = True
-    lost: list[str] = field(default_factory=list)
-    """Always empty: the endpoint's client tries again by itself."""
-    _entries: list[dict[str, Any]] = field(default_factory=list)
-    _first_prompt: int = 0
-    _used: int = 0
-
-    def open(self, prompt: Sequence[Message]) -> None:
-        self._entries = self._sent(prompt)
-
-    def used(self) -> int:
-        return self._used
-
-    def room(self) -> int | None:
-        return None
-
-    @property
-    def completion(self) -> Completion:
-        raise PluginError(NO_IDS)
-
-    def take_ids(
-        self, ids: Sequence[int], turn: int, origin: Origin, budget: int | None, messages: Sequence[Message]
-    ) -> tuple[StopReason | None, list[Message] | None, str]:
-        raise PluginError(NO_IDS)
-
-    async def reply(self, turn: int, max_tokens: int, stop: Sequence[str] = ()) -> AssistantReply:
-        reply = await self.endpoint.complete(
-            list(self._entries),
-            list(self.tools),
-            max_tokens=max_tokens,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            stop=[*self.sampling.stop, *stop],
-            seed=(self.noise.bits() + turn) % 2**31,  # another each turn: a server starts its noise anew
-        )
-        message = self._read(reply, turn)
-        # Calls that were read from the text are spelled by it.
-        self._entries.append(assistant_entry(reply.text, message.tool_calls if reply.tool_calls else ()))
-        if not turn:
-            self._first_prompt = reply.prompt_tokens
-        # What tools and users said is known from the next prompt; a server that counts nothing reports 0.
-        self._used = max(self._used, reply.prompt_tokens - self._first_prompt) + reply.completion_tokens
-        return AssistantReply(message, reply.finish_reason, 0, reply.prompt_tokens, reply.completion_tokens, 0, 0)
-
-    def append_replies(
-        self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
-    ) -> StopReason | None:
-        self._entries += self._sent(replies)
-        return None
-
-    def check(self, messages: Sequence[Message]) -> RenderCheck | None:
-        return None
-
-    async def close(self) -> None:
-        return None
-
-    def _sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        try:
-            return as_openai(messages, self.call_format)
-        except DataError as error:  # a file that was there when the run began, or what a loop of its own added
-            raise EpisodeError(str(error)) from error
-
-    def _read(self, reply: "EndpointReply", turn: int) -> Message:
-        """The server's own tool calls and reasoning, or those it left in the text."""
-        message = self.call_format.parse(reply.text, turn=turn, in_reasoning=False, tools=self.tools)
-        calls = tuple(_read_call(*call) for call in reply.tool_calls)
-        reasoning = message.reasoning if reply.reasoning is None else reply.reasoning
-        return Message(
-            Role.ASSISTANT, reply.text, calls or message.tool_calls, reasoning=reasoning, answer=message.answer
-        )
-
-
-def _read_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    try:
-        value = json.loads(arguments or "{}")
-    except json.JSONDecodeError as error:
-        return ToolCall(call_id, name, {}, f'"arguments" is not valid JSON: {error}')
-    if not isinstance(value, dict):
-        return ToolCall(call_id, name, {}, '"arguments" must be an object')
-    return ToolCall(call_id, name, value)

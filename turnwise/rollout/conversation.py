@@ -358,7 +358,9 @@ class Conversation:
         self._shown = True  # before the answer: a user who hangs is not asked again
         start = time.perf_counter()
         # Replies that were added after it but never answered are not part of what the user is asked about.
-        ended, text, score = await interaction.respond(self.messages[: self._answer_end])
+        ended, text, score = await interaction.respond(
+            self.messages[: self._answer_end], [turn.message for turn in self.turns]
+        )
         self.turns[-1].user_score = score
         self.turns[-1].reply_seconds += time.perf_counter() - start
         return ended, text

@@ -21,6 +21,7 @@ from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.shared_episode import SharedEpisode
 from turnwise.rollout.tool_replies import TokenSpans
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
+from turnwise.rollout.tools.tool import as_json
 from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Sample, StopReason, Trajectory
 
 ENGINE_LOST = "engine_lost"
@@ -77,6 +78,12 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     finally:
         closed = await plugin_calls.to_the_end(_close(parts, reason))
     failures += closed.errors
+    artifacts = {name: as_json(value) for name, value in parts.shared.artifacts.items()}
+    failures += [
+        f"agent loop {route.agent} keeps {name!r}, which is not made of JSON values"
+        for name, value in artifacts.items()
+        if value is None and parts.shared.artifacts[name] is not None
+    ]
     seconds = time.perf_counter() - start
     check = await _checked(parts, NoiseKey(context.config.seed, step, sample.id, sibling), context.config)
     branches, segments = _joined(parts.shared.conversations)
@@ -90,9 +97,9 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         stop_reason=StopReason.FAILED if failures else reason,
         seconds=seconds,
         failure="; ".join(failures) or None,
+        artifacts=artifacts,
         render_check=check,
         branches=branches,
-        artifacts=parts.shared.artifacts,
     )
     if closed.score is not None:
         trajectory.artifacts["interaction_score"] = closed.score

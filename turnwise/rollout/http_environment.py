@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import uuid
@@ -34,6 +35,8 @@ SHOWN_BODY = 300
 MOST_BYTES = 16 * 2**20
 MOST_TOOLS = 128
 KEPT_SCHEMAS = 4096
+POOL = 16
+"""Connections kept in one pool."""
 _WRONG = (401, 403, 405)
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
@@ -91,12 +94,18 @@ class EnvironmentClient:
         token = os.environ.get(options.token_env)
         if token and not (token.isascii() and token.isprintable()):
             raise ConfigError(f"${options.token_env} has characters that cannot be sent; is there a line break in it?")
-        self._client = httpx.AsyncClient(
-            headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
-            verify=self.url.startswith("https:"),
-            timeout=None,  # a whole answer is limited, not each read
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.concurrency),
-        )
+        # A pool looks at all of its connections whenever a request comes or goes: many small ones cost far less.
+        secure = httpx.create_ssl_context() if self.url.startswith("https:") else False
+        self._pools = [
+            httpx.AsyncClient(
+                headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
+                verify=secure,
+                timeout=None,  # a whole answer is limited, not each read
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL),
+            )
+            for _ in range(-(-options.concurrency // POOL))
+        ]
+        self._next = itertools.cycle(self._pools)
 
     @classmethod
     def shared(cls, options: HttpEnvOptions) -> "EnvironmentClient":
@@ -105,7 +114,8 @@ class EnvironmentClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        for pool in self._pools:
+            await pool.aclose()
 
     async def post(self, path: str, body: object, session: str | None = None) -> tuple[dict[str, Any], str | None]:
         """(the JSON object of the answer, the session it names); EpisodeError when there is none."""
@@ -164,7 +174,7 @@ class EnvironmentClient:
         raise EpisodeError(f"{WHO}: {problem}")
 
     async def _read(self, url: str, content: bytes, headers: dict[str, str]) -> tuple[int, httpx.Headers, bytes]:
-        async with self._client.stream("POST", url, content=content, headers=headers) as response:
+        async with next(self._next).stream("POST", url, content=content, headers=headers) as response:
             body = bytearray()
             async for piece in response.aiter_bytes():
                 body += piece

@@ -176,12 +176,12 @@ class InteractionSession:
         self.instance_id = given or self.instance_id
         self.began = True
 
-    async def respond(self, messages: list[Message]) -> tuple[bool, str, float | None]:
-        """(the user ends the episode, what is said, the score of the last answer)."""
+    async def respond(self, messages: list[Message], answers: list[Message]) -> tuple[bool, str, float | None]:
+        """(the user ends the episode, what is said, the score of the last answer); `answers` are the policy's."""
         said = [{"role": message.role.value, "content": message.text} for message in messages]
         kwargs = self._kwargs
         if getattr(self._interaction, "sees_episode", False):
-            kwargs = {**kwargs, "seen": Seen(self._sample, tuple(messages))}
+            kwargs = {**kwargs, "seen": Seen(self._sample, tuple(messages), tuple(answers))}
         value = await self._call("generate_response", (self.instance_id, said), kwargs)
         match value:
             case (bool() as end, str() as text, score, extra):

@@ -2,26 +2,20 @@
 
 import contextlib
 import difflib
-import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
-from turnwise.plugins import builtin, load
 from turnwise.rollout.interaction_sessions import Interactions
+from turnwise.rollout.loop_loading import Loop, Loops
 from turnwise.rollout.tool_loading import builtin_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.rollout.tools.tool import ReadsKwargs
-from turnwise.rollout.verl_loops import is_verl_loop, verl_loop
 from turnwise.types import Sample
 
-if TYPE_CHECKING:
-    from turnwise.rollout.conversation import Conversation
-
-VERL_NAMES = {"single_turn_agent": "single_turn", "tool_agent": "tool_calling"}
+CLIENT = "openai_client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +27,9 @@ class Route:
     why: str
     tools: tuple[str, ...]
     interaction: str | None
-    loop: "Callable[[Conversation], Awaitable[None]]" = field(compare=False)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the loop is a user's code."""
-        return ":" in self.agent
+    loop: Loop = field(compare=False)
+    is_own: bool = False
+    """Whether the loop is a user's code."""
 
 
 class Plan:
@@ -46,7 +37,7 @@ class Plan:
 
     def __init__(self, samples: Sequence[Sample], config: RolloutConfig, toolbox: Toolbox, users: Interactions) -> None:
         self._config, self._toolbox, self._users = config, toolbox, users
-        self._loops: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
+        self.loops = Loops(config)
         chosen = [self.route(sample) for sample in samples]
         self.routes: Counter[Route] = Counter(chosen)
         self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
@@ -54,7 +45,7 @@ class Plan:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The server of clients is there for a run that has any, and stopped on every path."""
-        if all(route.agent != "openai_client" for route in self.routes):
+        if all(route.agent != CLIENT for route in self.routes):
             yield
             return
         from turnwise.rollout.client_api.server import client_server
@@ -71,7 +62,7 @@ class Plan:
         elif self._config.agent is not None:
             agent, why = self._config.agent, "rollout.agent"
         elif self._config.client is not None:
-            agent, why = "openai_client", "inferred: rollout.client is set"
+            agent, why = CLIENT, "inferred: rollout.client is set"
         elif tools or spec:
             agent, why = (
                 "tool_calling",
@@ -80,11 +71,13 @@ class Plan:
             )
         else:
             agent, why = "single_turn", "inferred: no tools, no interaction"
-        agent = VERL_NAMES.get(agent, agent)
+        agent = self.loops.name_of(agent)
         loop = self._loop(agent, sample)
         if agent == "single_turn":  # one answer: there is nobody to call tools or to be asked again
             if sample.interaction is not None or sample.tools or sample.tools_kwargs:
                 raise ConfigError(_instead_of_single_turn(sample, why))
+            return Route(sample.data_source, agent, why, (), None, loop)
+        if agent == CLIENT:  # it brings its own tools, and is its own user
             return Route(sample.data_source, agent, why, (), None, loop)
         if spec is not None:
             try:
@@ -92,30 +85,14 @@ class Plan:
             except PluginError as error:
                 source = "rollout.interaction" if sample.interaction is None else f"sample {sample.id}"
                 raise PluginError(f"{source}: {error}") from error
-        return Route(sample.data_source, agent, why, tools, spec.name if spec else None, loop)
+        user = spec.name if spec else None
+        return Route(sample.data_source, agent, why, tools, user, loop, self.loops.is_own(agent))
 
-    def _loop(self, agent: str, sample: Sample) -> "Callable[[Conversation], Awaitable[None]]":
-        if agent not in self._loops:
-            try:
-                if ":" in agent:
-                    self._loops[agent] = _checked(load(agent, "agent loop"), agent)
-                else:
-                    module = vars(builtin("turnwise.rollout.agent_loops", agent, "agent loop"))
-                    self._check_options(agent, takes_some="TAKES_OPTIONS" in module)
-                    # One that takes more than the conversation is made for a run, from its config.
-                    self._loops[agent] = module["loop_of"](self._config) if "loop_of" in module else module[agent]
-            except PluginError as error:
-                raise PluginError(f"sample {sample.id}: {error}") from error
-        return self._loops[agent]
-
-    def _check_options(self, agent: str, *, takes_some: bool) -> None:
-        """Options of a loop that takes none are refused; one that does reads them when it is made."""
-        if self._config.agent_options and not takes_some and agent == self._configured:
-            raise ConfigError(f"rollout.agent_options: the agent loop {agent} takes none")
-
-    @property
-    def _configured(self) -> str | None:
-        return None if self._config.agent is None else VERL_NAMES.get(self._config.agent, self._config.agent)
+    def _loop(self, agent: str, sample: Sample) -> Loop:
+        try:
+            return self.loops.get(agent)
+        except PluginError as error:
+            raise PluginError(f"sample {sample.id}: {error}") from error
 
 
 def _instead_of_single_turn(sample: Sample, why: str) -> str:
@@ -136,21 +113,6 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
     if close:
         hint = f"offer it with rollout.tools=[{name}]" if close == [name] else f"did you mean {close[0]!r}?"
     return f"sample {sample.id} has tools_kwargs for the tool {name!r}, which is not among rollout.tools: {hint}"
-
-
-def _checked(loop: Any, spec: str) -> "Callable[[Conversation], Awaitable[None]]":
-    """A loop is `async def loop(chat)`; anything else would only be found out in the first episode."""
-    if is_verl_loop(loop):
-        return verl_loop(loop, {})
-    function = loop if inspect.isroutine(loop) else getattr(loop, "__call__", None)  # noqa: B004 (its kind matters)
-    if isinstance(loop, type) or not inspect.iscoroutinefunction(function):
-        raise PluginError(f"agent loop {spec!r} must be written as: async def {spec.rpartition(':')[2]}(chat)")
-    try:
-        inspect.signature(loop).bind(None)
-    except TypeError as error:
-        raise PluginError(f"agent loop {spec!r} must take the conversation and nothing else: {error}") from error
-    checked: Callable[[Conversation], Awaitable[None]] = loop
-    return checked
 
 
 def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
@@ -185,6 +147,13 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
                 f"{count} samples of {route.data_source} run single-turn ({route.why}) and use neither the "
                 "configured tools nor the interaction"
             )
+        elif route.agent == CLIENT and (toolbox.tools or config.interaction):
+            notices.append(
+                f"{count} samples of {route.data_source} are played by {config.client} ({route.why}), which brings its "
+                "own tools: the configured ones and the interaction are not used"
+            )
+    if config.client is not None and all(route.agent != CLIENT for route in routes):
+        notices.append(f"no sample is played by rollout.client={config.client}: they name other agents")
     used = {name for route in routes for name in route.tools}
     unused = [name for name in toolbox.tools if name not in used]
     if unused:

@@ -52,9 +52,8 @@ class _Workspaces:
     async def start(self) -> str:
         async with self._starting:
             self._users += 1
-            if self._place is None:
-                self._place = await open_place(self._sandbox).__aenter__()
-        report = self._place.report
+            place = self._place = self._place or await open_place(self._sandbox).__aenter__()
+        report = place.report
         return "repositories" if report is None else report.text().splitlines()[0]
 
     async def stop(self) -> None:

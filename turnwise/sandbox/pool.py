@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from turnwise.choices import SandboxLevel
-from turnwise.sandbox import probe, resources, scratch
+from turnwise.sandbox import probe, resources, scratch, wire
 from turnwise.sandbox.child import Child
 from turnwise.sandbox.folders import PoolFolder
 from turnwise.sandbox.gvisor import GvisorZygote
@@ -67,7 +68,7 @@ class SandboxPool:
         self._opening = 0
         self._memory = resources.Memory(0)
 
-    async def __aenter__(self) -> "SandboxPool":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:
@@ -149,6 +150,10 @@ class SandboxPool:
             cpu_seconds=limits.cpu_seconds,
         )
 
+    def _caps(self) -> wire.Caps:
+        """Of what a session answers."""
+        return caps_of(self.settings.limits)
+
     async def _start_zygote(self) -> Zygote | GvisorZygote:
         limits, gvisor = self.settings.limits, self._level is SandboxLevel.L4
         assert self._folder is not None
@@ -167,7 +172,7 @@ class SandboxPool:
             "settings": settings,
             "private": private,
         }
-        caps = caps_of(limits)
+        caps = self._caps()
         return await (GvisorZygote.start(orders, caps, folder) if gvisor else Zygote.start(orders, caps))
 
     def _layers(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -110,7 +110,7 @@ class RemotePool:
             trust_env=False,  # a proxy that the environment names must not see the code
         )
 
-    async def __aenter__(self) -> "RemotePool":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:

@@ -1,5 +1,6 @@
 """A repository to mend: its files in a shell session, what a policy may do to them, and the tests that judge it."""
 
+import asyncio
 import json
 import secrets
 import shlex
@@ -63,7 +64,7 @@ class Instance(_Checked):
     history: Annotated[list[Commit], Field(max_length=50)] = []
 
 
-class Tests(_Checked):
+class SweTests(_Checked):
     """What a row's ground truth says, in SWE-bench's words; `files` are put in place before the tests are run."""
 
     FAIL_TO_PASS: Annotated[list[str], Field(min_length=1, max_length=MOST_TESTS)]
@@ -77,9 +78,9 @@ def read_instance(value: Any, where: str) -> Instance:
     return _read(Instance, value, where)
 
 
-def read_tests(value: Any, where: str) -> Tests:
+def read_tests(value: Any, where: str) -> SweTests:
     """A row's tests; DataError with their place when they are none."""
-    return _read(Tests, value, where)
+    return _read(SweTests, value, where)
 
 
 Kind = TypeVar("Kind", bound=_Checked)
@@ -130,23 +131,25 @@ class LocalWorkspace:
         self.instance = instance
         self._session: ShellSession = pool.shell()
         self._open = False
+        self._turn = asyncio.Lock()
         self._known = {name: sha256(text.encode()).hexdigest() for name, text in instance.files.items()}
         self._recorded: dict[str, Any] = {"changes": {}}
 
     async def act(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """bash, edit or finish; SandboxLost when the machinery failed."""
-        if not self._open:
-            await place(self._session, self.instance.files)
-            await self._make_history()
-            self._open = True
-        match name:
-            case "bash":
-                return await self._bash(str(arguments["command"]))
-            case "edit":
-                return await self._edit(arguments)
-            case "finish":
-                return Observation("Finished.", done=True, facts=await self._changes())
-        raise ValueError(f"no action {name!r}")
+        """bash, edit or finish, one at a time; SandboxLost when the machinery failed."""
+        async with self._turn:
+            if not self._open:
+                await place(self._session, self.instance.files)
+                await self._make_history()
+                self._open = True
+            match name:
+                case "bash":
+                    return await self._bash(str(arguments["command"]))
+                case "edit":
+                    return await self._edit(arguments)
+                case "finish":
+                    return Observation("Finished.", done=True, facts=await self._changes())
+            raise ValueError(f"no action {name!r}")
 
     async def close(self) -> None:
         await self._session.close()
@@ -165,7 +168,7 @@ class LocalWorkspace:
     async def _changes(self) -> dict[str, Any]:
         """What differs from the repository as it was, when that has changed since the last action."""
         found = await _script(self._session, {"do": "collect", "root": ROOT, "known": self._known})
-        facts = {key: found[key] for key in ("changes", "too_much", "refused") if key in found}
+        facts: dict[str, Any] = {key: found[key] for key in ("changes", "too_much", "refused") if key in found}
         if facts == self._recorded:
             return {}
         self._recorded = facts
@@ -192,7 +195,7 @@ def words(ran: Ran) -> str:
 
 
 async def run_tests(
-    pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: Tests, seconds: float = 60.0
+    pool: ShellPool, instance: Instance, changes: Mapping[str, str | None], tests: SweTests, seconds: float = 60.0
 ) -> Outcome:
     """The tests in a session of their own, on the changed repository, with what decides about tests restored."""
     session = pool.shell()

@@ -8,7 +8,7 @@ from turnwise.sandbox.attacks import ATTACKS, Attack
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.probe import Proof, bait_out
 from turnwise.sandbox.process import SandboxLost
-from turnwise.sandbox.shell_session import ENVIRONMENT, ShellSession
+from turnwise.sandbox.shell_session import ENVIRONMENT, PLACES, ShellSession
 
 ALLOWED_HERE = {
     "start a process",
@@ -108,7 +108,7 @@ async def attack_shell(session: ShellSession, limits: Limits, processes: int) ->
 
 async def _in_one_process(session: ShellSession, limits: Limits, processes: int) -> list[Proof]:
     with bait_out() as bait:
-        names = bait.names(limits) | {"ENVIRONMENT": [*ENVIRONMENT, "PATH", "LC_CTYPE", "PWD"], "PROCESSES": processes}
+        names = bait.names(limits) | {"ENVIRONMENT": [*ENVIRONMENT, *PLACES, "LC_CTYPE", "PWD"], "PROCESSES": processes}
         bodies = "\n".join(
             f"def attack_{number}():\n{textwrap.indent(attack.code.strip(), '    ')}"
             for number, attack in enumerate(IN_ONE_PROCESS)

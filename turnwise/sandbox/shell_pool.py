@@ -12,17 +12,19 @@ from pathlib import Path
 
 from turnwise.choices import SandboxLevel
 from turnwise.config import SandboxConfig
-from turnwise.sandbox import probe
+from turnwise.sandbox import probe, wire
 from turnwise.sandbox.inside import isolate
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
-from turnwise.sandbox.process import Refusal, SandboxLost, SandboxUnavailable, python_paths
+from turnwise.sandbox.process import Refusal, SandboxLost, SandboxUnavailable, environment, python_paths
 from turnwise.sandbox.shell_attacks import attack_shell
-from turnwise.sandbox.shell_session import ShellSession
+from turnwise.sandbox.shell_session import PLACES, ShellSession
 
 PROCESSES = 128
 """Processes and threads of one session."""
 FILES = 16384
+CAPS = wire.Caps(32 * MIB, 32 * MIB)
+"""Of what a command prints, escaped; callers say how much of it is kept."""
 _SYSTEM = ("/bin", "/usr/bin", "/etc/alternatives", "/etc/ld.so.cache", "/usr/share/git-core")
 
 
@@ -42,7 +44,9 @@ class ShellPool(SandboxPool):
 
     def shell(self) -> ShellSession:
         """A new session; its process is taken from the pool at the first command."""
-        return ShellSession(self._acquire, self._slots, self.settings.limits, search_path())
+        found = {**environment(), "PATH": search_path()}
+        places = {name: found[name] for name in PLACES if name in found}
+        return ShellSession(self._acquire, self._slots, self.settings.limits, places)
 
     async def _start(self) -> None:
         try:
@@ -56,6 +60,9 @@ class ShellPool(SandboxPool):
             proofs = await attack_shell(session, limits, PROCESSES)
         report = probe.Report(level, self._layers(), tuple(proofs), refusals, self._warnings())
         return probe.reached_by(report)
+
+    def _caps(self) -> wire.Caps:
+        return CAPS
 
     def _plan(self, root: Path) -> isolate.Plan:
         readable = isolate.readable_paths((*python_paths(), *program_paths()))

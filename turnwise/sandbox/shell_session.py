@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import re
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from turnwise.sandbox.inside.shell import STOP
 from turnwise.sandbox.limits import Limits
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import clean
-from turnwise.sandbox.session import Place
+from turnwise.sandbox.session import SMALL, Place
 
 WATCH_SECONDS = 0.05
 GRACE_SECONDS = 10.0
@@ -42,7 +44,8 @@ ENVIRONMENT = {
     "GIT_COMMITTER_NAME": "sandbox",
     "GIT_COMMITTER_EMAIL": "sandbox@localhost",
 }
-"""Of every command, with PATH; nothing of ours."""
+"""Of every command, with where programs and Python's library are found; nothing of ours."""
+PLACES = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,14 @@ class ShellSession:
     """Commands in a folder of their own. Lost machinery is SandboxLost, and the files are lost with it."""
 
     def __init__(
-        self, acquire: Callable[[], Awaitable[Place]], slots: asyncio.Semaphore, limits: Limits, path: str
+        self,
+        acquire: Callable[[], Awaitable[Place]],
+        slots: asyncio.Semaphore,
+        limits: Limits,
+        environment: dict[str, str],
     ) -> None:
         self.limits = limits
-        self._environment = {**ENVIRONMENT, "PATH": path}
+        self._environment = {**ENVIRONMENT, **environment}
         self._acquire = acquire
         self._slots = slots
         self._place: Place | None = None
@@ -135,19 +142,24 @@ class ShellSession:
             watch.cancel()
             await asyncio.wait((watch,))
         why = None if watch.cancelled() else watch.result()
-        return _read(wire.read_header(frame.header), self._calls, cap, why)
+        if len(frame.header) <= SMALL:
+            return _read(frame, self._calls, cap, why)
+        return await asyncio.to_thread(_read, frame, self._calls, cap, why)
 
     async def _watch(self, child: Child, reply: "asyncio.Future[wire.Frame]", seconds: float) -> str:
         """End the command when its time is up or its processes hold too much; why."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        end, pause = loop.time() + seconds, WATCH_SECONDS
         while True:
             left = end - loop.time()
             if left <= 0:
                 why = f"stopped after {seconds:g} s"
                 break
-            await asyncio.sleep(min(left, WATCH_SECONDS))
-            held = await asyncio.to_thread(tree_memory, child.pid, self.limits.memory)
+            await asyncio.sleep(min(left, pause))
+            began, held = loop.time(), 0
+            with contextlib.suppress(OSError):  # no descriptor is left to look with; the time limit stands
+                held = await asyncio.to_thread(tree_memory, child.pid, self.limits.memory)
+            pause = max(WATCH_SECONDS, 5 * (loop.time() - began))
             if held > self.limits.memory:
                 why = f"stopped: its processes held more than {self.limits.memory} bytes of memory"
                 break
@@ -156,8 +168,9 @@ class ShellSession:
         return why
 
 
-def _read(header: dict[str, object], number: int, cap: int, why: str | None) -> Ran:
+def _read(frame: wire.Frame, number: int, cap: int, why: str | None) -> Ran:
     """A reply, checked: it is written by a process as confined as the code that it ran."""
+    header = wire.read_header(frame.header)
     output, code, stopped = header.get("output"), header.get("exit"), header.get("stopped")
     if header.get("id") != number or not isinstance(output, str) or not isinstance(stopped, bool):
         raise wire.ProtocolError("an answer to nothing that was asked")
@@ -169,17 +182,40 @@ def _read(header: dict[str, object], number: int, cap: int, why: str | None) -> 
     return Ran(text, code)
 
 
+class _Processes:
+    """Who is whose parent on this machine; commands that run at once share one look."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = -1.0
+        self._parents: dict[int, int] = {}
+
+    def parents(self) -> dict[int, int]:
+        with self._lock:
+            if time.monotonic() - self._seen > WATCH_SECONDS / 2:
+                self._parents = self._look()
+                self._seen = time.monotonic()
+            return self._parents
+
+    def _look(self) -> dict[int, int]:
+        found = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
+                    found[int(name)] = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+        return found
+
+
+_PROCESSES = _Processes()
+
+
 def tree_memory(root: int, most: int) -> int:
     """Bytes that the processes below one hold; who is whose parent is read from /proc.
 
     What forked processes have in common counts for each of them, unless that is more than `most`: then the kernel is
     asked for their shares, which takes it longer.
     """
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
-                parents[int(name)] = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+    parents = _PROCESSES.parents()
     below: set[int] = set()
     newest = {root}
     while newest := {pid for pid, parent in parents.items() if parent in newest} - below:

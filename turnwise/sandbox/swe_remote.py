@@ -9,7 +9,7 @@ from turnwise.config import SandboxConfig
 from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.remote import SHORT_SECONDS, RemotePool
-from turnwise.sandbox.repository import Instance, Observation, Outcome, Tests
+from turnwise.sandbox.repository import Instance, Observation, Outcome, SweTests
 from turnwise.sandbox.shell_pool import ShellPool, shell_settings
 from turnwise.sandbox.swe_wire import (
     Action,
@@ -35,7 +35,13 @@ class SweClient(RemotePool):
         """A repository there; it is started by the first action."""
         return RemoteWorkspace(self, instance)
 
-    async def compute_reward(self, sid: str, tests: Tests | None) -> Outcome:
+    async def start(self, instance: Instance) -> str:
+        """A session of the server, by its id."""
+        sent = instance if instance.files else None
+        request = StartRequest(instance_id=instance.instance_id, instance=sent)
+        return (await self.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
+
+    async def compute_reward(self, sid: str, tests: SweTests | None) -> Outcome:
         """How the tests went on what a session changed."""
         request = RewardRequest(sid=sid, tests=tests)
         found = await self.ask("POST", "/compute_reward", request, RewardAnswer, REWARD_SECONDS)
@@ -64,10 +70,7 @@ class RemoteWorkspace:
         """bash, edit or finish; SandboxLost when the server failed."""
         client = self._client
         async with self._turn:
-            if self._sid is None:
-                instance = self.instance if self.instance.files else None
-                request = StartRequest(instance_id=self.instance.instance_id, instance=instance)
-                self._sid = (await client.ask("POST", "/start_instance", request, StartAnswer, REWARD_SECONDS)).sid
+            self._sid = self._sid or await client.start(self.instance)
             action = ActionRequest(sid=self._sid, action=Action(name=name, arguments=dict(arguments)))
             answer = await client.ask("POST", "/process_action", action, ActionAnswer, client.waiting(client.seconds))
             return Observation(answer.observation, answer.failed, answer.done, {**answer.facts, SID: self._sid})

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from turnwise.sandbox.repository import Instance, Tests
+from turnwise.sandbox.repository import Instance, SweTests
 from turnwise.sandbox.results import Text
 
 Sid = Annotated[str, Field(min_length=1, max_length=200)]
@@ -62,7 +62,7 @@ class RewardRequest(BaseModel):
     """POST /compute_reward. A server that knows the tests by the instance's id needs none."""
 
     sid: Sid
-    tests: Tests | None = None
+    tests: SweTests | None = None
 
 
 class RewardAnswer(BaseModel):

@@ -9,7 +9,7 @@ from turnwise.choices import SandboxLevel
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
 from turnwise.sandbox.process import SandboxLost
-from turnwise.sandbox.repository import Instance, Outcome, Tests, read_instance, read_tests, run_tests
+from turnwise.sandbox.repository import Instance, Outcome, SweTests, read_instance, read_tests, run_tests
 from turnwise.sandbox.shell_pool import ShellPool
 from turnwise.sandbox.swe_remote import SID, SweClient, open_place
 from turnwise.scoring.client_options import client_options
@@ -62,12 +62,13 @@ async def swe_tests(
 
 
 async def _judge(
-    config: SandboxConfig, instance: Instance, tests: Tests, facts: Mapping[str, Any], seconds: float
+    config: SandboxConfig, instance: Instance, tests: SweTests, facts: Mapping[str, Any], seconds: float
 ) -> tuple[Outcome, tuple[Remark, ...]]:
-    if config.swe_url is not None and SID in facts:
+    if config.swe_url is not None:
         client = await _opened(config)
         assert isinstance(client, SweClient)
-        return await client.compute_reward(facts[SID], tests if instance.files else None), ()
+        sid = facts.get(SID) or await client.start(instance)  # a policy that called no tool left it as it was
+        return await client.compute_reward(sid, tests if instance.files else None), ()
     if not instance.files:
         raise ScoringFailed(
             f"{instance.instance_id}: the row holds no files, and no server can be asked: set "

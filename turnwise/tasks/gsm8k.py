@@ -10,6 +10,7 @@ from turnwise.data.rows import Row, RowError, expand, read_rows
 from turnwise.data.write import write_rows
 from turnwise.errors import ConfigError, DataError, nearest, unknown
 from turnwise.metrics import Reduction
+from turnwise.scoring.gsm8k import extract_answer, extract_loose, read_number
 from turnwise.task import Task
 from turnwise.types import Trajectory
 
@@ -31,9 +32,19 @@ _FORM = "Write the final answer as `#### <number>`."
 
 
 def metrics(trajectory: Trajectory) -> dict[str, float]:
-    """`marked`: whether the last message gives its answer after ####; `answers`: how many messages do."""
+    """`marked`: whether the last message gives its answer after ####; `answers`: how many messages do; `retries`: how
+    often it answered again; `first_acc`, `last_acc`: whether the first and the last of its answers are right; `loose`:
+    whether the last is right in any form, which tells a wrong form from a wrong number."""
+    said = [message.visible for message in trajectory.answers if not message.tool_calls]
     marked = ["####" in answer.visible for answer in trajectory.answers]
-    return {"marked": float(bool(marked) and marked[-1]), "answers": float(sum(marked))}
+    found = {"marked": float(bool(marked) and marked[-1]), "answers": float(sum(marked))}
+    truth = read_number(str(trajectory.sample.ground_truth))
+    if truth is None:  # scored by another rule
+        return found | {"retries": float(max(0, len(said) - 1))}
+    right = [extract_answer(text) == truth for text in said]
+    found |= {"first_acc": float(right[0]), "last_acc": float(right[-1])} if right else {}
+    found |= {"loose": float(right[-1] or extract_loose(said[-1]) == truth)} if right else {}
+    return found | {"retries": float(max(0, len(said) - 1))}
 
 
 class Flavour(enum.StrEnum):
@@ -186,7 +197,7 @@ TASK = Task(
     data_source=HUB_ID,
     prepare=prepare,
     scorer="gsm8k",
-    reductions={"marked": Reduction.MEAN, "answers": Reduction.MEAN},
+    reductions=dict.fromkeys(("marked", "answers", "retries", "first_acc", "last_acc", "loose"), Reduction.MEAN),
     metrics=metrics,
     defaults={
         "data.train_files": ["data/gsm8k/train.parquet"],

@@ -2,15 +2,16 @@
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.errors import TemplateError, one_line
-from turnwise.rollout.chat_backends import ChatBackend, EndpointBackend, TokenBackend
+from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
-from turnwise.types import FinishReason, Image, Message, Role, Turn
+from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
 BROKEN = "engine_failed"
@@ -25,6 +26,8 @@ class _Sequence:
     """Of its tools and messages."""
     waits: bool
     """Its last message is not answered: the call that brought it was broken off."""
+    answered: float = 0.0
+    """When its last turn was given to the client."""
 
 
 class Session:
@@ -86,7 +89,7 @@ class Session:
             if not isinstance(message.content, str)
             for part in message.content
         )
-        if has_images and not isinstance(self._chat.backend, EndpointBackend):
+        if has_images and not self._chat.backend.takes_images:
             raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
 
     async def _reply(self, call: Call) -> Reply:
@@ -95,6 +98,7 @@ class Session:
         try:
             try:
                 if new:
+                    _record_results(chat.turns[-1], new, time.perf_counter() - sequence.answered)
                     chat.add(new)
                 sequence.digest, sequence.waits = _digest(call), True
                 await chat.generate(max_tokens=call.max_tokens, stop=call.stop)
@@ -112,7 +116,7 @@ class Session:
             if call.logprobs:
                 reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
             shown = matching.assistant_after(sequence.digest, reply.text, reply.calls)
-            sequence.digest, sequence.waits = shown, False
+            sequence.digest, sequence.waits, sequence.answered = shown, False, time.perf_counter()
             self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
             return reply
         finally:
@@ -175,6 +179,15 @@ def as_reply(turn: Turn, stops: Sequence[str]) -> Reply:
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
     )
+
+
+def _record_results(turn: Turn, new: Sequence[Message], seconds: float) -> None:
+    """The client ran the tools itself: what they said is known, how it went is not."""
+    for call in turn.message.tool_calls:
+        if call.problem is not None:
+            turn.calls.append(CallRecord(call, CallStatus.MALFORMED, 0.0))
+        elif any(message.tool_call_id == call.id for message in new):
+            turn.calls.append(CallRecord(call, CallStatus.UNKNOWN, seconds))
 
 
 def _tokens(turn: Turn, backend: ChatBackend) -> list[tuple[str, float]]:

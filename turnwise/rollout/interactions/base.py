@@ -5,28 +5,25 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from turnwise.errors import ConfigError, unknown
-from turnwise.types import Message, Role, Sample
+from turnwise.types import Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What an interaction that asks for it (`sees_episode`) is given: the sample, and the messages so far as they are.
 
-    The last message is the assistant's; the sample's own prompt comes first.
+    The last message is the assistant's; the prompt comes first.
     """
 
     sample: Sample
     messages: tuple[Message, ...]
+    answers: tuple[Message, ...]
+    """Those of them that the policy wrote."""
 
     @property
     def answer(self) -> str:
         """What the assistant said last, without its reasoning and its tool calls."""
-        return self.messages[-1].visible if self.messages else ""
-
-    @property
-    def answers(self) -> list[Message]:
-        """The assistant's messages, without those of the prompt."""
-        return [message for message in self.messages[len(self.sample.prompt) :] if message.role is Role.ASSISTANT]
+        return self.answers[-1].visible if self.answers else ""
 
 
 class BaseInteraction:

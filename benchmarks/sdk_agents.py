@@ -1,0 +1,176 @@
+"""How many agents written against SDKs run at once, what HTTP costs them, and whether anything is left behind.
+
+Plays N episodes at the same time through `rollout.client`: a third each with the OpenAI SDK (async, streaming), the
+OpenAI SDK (sync, in a thread) and the Anthropic SDK, every one with a client of its own, a tool call and two turns. The
+words come from a script, so that all time is the system's own. The peer is the same conversation in the built-in
+tool_calling loop, without HTTP. File descriptors, threads, tasks and sessions are counted before and after.
+
+    python benchmarks/sdk_agents.py [--agents 500]
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+
+from turnwise import configure, tool
+from turnwise.assemble import open_context, prepare
+from turnwise.engines.samplers.scripted import ScriptRequest
+from turnwise.rollout.client_api.server import client_server
+from turnwise.rollout.episode import RolloutContext, run_episode
+from turnwise.types import Message, Role, Sample, ToolCall, Trajectory
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+QUESTION = "What is twice 21?"
+SETTLE_SECONDS = 5.0
+"""For connections that both sides have closed to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds."""
+
+    files: int
+    threads: int
+    tasks: int
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement."""
+
+    trajectories: list[Trajectory]
+    seconds: float
+    before: Held
+    after: Held
+
+
+@tool
+def twice(a: int) -> str:
+    """Twice a number."""
+    return str(2 * a)
+
+
+def script(request: ScriptRequest) -> str:
+    if request.turn:
+        return "#### 42"
+    return "So: " + request.call_format.render_call(ToolCall("", "twice", {"a": 21}))
+
+
+async def agent(base_url: str, sample: Sample) -> str | None:
+    kind = int(sample.id.rpartition(":")[2]) % 3
+    if kind == 0:
+        return await asynchronous(base_url)
+    if kind == 1:
+        from turnwise.rollout.plugin_calls import in_thread
+
+        return await in_thread(lambda: synchronous(base_url))
+    return await with_anthropic(base_url)
+
+
+async def asynchronous(base_url: str) -> str | None:
+    tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        while True:
+            async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as stream:
+                message = (await stream.get_final_completion()).choices[0].message
+            if not message.tool_calls:
+                return message.content
+            results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls]
+            calls = [{"id": call.id, "type": "function", "function": call.function} for call in message.tool_calls]
+            messages += [{"role": "assistant", "content": message.content, "tool_calls": calls}, *results]
+
+
+def synchronous(base_url: str) -> str | None:
+    tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        while True:
+            message = client.chat.completions.create(model="m", messages=messages, tools=tools).choices[0].message
+            if not message.tool_calls:
+                return message.content
+            results = [{"role": "tool", "tool_call_id": call.id, "content": "42"} for call in message.tool_calls]
+            messages += [message, *results]
+
+
+async def with_anthropic(base_url: str) -> str | None:
+    tools = [{"name": "twice", "input_schema": SCHEMA}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none", max_retries=0) as client:
+        while True:
+            answer = await client.messages.create(model="m", max_tokens=99, messages=messages, tools=tools)
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            if not calls:
+                return answer.content[0].text
+            results = [{"type": "tool_result", "tool_use_id": call.id, "content": "42"} for call in calls]
+            messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+
+
+def held(sessions: int) -> Held:
+    gc.collect()
+    pool = "asyncio_"  # the event loop's own, which grows to a bound
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith(pool)]
+    return Held(len(os.listdir("/dev/fd")), len(threads), len(asyncio.all_tasks()), sessions)
+
+
+async def settled(before: Held, sessions: Callable[[], int]) -> Held:
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (now := held(sessions())) != before and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return now
+
+
+async def played(context: RolloutContext, samples: list[Sample]) -> Measured:
+    async with client_server() as server:
+        before, start = held(len(server.sessions)), time.perf_counter()
+        episodes = (run_episode(sample, sibling=0, step=0, context=context) for sample in samples)
+        found = await asyncio.gather(*episodes)
+        seconds = time.perf_counter() - start
+        return Measured(list(found), seconds, before, await settled(before, lambda: len(server.sessions)))
+
+
+async def measure(agents: int, *overrides: str) -> Measured:
+    samples = [Sample(f"n:{number}", (Message(Role.USER, QUESTION),), "bench", "42") for number in range(agents)]
+    config = configure("task=null", "chat.check_share=0", "scoring.scorers={default: gsm8k}", *overrides)
+    prepared = prepare(config, "test", samples=samples, tools=[twice])
+    async with open_context(prepared, script) as context:
+        await played(context, samples[:6])  # imports and pools
+        return await played(context, samples)
+
+
+def raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--agents", type=int, default=500)
+    agents = parser.parse_args().agents
+    raise_file_limit()
+    measured = asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:agent"))
+    peer = asyncio.run(measure(agents, "rollout.agent=tool_calling"))
+    failed = [one.failure for one in measured.trajectories if one.failure is not None]
+    turns = sum(len(one.turns) for one in measured.trajectories)
+    print(f"{agents} SDK agents at once, {turns} turns, {len(failed)} failed{': ' + failed[0] if failed else ''}")
+    rate, ratio = turns / measured.seconds, measured.seconds / peer.seconds
+    print(f"  {measured.seconds:.2f} s, {rate:.0f} turns/s, {1e3 / rate:.2f} ms a turn")
+    print(f"  the same in the built-in loop, without HTTP: {peer.seconds:.2f} s; ratio {ratio:.1f}")
+    print(f"  before {measured.before}")
+    print(f"  after  {measured.after}: {'nothing left behind' if measured.before == measured.after else 'LEFT BEHIND'}")
+
+
+if __name__ == "__main__":
+    main()
