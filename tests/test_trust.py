@@ -287,7 +287,7 @@ VALUES = {
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
     "rollout.tool_options": ".calculate.timeout=5",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
-    "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
+    "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "sandbox.swe_url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
 }  # fmt: skip
 
 
@@ -318,6 +318,12 @@ def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
 def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
     for task in ("null", "arithmetic", "gsm8k", "deep_research"):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
+
+
+def test_options_of_our_loops_that_are_numbers_ask_for_nothing(tmp_path):
+    assert reaches(configure("rollout.agent=checker", "rollout.agent_options.rounds=2"), tmp_path) == []
+    named = "rollout.agent=http_env", "rollout.agent_options.url=http://a:1"
+    assert reaches(configure(*named), tmp_path) == ["rollout.agent_options.url=http://a:1"]
 
 
 def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_for(tmp_path):

@@ -80,7 +80,6 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for name in rollout.tools:
         if is_plugin(name) or name in _TOOLS_ELSEWHERE:
             yield "rollout.tools", name
-    yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
     if rollout.client is not None:
         yield "rollout.client", rollout.client
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
@@ -89,7 +88,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     if rollout.agents_file is not None:
         yield "rollout.agents_file", rollout.agents_file
     if rollout.agent_options and (rollout.agents_file or rollout.agent not in _PLAIN_AGENTS):
-        yield "rollout.agent_options", rollout.agent_options
+        yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
     if config.data.dataset is not None:
         yield "data.dataset", config.data.dataset
     if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):
