@@ -31,7 +31,8 @@ def read_settings(kind: type[Settings], values: Any, where: str) -> Settings:
             if key not in names:
                 raise ConfigError(f"{where}: {unknown('option', str(key), names)}")
     try:
-        made: Settings = _adapter(kind).validate_python(values)
+        adapter: TypeAdapter[Settings] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
+        made = adapter.validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"]))
