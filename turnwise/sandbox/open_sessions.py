@@ -1,4 +1,4 @@
-"""The open sessions of a server by ids that nobody can guess: so many at once, closed when nobody has called for long."""
+"""The open sessions of a server by ids that nobody can guess: so many at once, closed when nobody calls for long."""
 
 import asyncio
 import contextlib
