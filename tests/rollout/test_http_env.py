@@ -287,7 +287,7 @@ def test_wrong_options_are_refused_before_the_run(sample, options, words):
 
 def test_options_that_no_loop_takes_are_refused(sample):
     config = RolloutConfig(agent="tool_calling", agent_options={"url": "http://a"})
-    with pytest.raises(ConfigError, match="the agent loop tool_calling takes none"):
+    with pytest.raises(ConfigError, match="agent loop tool_calling: unknown option 'url'"):
         Plan([sample()], config, Toolbox([], config), Interactions(config))
 
 
