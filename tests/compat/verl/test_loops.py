@@ -142,6 +142,13 @@ def test_a_loop_that_returns_something_else_is_refused_before_the_run(played: An
         played(OLD.replace("SABOTAGE", sabotage), "Mine")
 
 
+def test_the_yaml_of_agent_loops_names_classes_with_their_options(played: Any, tmp_path: Path) -> None:
+    (tmp_path / "verl_many.py").write_text(NEW)
+    (tmp_path / "agents.yaml").write_text("- name: many\n  _target_: verl_many.Many\n  times: 3\n")
+    trajectory = played("x = 1\n", "x", f"rollout.agents_file={tmp_path}/agents.yaml", "rollout.agent=many")
+    assert trajectory.failure is None and len(trajectory.branches) == 2
+
+
 def test_a_budget_ends_the_episode_of_a_verl_loop(played: Any) -> None:
     trajectory = played(OLD.replace("SABOTAGE", ""), "Mine", "rollout.max_assistant_turns=1")
     assert trajectory.failure is None and trajectory.stop_reason == "assistant_turn_budget"
