@@ -1,6 +1,8 @@
 """Finding what users bring: by module or file, from any folder, and never a namesake by mistake."""
 
 import sys
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -115,7 +117,10 @@ def test_missing_things_say_what_was_tried(tmp_path):
 
 
 def test_the_folder_is_the_registry():
-    assert names_in("turnwise.rollout.agent_loops") == ["single_turn", "tool_calling"]
+    folder = Path(str(files("turnwise.rollout.agent_loops")))
+    found = names_in("turnwise.rollout.agent_loops")
+    assert found == sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert {"single_turn", "tool_calling"} <= set(found)
     module = builtin("turnwise.rollout.agent_loops", "single_turn", "agent loop")
     assert module.__name__ == "turnwise.rollout.agent_loops.single_turn"
     with pytest.raises(PluginError, match="unknown agent loop 'single_trun': did you mean 'single_turn'.*module:name"):
