@@ -357,6 +357,12 @@ def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
 
 
+def test_options_of_our_loops_that_are_numbers_ask_for_nothing(tmp_path):
+    assert reaches(configure("rollout.agent=checker", "rollout.agent_options.rounds=2"), tmp_path) == []
+    named = "rollout.agent=http_env", "rollout.agent_options.url=http://a:1"
+    assert reaches(configure(*named), tmp_path) == ["rollout.agent_options.url=http://a:1"]
+
+
 def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_for(tmp_path):
     assert reaches(configure("rollout.tools=[search,retrieve]"), tmp_path) == ["rollout.tools=retrieve"]
     row = {
