@@ -86,7 +86,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def reason_of(error: ValidationError) -> str:
-    """The first thing that is wrong with a request; of a text that may also be a list, what is wrong within the list."""
+    """The first thing that is wrong with a request; for a text that may also be a list, with what is in the list."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
     where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("list["))
     if first["type"] == "extra_forbidden":

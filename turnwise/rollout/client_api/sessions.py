@@ -42,6 +42,8 @@ class Session:
         self._idle: dict[bytes, list[_Sequence]] = {}
         self._written: dict[bytes, Message] = {}
         """What the policy wrote, by what a client sees of it."""
+        self._drawn: set[str] = set()
+        """The names of the noise that turns were drawn with."""
         self._is_new = True
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._closed = False
@@ -97,6 +99,8 @@ class Session:
     async def _reply(self, call: Call) -> Reply:
         sequence, new, digest = self._take(call)
         chat, known = sequence.chat, len(sequence.chat.turns)
+        noise = self._noise(digest)
+        chat.backend.noise = replace(chat.backend.noise, branch=noise)
         try:
             try:
                 if new:
@@ -122,6 +126,8 @@ class Session:
             self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
             return reply
         finally:
+            if len(chat.turns) == known:
+                self._drawn.discard(noise)
             if chat.ended is None and not (chat is self._chat and self._is_new):
                 self._idle.setdefault(sequence.digest, []).append(sequence)
 
@@ -146,11 +152,19 @@ class Session:
                 self._chat.reprompt(prompt, tools)
                 self._is_new = False
                 return _Sequence(self._chat, known[-1], waits=True), (), known[-1]
-            # Named by what it begins with: whichever of two calls comes first, each draws its own noise.
             branch = self._chat.fork(prompt, name=f"prompt {known[-1][:4].hex()}", tools=tools)
             return _Sequence(branch, known[-1], waits=True), (), known[-1]
         except EpisodeEnd as end:
             raise _refusal(end) from end
+
+    def _noise(self, digest: bytes) -> str:
+        """Of a call, named by what it says: whichever of two comes first, and whether it goes on a sequence or opens
+        one, each draws its own; the same call once more draws another."""
+        number = 1
+        while (name := f"call {digest[:8].hex()} {number}") in self._drawn:
+            number += 1
+        self._drawn.add(name)
+        return name
 
     def _as_written(self, message: Message) -> Message:
         """The assistant's own message for what the client has of it; it may also be one that the client made up."""
