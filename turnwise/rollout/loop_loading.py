@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -72,7 +72,9 @@ class Loops:
             raise PluginError(unknown("agent loop", agent, [*self._entries, *names_in(_PACKAGE)]))
         module = vars(builtin(_PACKAGE, agent, "agent loop"))
         # One that needs more than options is made for a run, from its config, and may read its options itself.
-        found = module["loop_of"](self._config) if "loop_of" in module else module[agent]
+        found = (
+            module["loop_of"](replace(self._config, agent_options=options)) if "loop_of" in module else module[agent]
+        )
         if "TAKES_OPTIONS" in module:
             made: Loop = found
             return made
@@ -116,7 +118,8 @@ def _filled(found: Any, spec: str, options: Mapping[str, Any], where: str) -> Lo
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         for name in options:
             if name not in known:
-                raise ConfigError(f"{where}: agent loop {spec}: {unknown('option', name, known)}")
+                problem = unknown("option", name, known) if known else f"unknown option {name!r}: it takes none"
+                raise ConfigError(f"{where}: agent loop {spec}: {problem}")
     missing = [name for name, one in known.items() if one.default is one.empty and name not in options]
     if missing:
         raise ConfigError(f"{where}: agent loop {spec} needs the option {missing[0]!r}")
