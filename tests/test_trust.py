@@ -273,7 +273,7 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 
 
 HARMLESS = {
-    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
 }  # fmt: skip

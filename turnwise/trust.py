@@ -121,7 +121,7 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
             if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
                 continue
             for row in read_rows(name):
-                sample = to_sample(row, prompt_key=found.prompt_key)
+                sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source)
                 names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
                 if plugin := next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
