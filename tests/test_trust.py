@@ -309,7 +309,7 @@ def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_wha
 
 
 HARMLESS = {
-    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
 }  # fmt: skip
