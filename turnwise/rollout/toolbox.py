@@ -172,6 +172,8 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    messages: Sequence[Message] = ()
+    """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
     """What tools said at the end that their use was worth; filled by `close`."""
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
@@ -314,7 +316,8 @@ class EpisodeTools:
     def _context(self, chosen: Tool) -> ToolContext:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
-        return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}), self.seed)
+        kwargs = self._own_sample.tools_kwargs.get(chosen.name, {})
+        return ToolContext(self._own_sample, kwargs, self.seed, self.messages)
 
 
 def _copied(value: Any) -> Any:
