@@ -132,7 +132,7 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
             if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
                 continue
             for row in read_rows(name):
-                sample = to_sample(row, prompt_key=found.prompt_key)
+                sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source)
                 if plugin := _plugin_of(sample):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break

@@ -118,7 +118,8 @@ def _filled(found: Any, spec: str, options: Mapping[str, Any], where: str) -> Lo
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         for name in options:
             if name not in known:
-                raise ConfigError(f"{where}: agent loop {spec}: {unknown('option', name, known)}")
+                problem = unknown("option", name, known) if known else f"unknown option {name!r}: it takes none"
+                raise ConfigError(f"{where}: agent loop {spec}: {problem}")
     missing = [name for name, one in known.items() if one.default is one.empty and name not in options]
     if missing:
         raise ConfigError(f"{where}: agent loop {spec} needs the option {missing[0]!r}")

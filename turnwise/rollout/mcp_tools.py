@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from turnwise.errors import EpisodeError, PluginError, ToolError, one_line, unknown
 from turnwise.image_bytes import data_url
 from turnwise.rollout.mcp_config import ServerSpec, read_entry
-from turnwise.rollout.tool_config import read_settings
+from turnwise.rollout.settings import read_settings
 from turnwise.rollout.tool_options import ToolOptions, with_options
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
 from turnwise.types import Image, JsonSchema, ToolResult

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
@@ -14,10 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.client_api import anthropic_messages, openai_chat
-from turnwise.rollout.client_api.calls import Refused, read_body
+from turnwise.rollout.client_api import anthropic_messages, openai_chat, openai_responses
+from turnwise.rollout.client_api.calls import Refused, Reply, read_body
 from turnwise.rollout.client_api.sessions import Session
 from turnwise.serving import Gate, Intake, serving_beside
+from turnwise.types import Message, Role
 
 HOST = "127.0.0.1"
 INTAKE = Intake(calls=1 << 20)
@@ -108,6 +110,7 @@ def make_app(server: ClientServer) -> Starlette:
     routes = [
         Route("/s/{token}/v1/models", _answered(models, openai_chat)),
         Route("/s/{token}/v1/chat/completions", chat, methods=["POST"]),
+        Route("/s/{token}/v1/responses", _responses(server), methods=["POST"]),
         Route("/s/{token}/v1/messages", messages, methods=["POST"]),
         Route("/s/{token}/v1/v1/messages", messages, methods=["POST"]),
         Route("/{path:path}", _answered(_nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
@@ -119,15 +122,36 @@ def _endpoint(server: ClientServer, dialect: ModuleType) -> Callable[[Request], 
     """A turn of the policy, asked for and given in a dialect."""
 
     async def answer(request: Request) -> Response:
-        session, body = server.find(request), await request.body()
-        content = read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
-        call, asked = dialect.read(content)
-        reply = await session.reply(call)
-        if asked.stream:  # the whole turn is there already: its events go out together
-            return Response("".join(dialect.stream(reply, asked)), media_type="text/event-stream")
-        return JSONResponse(dialect.write(reply, asked))
+        session = server.find(request)
+        call, asked = dialect.read(await _content(request))
+        return _given(dialect, await session.reply(call), asked)
 
     return _answered(answer, dialect)
+
+
+def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]:
+    """The same in the dialect whose calls may go on from an earlier response by its name."""
+
+    async def answer(request: Request) -> Response:
+        session = server.find(request)
+        call, asked = openai_responses.read(await _content(request), session.kept)
+        reply = await session.reply(call)
+        if asked.request.store:
+            session.kept[asked.id] = (*asked.messages, Message(Role.ASSISTANT, reply.text, reply.calls))
+        return _given(openai_responses, reply, asked)
+
+    return _answered(answer, openai_responses)
+
+
+async def _content(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    return read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
+
+
+def _given(dialect: ModuleType, reply: Reply, asked: Any) -> Response:
+    if asked.stream:  # the whole turn is there already: its events go out together
+        return Response("".join(dialect.stream(reply, asked)), media_type="text/event-stream")
+    return JSONResponse(dialect.write(reply, asked))
 
 
 def _answered(
