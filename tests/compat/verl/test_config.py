@@ -124,6 +124,15 @@ def test_check_prints_ours_and_then_checks_it(tmp_path: Path, capsys: pytest.Cap
     assert main(["check", "--from-verl", str(tmp_path / "none.yaml")]) == 2
 
 
+def test_no_value_breaks_out_of_the_comments_before_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed is kept as a config."""
+    path = tmp_path / "verl.yaml"
+    path.write_text('trainer: {nnodes: "1\\nrollout: {client: evil.py:run}\\u2028b: 1\\e[31m"}\n')
+    main(["check", "--from-verl", str(path), "engine=scripted", "engine.script=[hi]"])
+    comments = capsys.readouterr().out.partition("\ntask: null")[0]
+    assert "evil.py:run" in comments and all(line.startswith("#") for line in comments.splitlines())
+
+
 @pytest.mark.skipif("TURNWISE_VERL" not in os.environ, reason="TURNWISE_VERL names no folder with verl's files")
 def test_every_key_of_a_real_release_has_a_fate() -> None:
     file = Path(os.environ["TURNWISE_VERL"], "verl", "trainer", "config", "_generated_ppo_trainer.yaml")
