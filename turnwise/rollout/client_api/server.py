@@ -95,6 +95,7 @@ async def client_server() -> AsyncIterator[ClientServer]:
             async with one.changing:
                 if not one.users:  # nobody came while we waited
                     one.server.port = 0
+                    _running.pop(loop, None)  # its lock holds the loop, which would never be forgotten
                     await plugin_calls.to_the_end(one.stack.aclose())
 
 

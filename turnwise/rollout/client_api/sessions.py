@@ -157,15 +157,15 @@ class Session:
         the digest of the call."""
         known = list(matching.digests(call.tools, call.messages))
         for length in range(len(call.messages), 0, -1):
-            new = call.messages[length:]
-            if any(message.role is Role.ASSISTANT for message in new):
+            is_new = length < len(call.messages)
+            if is_new and call.messages[length].role is Role.ASSISTANT:
                 break  # only the policy speaks as the assistant in what it is trained on
             for sequence in self._idle.get(known[length], ()):
-                if sequence.waits is not bool(new):
+                if sequence.waits is not is_new:
                     self._idle[known[length]].remove(sequence)
                     if not self._idle[known[length]]:
                         del self._idle[known[length]]
-                    return sequence, new, known[-1]
+                    return sequence, call.messages[length:], known[-1]
         prompt = [self._as_written(message) for message in call.messages]
         tools = interning.tools(call.tools)
         try:
