@@ -63,7 +63,7 @@ AGGREGATIONS = {
 }  # fmt: skip
 FORMATS = {
     "hermes": "hermes", "gpt-oss": "gpt_oss", "qwen3_coder": "qwen3_coder", "glm": "glm", "seed": "seed",
-    "minimax": "minimax", "kimi": "kimi", "deepseek_v4": "deepseek", "gemma4": "gemma",
+    "minimax": "minimax", "kimi": "kimi", "deepseek_v4": "deepseek_v4", "gemma4": "gemma",
 }  # fmt: skip
 MANAGERS = {"naive": "inline", "dapo": "inline", "prime": "pool", "batch": "batch", "swedev": "http"}
 TRACKERS = ("console", "wandb", "mlflow", "tensorboard")

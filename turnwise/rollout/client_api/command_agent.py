@@ -27,7 +27,6 @@ GRACE_SECONDS = 5.0
 """For what it printed to be read once it is gone; only what left its process group can still hold the pipes."""
 POLL_SECONDS = 0.05
 OUR_KEY = "turnwise"
-WEB = ("http://", "https://")
 
 
 class CommandFailed(Exception):
@@ -143,7 +142,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     if isinstance(message.content, str):
         return message.content
     return [
-        {"type": "image_url", "image_url": {"url": part.source if part.source.startswith(WEB) else data_url(part)}}
+        {"type": "image_url", "image_url": {"url": data_url(part)}}
         if isinstance(part, Image)
         else {"type": "text", "text": part.text}
         for part in message.content

@@ -222,7 +222,8 @@ def _item_events(item: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[
 
 def _part_events(part: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     kind = part["type"]
-    known, none = ({"logprobs": part["logprobs"]}, {"logprobs": []}) if "logprobs" in part else ({}, {})
+    known = {name: part[name] for name in ("logprobs",) if name in part}
+    none: dict[str, list[Any]] = {name: [] for name in known}
     yield "content_part.added", {**where, "part": {**part, "text": "", **none}}
     for text in pieces(part["text"]):
         yield f"{kind}.delta", {**where, "delta": text, **none}

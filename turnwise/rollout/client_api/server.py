@@ -95,6 +95,7 @@ async def client_server() -> AsyncIterator[ClientServer]:
             async with one.changing:
                 if not one.users:  # nobody came while we waited
                     one.server.port = 0
+                    _running.pop(loop, None)  # its lock holds the loop, which would never be forgotten
                     await plugin_calls.to_the_end(one.stack.aclose())
 
 
@@ -105,14 +106,22 @@ def make_app(server: ClientServer) -> Starlette:
         server.find(request)
         return JSONResponse(openai_chat.MODELS)
 
+    async def count(request: Request) -> Response:
+        session = server.find(request)
+        call, _ = anthropic_messages.read(await _content(request))
+        return JSONResponse({"input_tokens": session.count(call)})
+
     chat, messages = _endpoint(server, openai_chat), _endpoint(server, anthropic_messages)
+    counted = _answered(count, anthropic_messages)
     routes = [
         Route("/s/{token}/v1/models", _answered(models, openai_chat)),
         Route("/s/{token}/v1/chat/completions", chat, methods=["POST"]),
         Route("/s/{token}/v1/responses", _responses(server), methods=["POST"]),
         Route("/s/{token}/v1/messages", messages, methods=["POST"]),
         Route("/s/{token}/v1/v1/messages", messages, methods=["POST"]),
-        Route("/{path:path}", _answered(_nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
+        Route("/s/{token}/v1/messages/count_tokens", counted, methods=["POST"]),
+        Route("/s/{token}/v1/v1/messages/count_tokens", counted, methods=["POST"]),
+        Route("/{path:path}", _nothing, methods=["GET", "POST", "DELETE"]),
     ]
     return Starlette(routes=routes)
 
@@ -168,4 +177,8 @@ def _answered(
 
 
 async def _nothing(request: Request) -> Response:
-    raise Refused(f"nothing is served at {request.url.path.rpartition('/')[2]!r} here", status=404, code="not_found")
+    refused = Refused(
+        f"nothing is served at {request.url.path.rpartition('/')[2]!r} here", status=404, code="not_found"
+    )
+    dialect = anthropic_messages if "anthropic-version" in request.headers else openai_chat
+    return JSONResponse(dialect.write_error(refused), refused.status, NO_RETRY)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.errors import TemplateError, one_line
+from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
+from turnwise.rollout.openai_messages import check_image
 from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
@@ -87,14 +88,34 @@ class Session:
             asked, set_to = getattr(call, name), getattr(ours, name)
             if asked is not None and asked != set_to:
                 raise Refused(f"{name}: this run samples with sampling.{name}={set_to}; leave it out or send that")
-        has_images = any(
-            isinstance(part, Image)
-            for message in call.messages
-            if not isinstance(message.content, str)
-            for part in message.content
-        )
-        if has_images and not self._chat.backend.takes_images:
+        for message in call.messages:
+            if not isinstance(message.content, str):
+                self._check_images(message)
+
+    def _check_images(self, message: Message) -> None:
+        if not self._chat.backend.takes_images:
             raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
+        if message.role not in (Role.USER, Role.TOOL):
+            raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
+        try:
+            for part in message.content:
+                if isinstance(part, Image):
+                    check_image(part)
+        except DataError as error:
+            raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
+
+    def count(self, call: Call) -> int:
+        """The tokens of a prompt as it would be shown if it were new."""
+        self._check_going_on()
+        backend = self._chat.backend
+        if not isinstance(backend, TokenBackend):
+            raise Refused("this run's engine counts tokens only when it answers")
+        self._check(call)
+        prompt = [self._as_written(message) for message in call.messages]
+        try:
+            return len(backend.renderer.open(prompt, interning.tools(call.tools)))
+        except TemplateError as error:
+            raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
     async def _reply(self, call: Call) -> Reply:
         sequence, new, digest = self._take(call)
@@ -136,15 +157,15 @@ class Session:
         the digest of the call."""
         known = list(matching.digests(call.tools, call.messages))
         for length in range(len(call.messages), 0, -1):
-            new = call.messages[length:]
-            if any(message.role is Role.ASSISTANT for message in new):
+            is_new = length < len(call.messages)
+            if is_new and call.messages[length].role is Role.ASSISTANT:
                 break  # only the policy speaks as the assistant in what it is trained on
             for sequence in self._idle.get(known[length], ()):
-                if sequence.waits is not bool(new):
+                if sequence.waits is not is_new:
                     self._idle[known[length]].remove(sequence)
                     if not self._idle[known[length]]:
                         del self._idle[known[length]]
-                    return sequence, new, known[-1]
+                    return sequence, call.messages[length:], known[-1]
         prompt = [self._as_written(message) for message in call.messages]
         tools = interning.tools(call.tools)
         try:
