@@ -45,10 +45,12 @@ test-all: $(STAMP)  ## the test suite with its long tail
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU, in one process; on a machine without one they are skipped
 	OMP_NUM_THREADS=1 $(RUN)/pytest -m gpu $(ARGS)
 
-test-peers: $(STAMP)  ## the tests that need verl's own files: both releases, without what they depend on, under build/peers
+test-peers: $(STAMP)  ## the tests against verl itself: both releases and what they import, under build/peers; what is skipped says why
+	test -d build/peers/deps || $(INSTALL) --no-deps --target build/peers/deps --requirement .ci/peers.txt
 	for release in 0.6.1 0.9.1; do \
 	  test -d build/peers/verl-$$release || $(INSTALL) --no-deps --target build/peers/verl-$$release verl==$$release || exit 1; \
-	  TURNWISE_VERL=$(CURDIR)/build/peers/verl-$$release OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/verl $(ARGS) || exit 1; \
+	  TURNWISE_VERL=$(CURDIR)/build/peers/verl-$$release TURNWISE_VERL_DEPS=$(CURDIR)/build/peers/deps OMP_NUM_THREADS=1 \
+	    $(RUN)/pytest -rs tests/compat/verl $(ARGS) || exit 1; \
 	done
 
 eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
