@@ -14,7 +14,7 @@ from turnwise.types import Role, StopReason, Trajectory
 
 QUIET = Console(quiet=True)
 ENVIRONMENTS = Path(__file__).parent / "verifiers_envs"
-CALL = '<tool_call>\n{"name": "shop_price", "arguments": {"item": "hat"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "hat"}}\n</tool_call>'
 
 
 def is_there() -> bool:
