@@ -1,5 +1,6 @@
 """Runs that somebody sent: nothing that only their config names is imported, reached, opened or written to."""
 
+import dataclasses
 import enum
 import json
 import os
@@ -15,13 +16,14 @@ from turnwise.compose import to_yaml
 from turnwise.config import Config
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.knobs import knobs_of
+from turnwise.rollout.loop_loading import Loops
 from turnwise.scoring.judge.images import data_url
 from turnwise.scoring.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
-from turnwise.storage.trajectories import write_trajectories
+from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
 from turnwise.trust import needs_trust, reaches
-from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import FinishReason, Image, InteractionSpec, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
 def configured(overrides: Sequence[str]) -> Config:
@@ -272,6 +274,40 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
     assert compose_training(asked, None, trusted=False).config.data.train_files == ["rows.jsonl"]
 
 
+@pytest.mark.parametrize(
+    "named",
+    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}],
+    ids=["agent", "interaction", "tool"],
+)  # fmt: skip
+def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys):
+    path, mark = evil
+    sent = run("task=null")
+    (one,) = read_trajectories(sent / "eval/step_000000.parquet")
+    (key, value), plugin = *named.items(), str(path)
+    if isinstance(value, InteractionSpec):
+        value = InteractionSpec(value.name.replace("PLUGIN", plugin), {})
+    else:
+        value = (
+            value.replace("PLUGIN", plugin)
+            if isinstance(value, str)
+            else tuple(v.replace("PLUGIN", plugin) for v in value)
+        )
+    one.sample = dataclasses.replace(one.sample, **{key: value})
+    write_trajectories(sent / "eval/step_000001.parquet", [one])
+    assert main(["replay", str(sent)]) == 2
+    said = capsys.readouterr().err
+    assert "the recorded sample a names" in said and "--trust-run" in said and not mark.exists()
+
+
+def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_whatever_loop_is_set(tmp_path):
+    """A row may name http_env, and the options would be its."""
+    assert reaches(configure("rollout.agent=checker", "rollout.agent_options.rounds=3"), tmp_path) == []
+    config = configure("rollout.agent=checker", "rollout.agent_options.url=http://x")
+    assert reaches(config, tmp_path) == ["rollout.agent_options.url=http://x"]
+    with pytest.raises(ConfigError, match="needs rollout.agent_options"):  # those of another loop are not taken
+        Loops(config.rollout).get("http_env")
+
+
 HARMLESS = {
     "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
@@ -287,7 +323,8 @@ VALUES = {
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
     "rollout.tool_options": ".calculate.timeout=5",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
-    "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
+    "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "sandbox.swe_url": "=http://a:1",
+    "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
 }  # fmt: skip
 
 
@@ -318,6 +355,12 @@ def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
 def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
     for task in ("null", "arithmetic", "gsm8k", "deep_research"):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
+
+
+def test_options_of_our_loops_that_are_numbers_ask_for_nothing(tmp_path):
+    assert reaches(configure("rollout.agent=checker", "rollout.agent_options.rounds=2"), tmp_path) == []
+    named = "rollout.agent=http_env", "rollout.agent_options.url=http://a:1"
+    assert reaches(configure(*named), tmp_path) == ["rollout.agent_options.url=http://a:1"]
 
 
 def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_for(tmp_path):

@@ -20,6 +20,7 @@ from turnwise.knobs import is_plugin
 from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.scorer import BUILTIN
 from turnwise.storage.run_dir import CONFIG, RunDir
+from turnwise.types import Sample
 from turnwise.web.configs import read_config
 
 FLAG = "--trust-run"
@@ -30,8 +31,8 @@ _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
 _TOOLS_ELSEWHERE = ("retrieve",)
 """Built-in tools that send what the policy writes to an address that the environment names."""
-_PLAIN_AGENTS = ("single_turn", "tool_calling", "checker")
-"""Built-in loops none of whose options names code."""
+_PLAIN_AGENT_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
+"""Options of loops that name neither code nor an address, whichever loop is set: rows may name another one."""
 _PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
 _PLAIN_OPTIONS = {"scripted": frozenset({"turns", "right_by"})}
 """Built-in interactions, and options of one, that name neither a file nor an address."""
@@ -53,6 +54,12 @@ def check_trust(run: RunDir, found: Config, given: Config, *, trusted: bool, sec
     known = set(reaches(given, run.path.parent))
     new = [one for one in reaches(found, run.path.parent) if one not in known]
     _refuse(run, [one for one in (*new, *_plugins_of_rows(found.data, given.data)) if one.startswith(section)])
+
+
+def check_sample(run: RunDir, sample: Sample, *, trusted: bool) -> None:
+    """Refuse to play a recorded sample again that names what was not told: a record is the run's word too."""
+    if not trusted and (plugin := _plugin_of(sample)):
+        _refuse(run, [f"the recorded sample {sample.id} names {plugin}"])
 
 
 def needs_trust(config: Config, place: Path) -> bool:
@@ -80,7 +87,7 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     for name in rollout.tools:
         if is_plugin(name) or name in _TOOLS_ELSEWHERE:
             yield "rollout.tools", name
-    yield from ((f"rollout.agent_options.{name}", value) for name, value in rollout.agent_options.items())
+    yield from _agent_options(rollout)
     if rollout.client is not None:
         yield "rollout.client", rollout.client
     for key, named in (("rollout.agent", rollout.agent), ("rollout.interaction", rollout.interaction)):
@@ -88,8 +95,6 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
             yield key, named
     if rollout.agents_file is not None:
         yield "rollout.agents_file", rollout.agents_file
-    if rollout.agent_options and (rollout.agents_file or rollout.agent not in _PLAIN_AGENTS):
-        yield "rollout.agent_options", rollout.agent_options
     if config.data.dataset is not None:
         yield "data.dataset", config.data.dataset
     if config.sft.script is not None and not OUR_SCRIPT.fullmatch(config.sft.script):
@@ -100,6 +105,12 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     yield from _interaction(rollout)
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         yield from ((key, name) for name in files if _lies_in(name, place))
+
+
+def _agent_options(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
+    plain = () if rollout.agents_file or is_plugin(rollout.agent or "") else _PLAIN_AGENT_OPTIONS
+    options = rollout.agent_options
+    yield from ((f"rollout.agent_options.{name}", options[name]) for name in options if name not in plain)
 
 
 def _interaction(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
@@ -122,10 +133,15 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
                 continue
             for row in read_rows(name):
                 sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source)
-                names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
-                if plugin := next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None):
+                if plugin := _plugin_of(sample):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break
+
+
+def _plugin_of(sample: Sample) -> str | None:
+    """The first name of a sample that leads to code or to an address."""
+    names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
+    return next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None)
 
 
 def _services(config: Config) -> Iterator[tuple[str, Any]]:

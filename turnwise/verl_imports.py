@@ -37,10 +37,18 @@ SERVED = {
     ),
     "reward_score": ("verl.utils.reward_score", "verl.trainer.ppo.reward"),
     "reward_gsm8k": ("verl.utils.reward_score.gsm8k",),
+    "reward_math": ("verl.utils.reward_score.math_reward",),
+    "reward_dapo": ("verl.utils.reward_score.math_dapo",),
+    "reward_geo3k": ("verl.utils.reward_score.geo3k",),
+    "reward_search": ("verl.utils.reward_score.search_r1_like_qa_em",),
     "dataset": ("verl.utils.dataset", "verl.utils.dataset.rl_dataset"),
     "agent_loop": (
         "verl.experimental.agent_loop", "verl.experimental.agent_loop.agent_loop", "verl.workers.rollout.replica",
     ),
+    "tool_agent_loop": (
+        "verl.experimental.agent_loop.tool_agent_loop", "verl.experimental.agent_loop.single_turn_agent_loop",
+    ),
+    "tool_parser": ("verl.experimental.agent_loop.tool_parser",),
     "reward_manager": (
         "verl.workers.reward_manager", "verl.workers.reward_manager.abstract", "verl.workers.reward_manager.registry",
         "verl.experimental.reward_loop", "verl.experimental.reward_loop.reward_manager",
@@ -54,9 +62,13 @@ _TARGETS = {module: f"{STAND_INS}.{file}".removesuffix(".") for file, modules in
 INSTEAD = {
     "verl.interactions": "write `from turnwise import BaseInteraction`; the methods stay as they are",
     "verl.tools": "import BaseTool, the schemas and function_tool only, or write a typed function with @turnwise.tool",
+    "verl.utils.reward_score.prime_math": "scoring.scorers={SOURCE: math} compares answers with math-verify",
+    "verl.utils.reward_score.math_verify": "scoring.scorers={SOURCE: math} compares answers with math-verify",
+    "verl.utils.reward_score.prime_code": "scoring.scorers={SOURCE: code_tests} runs tests in the sandbox",
+    "verl.utils.reward_score.sandbox_fusion": "scoring.scorers={SOURCE: code_tests} runs tests in the sandbox",
     "verl.utils.reward_score": "keep your compute_score without it; scoring.scorers names the built-in scorers",
-    "verl.experimental.agent_loop": "AgentLoopBase, AgentLoopOutput and register are there; a loop of ours is `async "
-    "def loop(chat)`, named in rollout.agent as file.py:loop",
+    "verl.experimental.agent_loop": "AgentLoopBase, ToolAgentLoop, AgentLoopOutput and register are there; "
+    "a loop of ours is `async def loop(chat)`, named in rollout.agent as file.py:loop",
     "verl": "keep what you need of it in a file of your own, or install verl beside turnwise",
 }
 """Advice by the start of a module's name, the longest first."""

@@ -188,9 +188,9 @@ def test_a_function_reads_actions(theatre):
     ("options", "words"),
     [
         ({}, "needs rollout.agent_options={env"),
-        ({"env": "a", "sed": "b"}, "unknown option of agent loop 'gym_env' 'sed': did you mean 'seed'"),
-        ({"env": "a", "seed": "b"}, "seed='b'"),
-        ({"env": "a", "timeout": 0}, "timeout=0"),
+        ({"env": "a", "sed": "b"}, "agent loop 'gym_env': unknown option 'sed': did you mean 'seed'"),
+        ({"env": "a", "seed": "b"}, "seed: Input should be 'sample'"),
+        ({"env": "a", "timeout": 0}, "timeout: Input should"),
     ],
 )
 def test_wrong_options_are_refused_before_the_run(sample, options, words):

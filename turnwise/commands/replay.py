@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from turnwise.stopping import run_stoppable
     from turnwise.storage.differences import shown
     from turnwise.storage.run_dir import RunDir
-    from turnwise.trust import check_run, check_trust
+    from turnwise.trust import check_run, check_sample, check_trust
 
     if (args.edit is None) != (args.text is None):
         raise ConfigError("--edit says where and --with says what: give both, or none to play it as it was")
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     asked = compose(args.overrides, recorded=directory.path / "config.yaml").config
     check_trust(directory, asked, compose(args.overrides).config, trusted=args.trust_run)
     recorded = Recorded.find(directory, args.sample, args.file)
+    check_sample(directory, recorded.trajectory.sample, trusted=args.trust_run)
     if edit is not None:
         edit.check(recorded.trajectory)
     config, notes = replay_config(asked, recorded, args.model)

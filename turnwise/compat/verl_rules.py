@@ -7,9 +7,6 @@ needed, and why; `Unsupported` says what to do instead.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from turnwise.config import Config
-from turnwise.knobs import knobs_of
-
 Flat = Mapping[str, Any]
 Rule = Callable[[Any, Flat], dict[str, Any] | str]
 
@@ -66,7 +63,7 @@ AGGREGATIONS = {
 }  # fmt: skip
 FORMATS = {
     "hermes": "hermes", "gpt-oss": "gpt_oss", "qwen3_coder": "qwen3_coder", "glm": "glm", "seed": "seed",
-    "minimax": "minimax", "kimi": "kimi", "deepseek_v4": "deepseek", "gemma4": "gemma",
+    "minimax": "minimax", "kimi": "kimi", "deepseek_v4": "deepseek_v4", "gemma4": "gemma",
 }  # fmt: skip
 MANAGERS = {"naive": "inline", "dapo": "inline", "prime": "pool", "batch": "batch", "swedev": "http"}
 TRACKERS = ("console", "wandb", "mlflow", "tensorboard")
@@ -168,12 +165,6 @@ def _agent(value: Any, all_: Flat) -> dict[str, Any] | str:
     if value == "single_turn_agent":
         return "the loop of rows that name none follows from tools and interaction"
     return {"rollout.agent": "tool_calling" if value == "tool_agent" else value}
-
-
-def _agents(value: Any, all_: Flat) -> dict[str, Any] | str:
-    if "rollout.agents_file" not in knobs_of(Config):
-        raise Unsupported("name the class that the file names: rollout.agent=FILE.py:Class")
-    return {"rollout.agents_file": value}
 
 
 def _tools(value: Any, all_: Flat) -> dict[str, Any] | str:
@@ -294,7 +285,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.max_num_seqs": to("engine.max_batch"),
     f"{ROLLOUT}.val_kwargs.n": to("eval.group_size"),
     f"{ROLLOUT}.agent.default_agent_loop": _agent,
-    f"{ROLLOUT}.agent.agent_loop_config_path": _agents,
+    f"{ROLLOUT}.agent.agent_loop_config_path": to("rollout.agents_file"),
     f"{TURNS}.max_assistant_turns": to("rollout.max_assistant_turns"),
     f"{TURNS}.max_user_turns": _user_turns,
     f"{TURNS}.max_parallel_calls": to("rollout.max_parallel_calls"),

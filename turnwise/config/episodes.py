@@ -21,8 +21,8 @@ class RolloutConfig:
     agents_file: str | None = None
     """A verl-style YAML list of agent loops: {name, _target_, ...options}. Set it when rows name loops of your own."""
     client: str | None = None
-    """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
-    called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""
+    """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
+    function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
     tools: list[str] = field(default_factory=list)
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""

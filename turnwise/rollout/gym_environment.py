@@ -1,7 +1,6 @@
 """Gymnasium environments in words: observations are described, actions read from the answer, rewards added up."""
 
 import dataclasses
-import functools
 import inspect
 import re
 import threading
@@ -10,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from turnwise.errors import ConfigError, EpisodeError, PluginError, unknown
 from turnwise.knobs import is_plugin
 from turnwise.plugins import load
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.environments import Observation, Opening
+from turnwise.rollout.settings import read_settings
 from turnwise.rollout.toolbox import CLOSE_SECONDS
 from turnwise.types import Message, Role, Sample
 
@@ -56,23 +56,9 @@ class GymOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "GymOptions":
         """The options of a config, checked."""
-        names = [one.name for one in dataclasses.fields(cls)]
-        for key in options:
-            if key not in names:
-                raise ConfigError(unknown(f"option of agent loop {WHO!r}", key, names))
         if "env" not in options:
             raise ConfigError(f"agent loop {WHO!r} needs rollout.agent_options={{env: FrozenLake-v1}}")
-        try:
-            return _adapter().validate_python(dict(options))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"agent loop {WHO!r}: {where}={first['input']!r:.80}: {first['msg']}") from error
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[GymOptions]:
-    return TypeAdapter(GymOptions)
+        return read_settings(cls, dict(options), f"agent loop {WHO!r}")
 
 
 class GymEnvironment:

@@ -1,8 +1,6 @@
 """Environments over HTTP: POST /start_sample, /interact and /cancel, with the session in a header."""
 
 import asyncio
-import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -12,16 +10,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import httpx
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from turnwise import time_budget
 from turnwise.data.prompts import read_prompt
 from turnwise.data.values import FieldError
 from turnwise.engines.samplers.endpoint import check_url
-from turnwise.errors import ConfigError, EpisodeError, PluginError, unknown
+from turnwise.errors import ConfigError, EpisodeError, PluginError
 from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.rollout.environments import Observation, Opening
 from turnwise.rollout.openai_messages import assistant_entry
+from turnwise.rollout.settings import read_settings
 from turnwise.rollout.tool_schema import validator_of
 from turnwise.scoring.loop_resources import loop_resource
 from turnwise.types import Image, JsonSchema, Message, Sample
@@ -58,25 +57,11 @@ class HttpEnvOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "HttpEnvOptions":
         """The options of a config, checked."""
-        names = [one.name for one in dataclasses.fields(cls)]
-        for key in options:
-            if key not in names:
-                raise ConfigError(unknown(f"option of agent loop {WHO!r}", key, names))
         if "url" not in options:
             raise ConfigError(f"agent loop {WHO!r} needs rollout.agent_options={{url: http://127.0.0.1:18950}}")
-        try:
-            made = _adapter().validate_python(dict(options))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"agent loop {WHO!r}: {where}={first['input']!r:.80}: {first['msg']}") from error
+        made = read_settings(cls, dict(options), f"agent loop {WHO!r}")
         check_url(made.url, f"agent loop {WHO!r}: url")
         return made
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[HttpEnvOptions]:
-    return TypeAdapter(HttpEnvOptions)
 
 
 class EnvironmentClient:
@@ -205,7 +190,7 @@ class HttpEnvironment:
         # A task of its own, which a cancelled episode does not take along: its session could not be cancelled.
         self._starting = asyncio.ensure_future(self._client.post("/start_sample", {"index": index, "name": name}))
         body, session = await asyncio.shield(self._starting)
-        if not session or len(session) > 1000:
+        if not session or len(session) > 1000 or not session.isascii():  # a header that could not be sent back
             raise EpisodeError(f"{WHO}: {self._client.url}/start_sample names no session in the header {SESSION}")
         self._session = session
         messages = self._messages(body.get("messages")) or list(self._sample.prompt)
@@ -227,7 +212,8 @@ class HttpEnvironment:
         # No limit over all of it: a request that waits for its turn behind many others must still be sent.
         try:
             if self._starting is not None and self._session is None:
-                self._session = (await self._starting)[1]
+                session = (await self._starting)[1]
+                self._session = session if session and session.isascii() else None
             if self._session is not None and not self._finished:
                 await self._client.post("/cancel", {}, self._session)
         except (EpisodeError, ConfigError) as error:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError, unknown
-from turnwise.plugins import builtin, load, names_in
-from turnwise.rollout.verl_loops import verl_loop
+from turnwise.plugins import builtin, load, load_module, names_in
+from turnwise.rollout.verl_loops import registered_in, verl_loop
 from turnwise.strict_yaml import read_yaml
 
 if TYPE_CHECKING:
@@ -52,13 +52,35 @@ class Loops:
         return self._made[agent]
 
     def name_of(self, agent: str) -> str:
-        """Ours for a name of verl's, unless the file has that name."""
-        return agent if agent in self._entries else VERL_NAMES.get(agent, agent)
+        """Ours for a name of verl's, unless the user's files have it; of a file alone, that of its only class."""
+        if agent == self._config.agent and agent.endswith(".py"):
+            if len(self._registered) != 1:
+                found = ", ".join(self._registered) or "none"
+                raise PluginError(f"rollout.agent={agent} must register one agent loop, or name one: {found}")
+            return next(iter(self._registered))
+        if agent in self._entries or (agent in VERL_NAMES and agent in self._registered):
+            return agent
+        return VERL_NAMES.get(agent, agent)
 
     def is_own(self, agent: str) -> bool:
         """Whether the loop is a user's code."""
         entry = self._entries.get(agent)
-        return ":" in agent if entry is None else not entry.target.startswith("turnwise.")
+        if entry is None:
+            return ":" in agent or (agent not in names_in(_PACKAGE) and agent in self._registered)
+        return not entry.target.startswith("turnwise.")
+
+    @functools.cached_property
+    def _registered(self) -> dict[str, type]:
+        """Classes that verl's @register names in the files of rollout.agent and rollout.agents_file."""
+        places: list[tuple[str, Path | None]] = [(one.target, one.folder) for one in self._entries.values()]
+        agent = self._config.agent or ""
+        if ":" in agent or agent.endswith(".py"):
+            places.append((agent, None))
+        found: dict[str, type] = {}
+        for spec, folder in places:
+            place = spec if spec.endswith(".py") else spec.rpartition(":" if ":" in spec else ".")[0]
+            found |= registered_in(load_module(place, "agent loop", near=folder))
+        return found
 
     def _make(self, agent: str) -> Loop:
         configured = self._config.agent is not None and self.name_of(self._config.agent) == agent
@@ -68,11 +90,16 @@ class Loops:
             return _filled(found, entry.target, {**entry.kwargs, **options}, entry.where)
         if ":" in agent:
             return _filled(load(agent, "agent loop"), agent, options, "rollout.agent_options")
-        if self._entries and agent not in names_in(_PACKAGE):
-            raise PluginError(unknown("agent loop", agent, [*self._entries, *names_in(_PACKAGE)]))
+        if agent not in names_in(_PACKAGE) or agent in VERL_NAMES:
+            if agent in self._registered:
+                return _filled(self._registered[agent], agent, options, "rollout.agent_options")
+            if known := [*self._entries, *self._registered]:
+                raise PluginError(unknown("agent loop", agent, [*known, *names_in(_PACKAGE)]))
         module = vars(builtin(_PACKAGE, agent, "agent loop"))
         # One that needs more than options is made for a run, from its config, and may read its options itself.
-        found = module["loop_of"](self._config) if "loop_of" in module else module[agent]
+        found = (
+            module["loop_of"](replace(self._config, agent_options=options)) if "loop_of" in module else module[agent]
+        )
         if "TAKES_OPTIONS" in module:
             made: Loop = found
             return made
@@ -116,7 +143,8 @@ def _filled(found: Any, spec: str, options: Mapping[str, Any], where: str) -> Lo
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         for name in options:
             if name not in known:
-                raise ConfigError(f"{where}: agent loop {spec}: {unknown('option', name, known)}")
+                problem = unknown("option", name, known) if known else f"unknown option {name!r}: it takes none"
+                raise ConfigError(f"{where}: agent loop {spec}: {problem}")
     missing = [name for name, one in known.items() if one.default is one.empty and name not in options]
     if missing:
         raise ConfigError(f"{where}: agent loop {spec} needs the option {missing[0]!r}")

@@ -18,7 +18,7 @@ from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, PluginError, TurnwiseError, unknown
 from turnwise.plugins import load, load_module
 from turnwise.rollout.mcp_tools import open_mcp_tools
-from turnwise.rollout.tool_config import Configurable
+from turnwise.rollout.settings import Configurable
 from turnwise.rollout.tool_loading import as_tool, load_tool, tool_of_class
 from turnwise.rollout.tool_options import OPTIONS, ToolOptions, read_options, with_options
 from turnwise.rollout.tools.tool import Tool, tool

@@ -172,6 +172,8 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    messages: Sequence[Message] = ()
+    """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
     """What tools said at the end that their use was worth; filled by `close`."""
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
@@ -248,7 +250,7 @@ class EpisodeTools:
         status, result = await self._run(number, call)
         entry = self.entries.get(call.name)
         most, keep = (entry.reply_tokens, entry.keep) if entry else (self.config.max_reply_tokens, self.config.keep)
-        text, truncated = await fit(clean(result.text), most, keep, self.spans)
+        text, truncated = await self._fit(clean(result.text), most, keep)
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
         content: str | tuple[Part, ...] = text
         if result.images and self.takes_images:
@@ -257,20 +259,22 @@ class EpisodeTools:
             content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
         return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
 
+    async def _fit(self, text: str, limit: int, keep: Keep) -> tuple[str, bool]:
+        return await fit(text, limit, keep, self.spans)
+
     async def _run(self, number: int, call: ToolCall) -> tuple[CallStatus, ToolResult]:
         limit = self.config.max_parallel_calls
         if call.problem is not None:
-            return CallStatus.MALFORMED, ToolResult(f"Error: {call.problem}")
+            return self._failed(CallStatus.MALFORMED, call.problem)
         if number >= limit:
-            return CallStatus.REFUSED, ToolResult(f"Error: not run; at most {limit} calls are allowed in one turn")
+            return self._failed(CallStatus.REFUSED, f"not run; at most {limit} calls are allowed in one turn")
         entry = self.entries.get(call.name)
         if entry is None:
             hint = nearest(call.name, self.entries)
-            return CallStatus.UNKNOWN_TOOL, ToolResult(f"Error: unknown tool {call.name!r}: {hint}")
+            return self._failed(CallStatus.UNKNOWN_TOOL, f"unknown tool {call.name!r}: {hint}", KeyError(call.name))
         seconds = entry.seconds
         try:
-            if entry.plain is None or not entry.plain.fit(call.arguments):
-                check_arguments(entry.validator, call.name, call.arguments)
+            self._check(entry, call)
             if entry.instant:
                 return CallStatus.OK, await self._attempt(entry.tool, call)
             plugin_calls.check_leaked()
@@ -279,17 +283,27 @@ class EpisodeTools:
                     await entry.rate.turn()
                 return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
         except BadArguments as error:
-            return CallStatus.BAD_ARGUMENTS, ToolResult(f"Error: {error}")
+            return self._failed(CallStatus.BAD_ARGUMENTS, str(error), error)
         except ToolError as error:
-            return CallStatus.ERROR, ToolResult(f"Error: {error}")
+            return self._failed(CallStatus.ERROR, str(error), error)
         except plugin_calls.TookTooLong:
-            return CallStatus.TIMEOUT, ToolResult(f"Error: {call.name} took longer than {seconds:g} s")
+            return self._failed(CallStatus.TIMEOUT, f"{call.name} took longer than {seconds:g} s")
         except plugin_calls.PluginCallError as error:
-            return CallStatus.CRASHED, ToolResult(f"Error: {error}")
+            return self._failed(CallStatus.CRASHED, str(error), error)
         except (EpisodeError, PluginError):
             raise
         except Exception as error:  # a tool is a user's code: the model is told, the record keeps it
-            return CallStatus.CRASHED, ToolResult(f"Error: {type(error).__name__}: {error}")
+            return self._failed(CallStatus.CRASHED, f"{type(error).__name__}: {error}", error)
+
+    def _check(self, entry: _Entry, call: ToolCall) -> None:
+        if entry.plain is None or not entry.plain.fit(call.arguments):
+            check_arguments(entry.validator, call.name, call.arguments)
+
+    def _failed(
+        self, status: CallStatus, problem: str, error: Exception | None = None
+    ) -> tuple[CallStatus, ToolResult]:
+        """What the model reads of a call that came to nothing."""
+        return status, ToolResult(f"Error: {problem}")
 
     async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
         try:
@@ -314,7 +328,8 @@ class EpisodeTools:
     def _context(self, chosen: Tool) -> ToolContext:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
-        return ToolContext(self._own_sample, self._own_sample.tools_kwargs.get(chosen.name, {}), self.seed)
+        kwargs = self._own_sample.tools_kwargs.get(chosen.name, {})
+        return ToolContext(self._own_sample, kwargs, self.seed, self.messages)
 
 
 def _copied(value: Any) -> Any:

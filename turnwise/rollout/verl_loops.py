@@ -5,9 +5,10 @@ They are known by what they have, not by their base class: it is the real verl's
 """
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from turnwise.errors import EpisodeError, PluginError
 from turnwise.rollout.chat_backends import TokenBackend
 from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.tools.tool import as_json, as_number
-from turnwise.types import FinishReason, Ledger
+from turnwise.rollout.verl_loop_tools import loop_tools
+from turnwise.types import FinishReason, Ledger, Message, Role, ToolCall
 
 ARTIFACT = "verl"
 """Where a trajectory keeps what the loop returned beside tokens: `reward_score`, `extra_fields`, `num_turns`."""
@@ -25,6 +27,9 @@ NEVER_CUT = 2**31 - 1
 """rollout.prompt_length as loops see it: prompts that are too long are left out before (data.overlong)."""
 _OURS = ("temperature", "top_p", "top_k", "repetition_penalty")
 _LIMITS = ("max_tokens", "max_new_tokens")
+_REAL = "verl.experimental.agent_loop.agent_loop"
+_FORMATS = {"gpt_oss": "gpt-oss", "gemma": "gemma4"}
+"""verl's names of tool-call formats, where ours are others."""
 _IGNORED = ("logprobs", "n", "skip_special_tokens", "priority")
 
 
@@ -32,6 +37,15 @@ def is_verl_loop(found: object) -> bool:
     """Whether this is a class written as verl's AgentLoopBase is."""
     run = getattr(found, "run", None)
     return isinstance(found, type) and callable(run) and "sampling_params" in inspect.signature(run).parameters
+
+
+def registered_in(module: ModuleType) -> dict[str, type]:
+    """A module's own classes by the name that verl's @register gave them: the real verl's, or our stand-in's."""
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    known = getattr(sys.modules.get(_REAL), "_agent_loop_registry", {})
+    real = {str(entry.get("_target_")): name for name, entry in known.items()}
+    names = [vars(one).get("verl_agent_name") or real.get(f"{one.__module__}.{one.__qualname__}") for one in own]
+    return {name: one for name, one in zip(names, own, strict=True) if name}
 
 
 def verl_loop(kind: type, kwargs: Mapping[str, Any]) -> Callable[[Conversation], Awaitable[None]]:
@@ -99,6 +113,25 @@ class _Server:
         return {"temperature": ours.temperature, "top_p": ours.top_p, "top_k": top_k, "repetition_penalty": 1.0,
                 "logprobs": True}  # fmt: skip
 
+    def unreadable_calls(self) -> tuple[ToolCall, ...]:
+        """What the last turn wrote as a call and cannot be read; for our stand-in of verl's tool agent loop."""
+        return tuple(call for call in self.chat.turns[-1].message.tool_calls if call.problem is not None)
+
+    async def answer_unreadable_calls(self) -> list[str]:
+        """What is wrong with each of them."""
+        calls = self.unreadable_calls()
+        replies = await self.chat.call_tools(Message(Role.ASSISTANT, "", calls)) if calls else []
+        return [reply.text for reply in replies]
+
+    async def ask_user(self) -> str | None:
+        """What the episode's user says to the last answer; None when there is no user."""
+        replies = await self.chat.ask_user()
+        return replies[0].text if replies else None
+
+    def user_scores(self) -> list[float]:
+        """What the user gave so far."""
+        return [turn.user_score for turn in self.chat.turns if turn.user_score is not None]
+
     def ledgers(self) -> list[Ledger]:
         """Everything that was recorded."""
         return [ledger for one in dict.fromkeys(self.by_request.values()) for ledger in one.backend.segments]
@@ -165,7 +198,7 @@ def _given(kind: type, chat: Conversation, server: _Server, kwargs: dict[str, An
         "dataset_cls": None,
         "data_config": SimpleNamespace(config=config.config.data),
         "hf_model_type": None,
-        "tools": SimpleNamespace(tools=[]),
+        "tools": SimpleNamespace(tools=loop_tools(chat)),
         **kwargs,
     }
     parameters = inspect.signature(kind).parameters.values()
@@ -184,15 +217,22 @@ def _config(chat: Conversation) -> Any:
         "enable": True, "max_assistant_turns": rollout.max_assistant_turns, "max_user_turns": rollout.max_user_turns,
         "max_parallel_calls": rollout.max_parallel_calls, "max_tool_response_length": rollout.max_reply_tokens * 4,
         "tool_response_truncate_side": "middle", "tool_config_path": None, "interaction_config_path": None,
-        "function_tool_path": None, "format": "hermes",
+        "function_tool_path": None, "format": _format(backend),
     }  # fmt: skip
     drawn = {"prompt_length": NEVER_CUT, "response_length": length, "calculate_log_probs": True, "n": 1,
-             "max_model_len": None, "multi_turn": turns, "agent": {"num_workers": 1}}  # fmt: skip
+             "max_model_len": None, "full_determinism": False, "multi_turn": turns,
+             "agent": {"num_workers": 1}}  # fmt: skip
     data = {"apply_chat_template_kwargs": dict(backend.renderer.template.kwargs),  # type: ignore[attr-defined]
             "max_prompt_length": NEVER_CUT, "max_response_length": length, "return_raw_chat": True}  # fmt: skip
     ours = {"actor_rollout_ref": {"rollout": drawn, "model": {"path": "", "custom_chat_template": None}}, "data": data,
             "trainer": {}, "algorithm": {}, "reward_model": {}}  # fmt: skip
     return OmegaConf.create(ours)
+
+
+def _format(backend: Any) -> str:
+    """verl's name of the tool-call format."""
+    ours = backend.renderer.call_format.__name__.rpartition(".")[2]
+    return _FORMATS.get(ours, ours)
 
 
 def _row(chat: Conversation) -> dict[str, Any]:

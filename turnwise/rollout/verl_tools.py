@@ -9,7 +9,8 @@ import inspect
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, ClassVar
@@ -29,13 +30,24 @@ from turnwise.rollout.tools.tool import (
     as_json,
     as_number,
 )
-from turnwise.types import Image, JsonSchema, ToolResult
+from turnwise.types import Image, JsonSchema, Message, ToolResult
 
 _METHODS = ("create", "execute", "calc_reward", "release")
 _SCHEMA_CLASS = "OpenAIFunctionToolSchema"
 _REGISTRIES = ("verl.tools.function_tool", "turnwise.compat.verl.tools")
 """Modules whose FUNCTION_TOOL_REGISTRY holds what @function_tool saw: the real verl's and ours."""
 _SHARED = "verl_agent_data"
+_of_loop: ContextVar[Any] = ContextVar("agent_data", default=None)
+
+
+@contextlib.contextmanager
+def agent_data_of_loop(found: Any) -> Iterator[None]:
+    """Tools that are called meanwhile are given this object as `agent_data`: a loop of verl's has its own."""
+    before = _of_loop.set(found)
+    try:
+        yield
+    finally:
+        _of_loop.reset(before)
 
 
 def is_verl_tool(found: object) -> bool:
@@ -174,8 +186,10 @@ class _Session:
         raise ToolError(f"create returned {made!r:.80}, not (instance id, ToolResponse)")
 
     async def _execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResult:
-        shared = self.context.sample.info.setdefault(_SHARED, AgentData(uuid4().hex, self.context.sample.tools_kwargs))
-        kwargs = {**self._kwargs("execute_kwargs"), "agent_data": shared}
+        sample = self.context.sample
+        own = AgentData(uuid4().hex, sample.tools_kwargs, self.context.messages)
+        shared = sample.info.setdefault(_SHARED, own)
+        kwargs = {**self._kwargs("execute_kwargs"), "agent_data": _of_loop.get() or shared}
         return as_verl_result(await self._run("execute", instance_id, arguments, kwargs=kwargs))
 
     async def _run(self, method: str, /, *args: Any, kwargs: dict[str, Any]) -> Any:
@@ -190,19 +204,32 @@ class _Session:
 class AgentData:
     """What a tool of verl 0.7 and later is told of its episode: one object for all tools and calls of it.
 
-    `extra_fields` and `metrics` are for the tools' own use. What verl keeps of the conversation is not in it.
+    `extra_fields` and `metrics` are for the tools' own use; `messages` are a copy, made anew each time.
     """
 
-    def __init__(self, request_id: str, tools_kwargs: dict[str, Any]) -> None:
+    def __init__(self, request_id: str, tools_kwargs: dict[str, Any], messages: Sequence[Message]) -> None:
         self.request_id = request_id
         self.tools_kwargs = tools_kwargs
+        self._messages = messages
         self.extra_fields: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far, the message that made the call at its end."""
+        return [_message(one) for one in self._messages]
+
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"agent_data has no {name!r} here: it has request_id, tools_kwargs, extra_fields and metrics"
-        )
+        known = "messages, request_id, tools_kwargs, extra_fields and metrics"
+        raise AttributeError(f"agent_data has no {name!r} here: it has {known}")
+
+
+def _message(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role.value, "content": message.text}
+    if message.tool_calls:
+        calls = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
+        shown["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+    return shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,6 @@
 """An HTTP server for our own sandbox: SandboxFusion's two calls, and sessions that remember."""
 
 import asyncio
-import contextlib
-import secrets
-import time
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -26,6 +22,7 @@ from turnwise.sandbox.fusion import (
     RunStatus,
 )
 from turnwise.sandbox.limits import MIB, Limits
+from turnwise.sandbox.open_sessions import OpenSessions
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.scripts import run_notebook, run_script
@@ -75,14 +72,14 @@ def make_app(
 ) -> FastAPI:
     """The server's app at this host, for a pool that has been started in the same event loop."""
     settings = settings or ServerSettings(pool=pool.settings)
-    sessions = _Sessions(pool, settings)
+    sessions = OpenSessions[_Held](settings.sessions, settings.idle_seconds)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
     intake = Intake(settings.body, settings.body_seconds, settings.calls)
     app.add_middleware(Gate, host=host, token=token, intake=intake)
     app.add_exception_handler(RequestValidationError, invalid)
     add_basics(app, pool)
     _add_fusion(app, pool, settings)
-    _add_sessions(app, sessions, settings)
+    _add_sessions(app, pool, sessions, settings)
     return app
 
 
@@ -137,14 +134,15 @@ def _add_fusion(app: FastAPI, pool: SandboxPool, settings: ServerSettings) -> No
             return as_json(RunJupyterAnswer(status=RunStatus.SandboxError, message=LOST))
 
 
-def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings) -> None:
+def _add_sessions(app: FastAPI, pool: SandboxPool, sessions: "OpenSessions[_Held]", settings: ServerSettings) -> None:
     @app.post("/sessions")
     async def open_session(request: OpenRequest) -> Response:
-        return as_json(OpenAnswer(id=sessions.open(request)))
+        return as_json(OpenAnswer(id=_opened(pool, request, sessions, settings)))
 
     @app.post("/sessions/{number}/run")
     async def run(number: str, request: CallRequest) -> Response:
-        with sessions.using(number) as session:
+        with sessions.using(number) as held:
+            session = held.session
             try:
                 limit = min(request.seconds or session.limits.seconds, settings.seconds)
                 return as_json(ResultAnswer.model_construct(await session.run(request.code, limit)))
@@ -161,75 +159,25 @@ def _add_sessions(app: FastAPI, sessions: "_Sessions", settings: ServerSettings)
         return Response(status_code=204)
 
 
-@dataclass(slots=True)
-class _Entry:
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A session, and the bytes of the images that it has in memory."""
+
     session: LocalSession
-    last: float
-    """When it was used."""
-    size: int
-    """Bytes of its images."""
-    running: int = 0
+    images: int
+
+    async def close(self) -> None:
+        await self.session.close()
 
 
-class _Sessions:
-    """The open sessions by their ids, which nobody can guess."""
-
-    def __init__(self, pool: SandboxPool, settings: ServerSettings) -> None:
-        self._pool = pool
-        self._settings = settings
-        self._entries: dict[str, _Entry] = {}
-
-    def open(self, request: OpenRequest) -> str:
-        if len(self._entries) >= self._settings.sessions:
-            text = f"{self._settings.sessions} sessions are open, as many as this server takes"
-            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
-        images = request.images
-        size = sum(len(image.data) for image in images)
-        if size and size + sum(entry.size for entry in self._entries.values()) > MOST_BODIES * self._settings.body:
-            text = "open sessions hold as many images as this server takes"
-            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
-        try:
-            session = self._pool.session(seed=request.seed, images=images, stateless=request.stateless)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        number = secrets.token_urlsafe(24)
-        self._entries[number] = _Entry(session, time.monotonic(), size)
-        return number
-
-    @contextlib.contextmanager
-    def using(self, number: str) -> Iterator[LocalSession]:
-        """A session, which does not expire meanwhile."""
-        entry = self._entries.get(number)
-        if entry is None:
-            raise HTTPException(404, "there is no such session; it may have expired")
-        entry.running += 1
-        try:
-            yield entry.session
-        finally:
-            entry.running -= 1
-            entry.last = time.monotonic()
-
-    async def close(self, number: str) -> None:
-        entry = self._entries.pop(number, None)
-        if entry is not None:
-            await entry.session.close()
-
-    @contextlib.asynccontextmanager
-    async def swept(self) -> AsyncIterator[None]:
-        """While the app lives: idle sessions are closed; afterwards all are."""
-        sweeping = asyncio.ensure_future(self._sweep())
-        try:
-            yield
-        finally:
-            sweeping.cancel()
-            await asyncio.wait((sweeping,))
-            for number in list(self._entries):
-                await self.close(number)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.idle_seconds / 4)
-            oldest = time.monotonic() - self._settings.idle_seconds
-            for number, entry in list(self._entries.items()):
-                if not entry.running and entry.last < oldest:
-                    await self.close(number)
+def _opened(pool: SandboxPool, request: OpenRequest, sessions: "OpenSessions[_Held]", settings: ServerSettings) -> str:
+    sessions.check_room()
+    size = sum(len(image.data) for image in request.images)
+    if size and size + sum(held.images for held in sessions) > MOST_BODIES * settings.body:
+        text = "open sessions hold as many images as this server takes"
+        raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
+    try:
+        session = pool.session(seed=request.seed, images=request.images, stateless=request.stateless)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+    return sessions.add(_Held(session, size))

@@ -1,10 +1,6 @@
 """An HTTP server of repositories in shell sessions: start_instance, process_action, postprocess, compute_reward."""
 
 import asyncio
-import contextlib
-import secrets
-import time
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +9,10 @@ from fastapi.exceptions import RequestValidationError
 
 from turnwise.errors import DataError
 from turnwise.sandbox.limits import MIB
+from turnwise.sandbox.open_sessions import OpenSessions
 from turnwise.sandbox.pool import PoolSettings
 from turnwise.sandbox.process import SandboxLost
-from turnwise.sandbox.repository import Instance, LocalWorkspace, run_tests
+from turnwise.sandbox.repository import LocalWorkspace, run_tests
 from turnwise.sandbox.server import add_basics, as_json, invalid
 from turnwise.sandbox.shell_pool import ShellPool
 from turnwise.sandbox.swe_actions import BadAction, check_action
@@ -62,23 +59,28 @@ def make_app(
 ) -> FastAPI:
     """The server's app at this host, for a pool that has been started in the same event loop."""
     settings = settings or SweServerSettings()
-    sessions = _Sessions(pool, settings)
+    sessions = OpenSessions[_Entry](settings.sessions, settings.idle_seconds)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lambda _: sessions.swept())
     intake = Intake(settings.body, settings.body_seconds, settings.calls)
     app.add_middleware(Gate, host=host, token=token, intake=intake)
     app.add_exception_handler(RequestValidationError, invalid)
     add_basics(app, pool)
-    _add_actions(app, sessions)
+    _add_actions(app, pool, sessions)
     _add_reward(app, sessions, pool, settings)
     return app
 
 
-def _add_actions(app: FastAPI, sessions: "_Sessions") -> None:
+def _add_actions(app: FastAPI, pool: ShellPool, sessions: "OpenSessions[_Entry]") -> None:
     @app.post("/start_instance")
     async def start_instance(request: StartRequest) -> Response:
         if request.instance is None:
             raise HTTPException(404, f"this server knows no repository {request.instance_id!r}: send its files")
-        return as_json(StartAnswer(sid=sessions.open(request.instance)))
+        sessions.check_room()
+        try:
+            workspace = LocalWorkspace(pool, request.instance)
+        except DataError as error:
+            raise HTTPException(422, str(error)) from error
+        return as_json(StartAnswer(sid=sessions.add(_Entry(workspace))))
 
     @app.post("/process_action")
     async def process_action(request: ActionRequest) -> Response:
@@ -107,7 +109,7 @@ def _add_actions(app: FastAPI, sessions: "_Sessions") -> None:
             return as_json(EndAnswer(changed=sorted(entry.changes or {})))
 
 
-def _add_reward(app: FastAPI, sessions: "_Sessions", pool: ShellPool, settings: SweServerSettings) -> None:
+def _add_reward(app: FastAPI, sessions: "OpenSessions[_Entry]", pool: ShellPool, settings: SweServerSettings) -> None:
     @app.post("/compute_reward")
     async def compute_reward(request: RewardRequest) -> Response:
         with sessions.using(request.sid) as entry:
@@ -133,74 +135,18 @@ def _add_reward(app: FastAPI, sessions: "_Sessions", pool: ShellPool, settings: 
 
 @dataclass(slots=True)
 class _Entry:
+    """A repository that a client works on, and what was changed in it."""
+
     workspace: LocalWorkspace
-    last: float
     changes: dict[str, str | None] | None = field(default_factory=dict)
     """Since the start; None when they are too many to keep."""
     ended: bool = False
-    running: int = 0
+
+    async def close(self) -> None:
+        await self.workspace.close()
 
     def note(self, facts: dict[str, Any]) -> None:
         if "changes" in facts:
             self.changes = facts["changes"]
         elif "too_much" in facts or "refused" in facts:
             self.changes = None
-
-
-class _Sessions:
-    """The open sessions by their ids, which nobody can guess."""
-
-    def __init__(self, pool: ShellPool, settings: SweServerSettings) -> None:
-        self._pool = pool
-        self._settings = settings
-        self._entries: dict[str, _Entry] = {}
-
-    def open(self, instance: Instance) -> str:
-        if len(self._entries) >= self._settings.sessions:
-            text = f"{self._settings.sessions} sessions are open, as many as this server takes"
-            raise HTTPException(429, text, {"Retry-After": RETRY_SECONDS})
-        try:
-            workspace = LocalWorkspace(self._pool, instance)
-        except DataError as error:
-            raise HTTPException(422, str(error)) from error
-        sid = secrets.token_urlsafe(24)
-        self._entries[sid] = _Entry(workspace, time.monotonic())
-        return sid
-
-    @contextlib.contextmanager
-    def using(self, sid: str) -> Iterator[_Entry]:
-        """A session, which does not expire meanwhile."""
-        entry = self._entries.get(sid)
-        if entry is None:
-            raise HTTPException(404, "there is no such session; it may have expired")
-        entry.running += 1
-        try:
-            yield entry
-        finally:
-            entry.running -= 1
-            entry.last = time.monotonic()
-
-    async def close(self, sid: str) -> None:
-        entry = self._entries.pop(sid, None)
-        if entry is not None:
-            await entry.workspace.close()
-
-    @contextlib.asynccontextmanager
-    async def swept(self) -> AsyncIterator[None]:
-        """While the app lives: idle sessions are closed; afterwards all are."""
-        sweeping = asyncio.ensure_future(self._sweep())
-        try:
-            yield
-        finally:
-            sweeping.cancel()
-            await asyncio.wait((sweeping,))
-            for sid in list(self._entries):
-                await self.close(sid)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.idle_seconds / 4)
-            oldest = time.monotonic() - self._settings.idle_seconds
-            for sid, entry in list(self._entries.items()):
-                if not entry.running and entry.last < oldest:
-                    await self.close(sid)

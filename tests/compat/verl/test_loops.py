@@ -1,15 +1,20 @@
 """verl's agent loops of both releases, written as its documentation shows, through the stand-ins."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from turnwise import configure, evaluate
+from turnwise.chat.tool_format import load_format
 from turnwise.errors import PluginError, TurnwiseError
-from turnwise.types import Origin, Trajectory
+from turnwise.models.tiny.recipe import make_tokenizer
+from turnwise.plugins import load
+from turnwise.types import Origin, ToolCall, Trajectory
 
 OLD = """
 from uuid import uuid4
@@ -142,6 +147,13 @@ def test_a_loop_that_returns_something_else_is_refused_before_the_run(played: An
         played(OLD.replace("SABOTAGE", sabotage), "Mine")
 
 
+def test_the_yaml_of_agent_loops_names_classes_with_their_options(played: Any, tmp_path: Path) -> None:
+    (tmp_path / "verl_many.py").write_text(NEW)
+    (tmp_path / "agents.yaml").write_text("- name: many\n  _target_: verl_many.Many\n  times: 3\n")
+    trajectory = played("x = 1\n", "x", f"rollout.agents_file={tmp_path}/agents.yaml", "rollout.agent=many")
+    assert trajectory.failure is None and len(trajectory.branches) == 2
+
+
 def test_a_budget_ends_the_episode_of_a_verl_loop(played: Any) -> None:
     trajectory = played(OLD.replace("SABOTAGE", ""), "Mine", "rollout.max_assistant_turns=1")
     assert trajectory.failure is None and trajectory.stop_reason == "assistant_turn_budget"
@@ -151,3 +163,126 @@ def test_a_budget_ends_the_episode_of_a_verl_loop(played: Any) -> None:
 def test_a_class_that_is_no_loop_is_refused(played: Any) -> None:
     with pytest.raises(PluginError, match="has no `run`"):
         played("from verl.experimental.agent_loop import AgentLoopBase\nclass Mine(AgentLoopBase): pass\n", "Mine")
+
+
+DERIVED = """
+from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+
+class Counting(BaseTool):
+    async def execute(self, instance_id, parameters, agent_data=None, **kwargs):
+        agent_data.extra_fields["asked"] = agent_data.extra_fields.get("asked", 0) + parameters["n"]
+        return ToolResponse(text=f"counted {len(agent_data.messages)}"), 0.25, {"kind": "count"}
+
+
+@register("derived")
+class Derived(ToolAgentLoop):
+    async def _call_tool(self, tool_call, tools_kwargs, agent_data):
+        response, reward, metrics = await super()._call_tool(tool_call, tools_kwargs, agent_data)
+        response.text += "!"
+        return response, reward, metrics
+
+    async def _handle_processing_tools_state(self, agent_data):
+        state = await super()._handle_processing_tools_state(agent_data)
+        assert state is AgentState.GENERATING
+        return state
+
+    async def run(self, sampling_params, **kwargs):
+        output = await super().run(sampling_params, **kwargs)
+        output.reward_score = 0.5
+        return output
+
+
+@register("brief")
+class Brief(SingleTurnAgentLoop):
+    pass
+"""
+COUNTING = """
+tools:
+  - class_name: FOLDER/derived_loops.py:Counting
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: count
+        description: Count.
+        parameters: {type: object, properties: {n: {type: integer}}, required: [n]}
+"""
+CALL = '<tool_call>{"name": "count", "arguments": {"n": %d}}</tool_call>'
+
+
+@pytest.fixture
+def derived(tmp_path: Path, played: Any) -> Any:
+    """(a row's agent_name, the script, overrides) -> the trajectory of one episode."""
+    (tmp_path / "derived_loops.py").write_text(DERIVED)
+    (tmp_path / "counting.yaml").write_text(COUNTING.replace("FOLDER", str(tmp_path)))
+
+    def play(agent: str | None, script: list[str], *overrides: str) -> Trajectory:
+        row = {
+            "data_source": "x",
+            "prompt": [{"role": "user", "content": "6*7?"}],
+            "reward_model": {"ground_truth": "42"},
+        }
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row | ({} if agent is None else {"agent_name": agent})))
+        settings = (f"engine.script={json.dumps(script)}", f"rollout.agent={tmp_path}/derived_loops.py:Derived")
+        found: Trajectory = played("x = 1\n", "x", *settings, *overrides)
+        assert found.failure is None
+        return found
+
+    return play
+
+
+def test_a_loop_derived_from_verls_tool_agent_loop_runs_our_tools(derived: Any, tmp_path: Path) -> None:
+    tools = f"rollout.tools=[{tmp_path}/counting.yaml]"
+    found = derived("derived", [CALL % 2 + CALL % 3, "<tool_call>{</tool_call>", "It is 42."], tools)
+    assert [call.status for call in found.calls] == ["ok", "ok", "malformed"]
+    assert [call.score for call in found.calls] == [0.25, 0.25, None]
+    assert "counted 2!" in found.messages[2].text and "not valid JSON" in found.messages[4].text
+    kept = found.artifacts["verl"]
+    assert kept["reward_score"] == 0.5 and kept["num_turns"] == 6
+    assert kept["extra_fields"] == {"asked": 5, "turn_scores": [], "tool_rewards": [0.25, 0.25]}
+    assert found.stop_reason == "answered" and len(found.segments) == 1
+
+
+def test_a_budget_leaves_what_a_derived_loop_returns(derived: Any, tmp_path: Path) -> None:
+    tools = f"rollout.tools=[{tmp_path}/counting.yaml]"
+    found = derived("derived", [CALL % 2, "done"], tools, "rollout.max_assistant_turns=1")
+    assert [call.status for call in found.calls] == ["ok"] and found.stop_reason == "assistant_turn_budget"
+    assert found.artifacts["verl"]["reward_score"] == 0.5
+
+
+def test_a_derived_loop_asks_the_episodes_user(derived: Any) -> None:
+    script, user = ["#### 41", "#### 42"], "rollout.interaction=gsm8k"
+    found = derived("derived", script, user, "scoring.scorers={default: loop_reward}")
+    assert found.stop_reason == "user_ended" and found.reward == 0.5
+    assert found.artifacts["verl"]["extra_fields"]["turn_scores"] == [0.0, 1.0]
+
+
+def test_names_of_register_are_known_to_rows(derived: Any, tmp_path: Path) -> None:
+    assert len(derived("brief", ["It is 42."]).turns) == 1
+    assert derived(None, ["It is 42."], f"rollout.agent={tmp_path}/derived_loops.py:Brief").artifacts["verl"]
+    (tmp_path / "agents.yaml").write_text(f"- name: other\n  _target_: {tmp_path}/derived_loops.py:Derived\n")
+    by_file = ("rollout.agent=null", f"rollout.agents_file={tmp_path}/agents.yaml")
+    assert derived("brief", ["It is 42."], *by_file).artifacts["verl"]["num_turns"] == 2
+    with pytest.raises(PluginError, match="agent loop 'breif'.*brief"):
+        derived("breif", ["It is 42."])
+    with pytest.raises(PluginError, match="must register one agent loop, or name one: derived, brief"):
+        derived(None, ["It is 42."], f"rollout.agent={tmp_path}/derived_loops.py")
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm", "gpt-oss", "kimi", "deepseek_v4"])
+def test_parsers_of_verls_names_read_our_formats(name: str, tmp_path: Path) -> None:
+    (tmp_path / "parsers.py").write_text("from verl.experimental.agent_loop.tool_parser import ToolParser\n")
+    parser_class = load(f"{tmp_path}/parsers.py:ToolParser", "agent loop")
+    make_tokenizer(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = load_format(name).render_call(ToolCall("t000c0000", "add", {"a": "x"}))
+    parser = parser_class.get_tool_parser(name, tokenizer)
+    _, calls = asyncio.run(parser.extract_tool_calls(tokenizer.encode(text, add_special_tokens=False), []))
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("add", {"a": "x"})]
+    with pytest.raises(ValueError, match="no tool parser 'llama4'"):
+        parser_class.get_tool_parser("llama4", tokenizer)

@@ -21,6 +21,18 @@ def ping(n: int = 0) -> str:
     return f"pong {n}"
 
 
+@tool
+def spell() -> str:
+    '''Spell.'''
+    return "".join(chr(97 + n % 26) for n in range(260))
+
+
+@tool
+def fail() -> str:
+    '''Fail.'''
+    raise ValueError("no luck")
+
+
 class User(BaseInteraction):
     async def generate_response(self, instance_id, messages, **kwargs):
         right = "42" in messages[-1]["content"]
@@ -95,3 +107,48 @@ def test_tool_replies_count_as_user_turns(played: Any) -> None:
     ours, verls = (played(strict, [CALL % 1, CALL % 2, "done"], *settings) for strict in (False, True))
     assert len(ours.calls) == 2 and ours.stop_reason is StopReason.ANSWERED
     assert len(verls.calls) == 1 and verls.stop_reason is StopReason.USER_TURN_BUDGET
+
+
+def test_calls_inside_thoughts(played: Any) -> None:
+    script = [f"<think>Perhaps {CALL % 1}</think>{CALL % 2}", "done"]
+    ours, verls = (played(strict, script, "rollout.tools=[MINE:ping]") for strict in (False, True))
+    assert [call.call.arguments["n"] for call in ours.calls] == [2]
+    assert [call.call.arguments["n"] for call in verls.calls] == [1, 2]
+    assert len({call.call.id for call in verls.calls}) == 2 and len(verls.turns) == 2
+    assert verls.segments[0].token_ids.tolist()[:20] == ours.segments[0].token_ids.tolist()[:20]
+
+
+@pytest.mark.parametrize(
+    ("keep", "shown"),
+    [
+        ("head", lambda text: f"{text[:40]}...(truncated)"),
+        ("tail", lambda text: f"(truncated)...{text[-40:]}"),
+        ("both", lambda text: f"{text[:20]}...(truncated)...{text[-20:]}"),
+    ],
+)
+def test_replies_are_cut_by_characters(played: Any, keep: str, shown: Any) -> None:
+    settings = ("rollout.tools=[MINE:spell]", "rollout.max_reply_tokens=10", f"rollout.keep={keep}")
+    script = ['<tool_call>{"name": "spell", "arguments": {}}</tool_call>', "done"]
+    ours, verls = (played(strict, script, *settings) for strict in (False, True))
+    assert verls.turns[0].replies[0].text == shown("".join(chr(97 + n % 26) for n in range(260)))
+    assert (
+        "characters left out" in ours.turns[0].replies[0].text and ours.calls[0].truncated is verls.calls[0].truncated
+    )
+
+
+def test_what_the_model_reads_of_a_call_that_fails(played: Any) -> None:
+    calls = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("fail", "pong")]
+    settings = ("rollout.tools=[MINE:fail, MINE:ping]",)
+    ours, verls = (played(strict, [*calls, "done"], *settings) for strict in (False, True))
+    said = [[turn.replies[0].text for turn in one.turns[:2]] for one in (ours, verls)]
+    assert said[0][0] == "Error: ValueError: no luck" and "unknown tool 'pong'" in said[0][1]
+    assert said[1] == ["Error when executing tool: no luck", "Error when executing tool: 'pong'"]
+    assert [call.status for call in ours.calls] == [call.status for call in verls.calls] == ["crashed", "unknown_tool"]
+
+
+def test_arguments_are_not_checked_before_a_tool_sees_them(played: Any) -> None:
+    settings = ("rollout.tools=[MINE:ping]",)
+    script = ['<tool_call>{"name": "ping", "arguments": {"n": 1, "m": 2}}</tool_call>', "done"]
+    ours, verls = (played(strict, script, *settings) for strict in (False, True))
+    assert ours.turns[0].replies[0].text.startswith("Error: bad arguments")
+    assert verls.turns[0].replies[0].text.startswith("Error when executing tool: ")

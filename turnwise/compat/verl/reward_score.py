@@ -2,26 +2,31 @@
 
 from typing import Any
 
-from turnwise.compat.verl.reward_gsm8k import compute_score as gsm8k_score
-from turnwise.scoring.boxed import boxes
-from turnwise.scoring.text_match import MAX_CHARS, find_answer, texts_of, words
-from turnwise.types import Sample
+from turnwise.compat.verl import reward_dapo, reward_geo3k, reward_gsm8k, reward_math, reward_search
 
 MATH = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500")
-_WORDS = {"ignore_case": True, "ignore_punctuation": True, "ignore_articles": True}
+DAPO = ("math_dapo", "math", "math_dapo_reasoning")
+INSTEAD = {"numina_": "math", **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests")}
+"""Sources that verl has a rule for and we a better scorer, which a plain function cannot run."""
 
 
 def default_compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
-) -> float:
-    """What a solution is worth by the rule of its source; NotImplementedError where we have none, as in verl."""
+) -> Any:
+    """What a solution is worth by the rule of its source; NotImplementedError where there is none, as in verl."""
     if data_source == "openai/gsm8k":
-        return gsm8k_score(solution_str, ground_truth)
+        return reward_gsm8k.compute_score(solution_str, ground_truth)
     if data_source in MATH:
-        found = boxes(solution_str)
-        return float(bool(found) and "".join(found[-1].split()) == "".join(str(ground_truth).split()))
+        return reward_math.compute_score(solution_str, ground_truth)
+    if data_source in DAPO or data_source.startswith("aime"):
+        return reward_dapo.compute_score(solution_str, ground_truth)
+    if data_source == "hiyouga/geometry3k":
+        return reward_geo3k.compute_score(solution_str, ground_truth)
     if data_source.startswith("searchR1_"):
-        answer = find_answer(solution_str, "answer", MAX_CHARS)
-        truths = texts_of(Sample("", (), data_source, ground_truth))
-        return float(answer is not None and any(words(answer, **_WORDS) == words(one, **_WORDS) for one in truths))
-    raise NotImplementedError(f"no reward function for the data source {data_source!r}: name one in scoring.scorers")
+        return float(reward_search.compute_score(solution_str, ground_truth))
+    ours = next((name for start, name in INSTEAD.items() if data_source.startswith(start)), None)
+    hint = "name one in scoring.scorers" if ours is None else f"set scoring.scorers={{{data_source}: {ours}}}"
+    raise NotImplementedError(f"no reward function for the data source {data_source!r}: {hint}")
+
+
+_default_compute_score = default_compute_score

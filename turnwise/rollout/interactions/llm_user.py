@@ -1,19 +1,18 @@
 """A user played by a language model over an OpenAI-compatible endpoint: persona, goal, what it knows, when it stops."""
 
-import dataclasses
-import functools
 import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from turnwise.chat.thoughts import split_thoughts
 from turnwise.engines.samplers.endpoint import ChatEndpoint, check_url
-from turnwise.errors import ConfigError, EngineError, EpisodeError, ScoringFailed, unknown
+from turnwise.errors import ConfigError, EngineError, EpisodeError, ScoringFailed
 from turnwise.rollout.interactions.base import BaseInteraction, Seen
+from turnwise.rollout.settings import read_settings
 from turnwise.scoring.judge.judge import Judge
 from turnwise.scoring.judge.prompts import full_trace
 from turnwise.scoring.judge.settings import JudgeSettings
@@ -76,25 +75,11 @@ class LlmUserSettings:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "LlmUserSettings":
         """The settings of config options, checked."""
-        names = [one.name for one in dataclasses.fields(cls)]
-        for key in options:
-            if key not in names:
-                raise ConfigError(unknown(f"option of {WHO}", key, names))
         if "base_url" not in options:
             raise ConfigError(f"{WHO} needs rollout.interaction_kwargs={{base_url: http://127.0.0.1:8000/v1}}")
-        try:
-            made = _adapter().validate_python(dict(options))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{WHO}: {where}={first['input']!r:.80}: {first['msg']}") from error
+        made = read_settings(cls, dict(options), WHO)
         check_url(made.base_url, f"{WHO}: base_url")
         return made
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[LlmUserSettings]:
-    return TypeAdapter(LlmUserSettings)
 
 
 @dataclass(slots=True)

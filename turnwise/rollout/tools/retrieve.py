@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError
 from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
-from turnwise.rollout.tool_config import read_settings
+from turnwise.rollout.settings import read_settings
 from turnwise.rollout.tools.tool import DEFAULT_CONCURRENCY, ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult
 

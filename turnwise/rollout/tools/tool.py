@@ -3,7 +3,7 @@
 import json
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload, runtime_checkable
 
@@ -19,7 +19,7 @@ from turnwise.rollout.tool_schema import (
     read_signature,
     validator_of,
 )
-from turnwise.types import JsonSchema, Sample, ToolResult
+from turnwise.types import JsonSchema, Message, Sample, ToolResult
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_CONCURRENCY = 64
@@ -37,6 +37,8 @@ class ToolContext:
     """The row's `tools_kwargs` for this tool (in verl's form: `create_kwargs` and so on)."""
     seed: int = 0
     """The episode's own; the same when it is played again."""
+    messages: Sequence[Message] = ()
+    """The conversation as it goes on, to be read only."""
 
 
 class ToolSession(Protocol):

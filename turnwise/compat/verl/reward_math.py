@@ -1,0 +1,43 @@
+"""Stand-in for verl.utils.reward_score.math_reward: the last box and the truth, spelt one way, are the same text."""
+
+import re
+
+from turnwise.scoring.boxed import boxes
+
+SPELLINGS = tuple(
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        (r"\n|\\!|\\left|\\right|\\\$|\^\{\\circ\}|\^\\circ", ""),
+        (r"\\\\", r"\\"),
+        (r"\\[td]frac", r"\\frac"),
+        (r"\\text\{ .*", ""),  # the unit behind a number
+        (r"\\+%", ""),
+        (r"(^|[ {])\.", r"\g<1>0."),
+        (r"^[^=]{1,2}=(?=[^=]*$)", ""),  # k = 5
+        (r"\\sqrt([^{])", r"\\sqrt{\1}"),
+        (r" ", ""),
+        (r"\\frac([^{])([^{])", r"\\frac{\1}{\2}"),
+        (r"\\frac([^{])\{", r"\\frac{\1}{"),
+        (r"^0\.5$", r"\\frac{1}{2}"),
+        (r"^(0|-?[1-9][0-9]*)/([1-9][0-9]*)$", r"\\frac{\1}{\2}"),
+    )
+)
+"""What is read as what, in this order."""
+
+
+def plain(answer: str) -> str:
+    """One spelling for what LaTeX writes in several."""
+    for pattern, meant in SPELLINGS:
+        answer = pattern.sub(meant, answer)
+    return answer
+
+
+def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
+    """Whether two answers are spelt the same."""
+    return str1 is str2 if str1 is None or str2 is None else plain(str1) == plain(str2)
+
+
+def compute_score(solution_str: str, ground_truth: str) -> float:
+    """1 for the truth in the last box."""
+    found = boxes(solution_str)
+    return float(bool(found) and is_equiv(found[-1], str(ground_truth)))
