@@ -55,3 +55,9 @@ def test_environments_of_the_page(number: int, folder: Path, monkeypatch: pytest
     more = SCRIPTED if words[0] == "eval" else ("sampling.max_tokens=12", "engine.threads=1", "board=false")
     with contextlib.chdir(folder):
         assert main([*words, *more]) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verifiers") is not None, reason="verifiers is installed")
+def test_without_verifiers_its_absence_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "task=verifiers:tw_sums"]) == 2
+    assert "environments of verifiers need it installed" in "".join(capsys.readouterr())
