@@ -15,7 +15,9 @@ def format_reward(predict_str: str) -> float:
 
 def acc_reward(predict_str: str, ground_truth: str, use_boxed: bool = True) -> float:
     """1 for the truth; spellings are compared as for MATH, where verl asks mathruler."""
-    answer = (boxes(predict_str) or [None])[-1] if use_boxed else predict_str
+    answer: str | None = predict_str
+    if use_boxed:
+        answer = next(reversed(boxes(predict_str)), None)
     return float(is_equiv(answer, ground_truth))
 
 
