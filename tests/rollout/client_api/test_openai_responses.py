@@ -157,7 +157,7 @@ REFUSED = {
 }
 NAMED = [
     ({"tools": [{"type": "web_search"}]}, "tools: 'web_search' is not served"),
-    ({"tools": [{**TOOL, "strict": True}]}, "strict"),
+    ({"tools": [{**TOOL, "parameters": {"type": 7}, "strict": True}]}, "tools"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input: 'item_reference' is not served"),
     ({"input": [{"type": "function_call_output", "output": "3"}]}, "call_id"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, r"input\.0\.content\.0\.type"),

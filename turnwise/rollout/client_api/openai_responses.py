@@ -65,7 +65,7 @@ class _Tool(Border):
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class _TextFormat(Border):
@@ -151,6 +151,7 @@ def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple
         model=request.model,
         messages=(*system, *messages),  # instructions are for one response: the next one brings its own
         tools=tuple(_schema(tool) for tool in request.tools),
+        strict=frozenset(tool.name for tool in request.tools if tool.strict),
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -179,7 +180,7 @@ def write(reply: Reply, asked: Asked) -> dict[str, Any]:
         "store": request.store,
         "temperature": request.temperature,
         "tool_choice": "auto",
-        "tools": [{**tool.model_dump(), "strict": False} for tool in request.tools],
+        "tools": [tool.model_dump() for tool in request.tools],
         "top_p": request.top_p,
         "truncation": "disabled",
         "usage": {
