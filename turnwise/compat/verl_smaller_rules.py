@@ -91,8 +91,9 @@ def _epochs(value: Any, all_: Flat) -> dict[str, Any] | str:
         return "trainer.total_training_steps says it"
     files, groups = all_.get("data.train_files"), all_.get("data.train_batch_size", GROUPS)
     try:
-        rows = sum(1 for one in (files if isinstance(files, list) else [files]) for _ in read_rows(Path(one)))
-    except (TurnwiseError, TypeError) as error:
+        named = [str(one) for one in (files if isinstance(files, list) else [files] if files else [])]
+        rows = sum(len(list(read_rows(Path(one)))) for one in named)
+    except TurnwiseError as error:
         raise Unsupported("set training.steps: rows of the files / training.groups, for each epoch") from error
     if rows < groups:
         raise Unsupported(f"{rows} rows are not one batch of {groups}: set training.groups and training.steps")
