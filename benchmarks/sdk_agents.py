@@ -2,8 +2,10 @@
 
 Plays N episodes at the same time through `rollout.client`: a third each with the OpenAI SDK (async, streaming), the
 OpenAI SDK (sync, in a thread) and the Anthropic SDK, every one with a client of its own, a tool call and two turns. The
-words come from a script, so that all time is the system's own. The peer is the same conversation in the built-in
-tool_calling loop, without HTTP. File descriptors, threads, tasks and sessions are counted before and after.
+words come from a script, so that all time is the system's own; no SDK tries again. Once more with clients that share
+one set of certificates: an SDK reads them anew for every client, 20 ms that a plain address has no use for; and once by
+a bare socket, which leaves what our side costs. The peer is the same conversation in the built-in tool_calling loop,
+without HTTP. File descriptors, threads, tasks and sessions are counted before and after.
 
     python benchmarks/sdk_agents.py [--agents 500]
 """
@@ -11,14 +13,17 @@ tool_calling loop, without HTTP. File descriptors, threads, tasks and sessions a
 import argparse
 import asyncio
 import gc
+import json
 import os
 import resource
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
@@ -32,6 +37,7 @@ from turnwise.types import Message, Role, Sample, ToolCall, Trajectory
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 QUESTION = "What is twice 21?"
+CERTIFICATES = ssl.create_default_context()
 SETTLE_SECONDS = 5.0
 """For connections that both sides have closed to be gone."""
 
@@ -52,6 +58,7 @@ class Measured:
 
     trajectories: list[Trajectory]
     seconds: float
+    cpu: float
     before: Held
     after: Held
 
@@ -69,20 +76,54 @@ def script(request: ScriptRequest) -> str:
 
 
 async def agent(base_url: str, sample: Sample) -> str | None:
+    return await play(base_url, sample, None)
+
+
+async def frugal_agent(base_url: str, sample: Sample) -> str | None:
+    return await play(base_url, sample, CERTIFICATES)
+
+
+async def bare_agent(base_url: str, sample: Sample) -> str:
+    address = urlsplit(base_url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
+    try:
+        while True:
+            body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
+            head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answered = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(answered.partition("content-length:")[2].partition("\r")[0])
+            message = json.loads(await reader.readexactly(length))["choices"][0]["message"]
+            if not message.get("tool_calls"):
+                return str(message["content"])
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "42"} for call in message["tool_calls"]]
+            messages += [message, *results]
+    finally:
+        writer.close()
+
+
+async def play(base_url: str, sample: Sample, verify: ssl.SSLContext | None) -> str | None:
     kind = int(sample.id.rpartition(":")[2]) % 3
-    if kind == 0:
-        return await asynchronous(base_url)
+    settings = {"base_url": base_url, "api_key": "none", "max_retries": 0}
     if kind == 1:
         from turnwise.rollout.plugin_calls import in_thread
 
-        return await in_thread(lambda: synchronous(base_url))
-    return await with_anthropic(base_url)
+        plain = verify and openai.DefaultHttpxClient(verify=verify)
+        return await in_thread(lambda: synchronous(openai.OpenAI(http_client=plain, **settings)))
+    if kind == 0:
+        client = verify and openai.DefaultAsyncHttpxClient(verify=verify)
+        return await asynchronous(openai.AsyncOpenAI(http_client=client, **settings))
+    other = verify and anthropic.DefaultAsyncHttpxClient(verify=verify)
+    return await with_anthropic(anthropic.AsyncAnthropic(http_client=other, **settings))
 
 
-async def asynchronous(base_url: str) -> str | None:
+async def asynchronous(client: openai.AsyncOpenAI) -> str | None:
     tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none") as client:
+    async with client:
         while True:
             async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as stream:
                 message = (await stream.get_final_completion()).choices[0].message
@@ -93,10 +134,10 @@ async def asynchronous(base_url: str) -> str | None:
             messages += [{"role": "assistant", "content": message.content, "tool_calls": calls}, *results]
 
 
-def synchronous(base_url: str) -> str | None:
+def synchronous(client: openai.OpenAI) -> str | None:
     tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    with openai.OpenAI(base_url=base_url, api_key="none") as client:
+    with client:
         while True:
             message = client.chat.completions.create(model="m", messages=messages, tools=tools).choices[0].message
             if not message.tool_calls:
@@ -105,10 +146,10 @@ def synchronous(base_url: str) -> str | None:
             messages += [message, *results]
 
 
-async def with_anthropic(base_url: str) -> str | None:
+async def with_anthropic(client: anthropic.AsyncAnthropic) -> str | None:
     tools = [{"name": "twice", "input_schema": SCHEMA}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none") as client:
+    async with client:
         while True:
             answer = await client.messages.create(model="m", max_tokens=99, messages=messages, tools=tools)
             calls = [block for block in answer.content if block.type == "tool_use"]
@@ -134,11 +175,11 @@ async def settled(before: Held, sessions: Callable[[], int]) -> Held:
 
 async def played(context: RolloutContext, samples: list[Sample]) -> Measured:
     async with client_server() as server:
-        before, start = held(len(server.sessions)), time.perf_counter()
+        before, start, cpu = held(len(server.sessions)), time.perf_counter(), time.process_time()
         episodes = (run_episode(sample, sibling=0, step=0, context=context) for sample in samples)
         found = await asyncio.gather(*episodes)
-        seconds = time.perf_counter() - start
-        return Measured(list(found), seconds, before, await settled(before, lambda: len(server.sessions)))
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        return Measured(list(found), seconds, cpu, before, await settled(before, lambda: len(server.sessions)))
 
 
 async def measure(agents: int, *overrides: str) -> Measured:
@@ -160,14 +201,25 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=500)
     agents = parser.parse_args().agents
     raise_file_limit()
-    measured = asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:agent"))
     peer = asyncio.run(measure(agents, "rollout.agent=tool_calling"))
+    print(
+        f"{agents} episodes of two turns in the built-in loop, without HTTP: {peer.seconds:.2f} s, CPU {peer.cpu:.2f} s"
+    )
+    rows = {
+        "agent": "SDK agents, each with certificates of its own",
+        "frugal_agent": "SDK agents, certificates read once",
+        "bare_agent": "agents without an SDK",
+    }
+    for name, words in rows.items():
+        report(words, asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:{name}")))
+
+
+def report(words: str, measured: Measured) -> None:
     failed = [one.failure for one in measured.trajectories if one.failure is not None]
     turns = sum(len(one.turns) for one in measured.trajectories)
-    print(f"{agents} SDK agents at once, {turns} turns, {len(failed)} failed{': ' + failed[0] if failed else ''}")
-    rate, ratio = turns / measured.seconds, measured.seconds / peer.seconds
-    print(f"  {measured.seconds:.2f} s, {rate:.0f} turns/s, {1e3 / rate:.2f} ms a turn")
-    print(f"  the same in the built-in loop, without HTTP: {peer.seconds:.2f} s; ratio {ratio:.1f}")
+    print(f"{len(measured.trajectories)} {words}, at once: {turns} turns, {len(failed)} failed {failed[:1] or ''}")
+    each = f"{1e3 * measured.cpu / turns:.2f} ms a turn"
+    print(f"  {measured.seconds:.2f} s, {turns / measured.seconds:.0f} turns/s; CPU {measured.cpu:.2f} s, {each}")
     print(f"  before {measured.before}")
     print(f"  after  {measured.after}: {'nothing left behind' if measured.before == measured.after else 'LEFT BEHIND'}")
 

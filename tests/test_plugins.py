@@ -1,5 +1,6 @@
 """Finding what users bring: by module or file, from any folder, and never a namesake by mistake."""
 
+import subprocess
 import sys
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_users_folder_does_not_shadow_installed_packages(tmp_path, monkeypatch
     assert load("colorsys.py:rgb_to_hsv", "thing", near=tmp_path / "there") == "mine"
 
 
+def test_a_verl_of_the_users_own_folder_is_not_shadowed_by_the_stand_ins(tmp_path):
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl/__init__.py").write_text("")
+    (tmp_path / "verl/own.py").write_text("VALUE = 7\n")
+    (tmp_path / "beside_a_verl.py").write_text("from verl.own import VALUE\n")
+    script = "from turnwise.plugins import load; print(load('beside_a_verl:VALUE', 'tool'))"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "7\n", ran.stderr
+
+
 def test_a_namesake_of_another_folder_is_not_taken_silently(tmp_path):
     write(tmp_path / "a" / "twin.py", "value = 'a'\n")
     write(tmp_path / "b" / "twin.py", "value = 'b'\n")
@@ -115,7 +128,7 @@ def test_missing_things_say_what_was_tried(tmp_path):
 
 
 def test_the_folder_is_the_registry():
-    assert names_in("turnwise.rollout.agent_loops") == ["single_turn", "tool_calling"]
+    assert {"single_turn", "tool_calling"} < set(names_in("turnwise.rollout.agent_loops"))
     module = builtin("turnwise.rollout.agent_loops", "single_turn", "agent loop")
     assert module.__name__ == "turnwise.rollout.agent_loops.single_turn"
     with pytest.raises(PluginError, match="unknown agent loop 'single_trun': did you mean 'single_turn'.*module:name"):

@@ -206,12 +206,14 @@ def test_a_half_sent_body_is_given_up_and_keeps_nobody_out():
                 await writer.drain()
             served = (await client.post("/x", content=b"{}", headers=JSON)).status_code
             dribble = asyncio.ensure_future(drip(streams[0][1]))  # a byte now and then does not buy more time
-            ends = [await reader.read() for reader, _ in streams]
+            ends = [await reader.read() for reader, _ in streams[1:]]
+            with contextlib.suppress(ConnectionResetError):  # a byte sent after the end may overtake what was answered
+                ends.append(await streams[0][0].read())
             dribble.cancel()
             return served, ends, app.seen
 
     served, ends, seen = asyncio.run(main())
-    assert served == 200 and seen == 1
+    assert served == 200 and seen == 1 and len(ends) >= 5
     assert all(end.startswith(b"HTTP/1.1 408") for end in ends)
 
 

@@ -276,8 +276,8 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 
 @pytest.mark.parametrize(
     "named",
-    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}],
-    ids=["agent", "interaction", "tool"],
+    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}, {"info": {"extra_info": {"verifiers": {"config": "{}", "index": 0}}}}],
+    ids=["agent", "interaction", "tool", "environment"],
 )  # fmt: skip
 def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys):
     path, mark = evil
@@ -286,7 +286,7 @@ def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys
     (key, value), plugin = *named.items(), str(path)
     if isinstance(value, InteractionSpec):
         value = InteractionSpec(value.name.replace("PLUGIN", plugin), {})
-    else:
+    elif not isinstance(value, dict):
         value = (
             value.replace("PLUGIN", plugin)
             if isinstance(value, str)
@@ -309,7 +309,7 @@ def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_wha
 
 
 HARMLESS = {
-    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key",
+    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
 }  # fmt: skip
@@ -355,6 +355,12 @@ def test_every_knob_is_known_to_be_harmless_or_asks_for_trust(key, tmp_path):
 def test_the_defaults_and_every_task_of_ours_ask_for_nothing(tmp_path):
     for task in ("null", "arithmetic", "gsm8k", "deep_research"):
         assert reaches(configure(f"task={task}"), tmp_path / "runs") == []
+
+
+def test_options_of_our_loops_that_are_numbers_ask_for_nothing(tmp_path):
+    assert reaches(configure("rollout.agent=checker", "rollout.agent_options.rounds=2"), tmp_path) == []
+    named = "rollout.agent=http_env", "rollout.agent_options.url=http://a:1"
+    assert reaches(configure(*named), tmp_path) == ["rollout.agent_options.url=http://a:1"]
 
 
 def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_for(tmp_path):

@@ -143,14 +143,17 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
         made_by_task = task is not None and task.prepare is not None and task.defaults.get(f"data.{key}") == files
         if made_by_task and not any(Path(name).expanduser().exists() for name in files):
             raise ConfigError(f"no file {files[0]} (from {Path.cwd()}); make it with `turnwise prepare {spec}`")
+        key_of_prompt, source = config.data.prompt_key, config.data.default_source
         if config.data.dataset is not None:
-            rows = dataset_rows(config.data.dataset, files, config.data.prompt_key, _tokenizer(config))
+            rows = dataset_rows(config.data.dataset, files, key_of_prompt, _tokenizer(config))
             return [
-                to_sample(as_row(values, Path(split), number, split), prompt_key=config.data.prompt_key)
+                to_sample(as_row(values, Path(split), number, split), prompt_key=key_of_prompt, default_source=source)
                 for number, values in enumerate(islice(rows, limit))
             ]
-        found = read_samples([Path(name) for name in files], prompt_key=config.data.prompt_key)
+        found = read_samples([Path(name) for name in files], prompt_key=key_of_prompt, default_source=source)
         return found if limit is None else found[:limit]
+    if config.data.dataset is not None and not (config.data.train_files or config.data.eval_files):
+        raise ConfigError(f"data.dataset={config.data.dataset} reads files, and there are none: set data.{key}=FILE")
     if spec is None or task is None:
         raise ConfigError(f"nothing to read: set data.{key}=FILE or task=NAME")
     if task.rows is None:

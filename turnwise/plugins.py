@@ -41,9 +41,14 @@ def load_module(place: str, kind: str, *, near: Path | None = None) -> ModuleTyp
 
 def _module(place: str, spec: str, kind: str, near: Path | None) -> ModuleType:
     folders = [folder for folder in (near, Path.cwd()) if folder is not None]
-    with stand_ins():
-        if place.endswith(".py"):
+    if place.endswith(".py"):
+        with stand_ins():
             return _from_file(place, spec, kind, folders)
+    for folder in folders:  # before the stand-ins look whether there is a verl: it may be the user's own, here
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages
+    importlib.invalidate_caches()
+    with stand_ins():
         return _from_name(place, spec, kind, folders)
 
 
@@ -129,10 +134,6 @@ def _from_file(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleT
 
 
 def _from_name(place: str, spec: str, kind: str, folders: list[Path]) -> ModuleType:
-    for folder in folders:
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))  # last: a user's folder must not shadow installed packages
-    importlib.invalidate_caches()
     try:
         module = importlib.import_module(place)
     except ImportError as error:

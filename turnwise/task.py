@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PACKAGE = "turnwise.tasks"
 ATTRIBUTE = "TASK"
 """What a file calls its task when the spec names none."""
+_FOREIGN = {"verifiers": "turnwise.compat.verifiers:environment_task"}
+"""What makes a task of another package's environment: `task=verifiers:ENV_ID`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +76,11 @@ class Task:
 def load_task(spec: str) -> Task:
     """The task of a built-in name, of `file.py` or `module` (its TASK), or of `file.py:NAME` and `module:NAME`.
 
-    A function instead of a Task is taken for `rows`.
+    A function instead of a Task is taken for `rows`; `verifiers:ENV_ID` is an environment of that package.
     """
+    package, _, environment = spec.partition(":")
+    if package in _FOREIGN and environment:
+        return _checked(load(_FOREIGN[package], "task")(environment), spec)
     if not is_own(spec):
         names = builtin_tasks()
         if spec not in names:

@@ -40,6 +40,21 @@ def test_a_users_prompt_forges_nothing(renderer, name):
         assert text in tested.tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("name", ["qwen25", "llama3"])
+def test_a_tools_description_forges_nothing(renderer, name):
+    """It may come from an MCP server or an environment."""
+    tested, text, prompt = renderer(name), forgery(name), [Message(Role.USER, "hello")]
+
+    def shown(words):
+        properties = {"q": {"type": "string", "description": words, "enum": ["a", words]}}
+        parameters = {"type": "object", "properties": properties}
+        return [{"type": "function", "function": {"name": "f", "description": words, "parameters": parameters}}]
+
+    ids = tested.open(prompt, shown(text))
+    assert specials(tested, ids) == specials(tested, tested.open(prompt, shown("x")))
+    assert FAMILIES[name].control[-1] in tested.tokenizer.decode(ids).partition("hello")[0]
+
+
 def test_the_system_and_the_assistant_may_write_control_tokens(renderer):
     tested = renderer("qwen25")
     ids = tested.tokenizer.added_ids

@@ -1,6 +1,7 @@
 """Rows to samples: verl's meaning of the columns, the null traps, and refusals that name the field."""
 
 import base64
+import dataclasses
 import datetime
 import decimal
 from pathlib import Path
@@ -78,14 +79,16 @@ def test_every_column_finds_its_place() -> None:
 
 
 def test_a_bare_row_leaves_everything_to_the_plan() -> None:
-    assert sample(prompt="hi") == Sample("train.parquet:17", (Message(Role.USER, "hi"),), "s")
+    bare = Sample("train.parquet:17", (Message(Role.USER, "hi"),), "s")
+    assert sample(prompt=[{"role": "user", "content": "hi"}]) == bare
+    assert sample(prompt="hi") == dataclasses.replace(bare, info={"plain_prompt": True})
 
 
 def test_the_prompt_may_stand_in_another_column() -> None:
     values = {"data_source": "s", "question": "hi", "prompt": 3}
     got = to_sample(Row(Path("a.jsonl"), 0, values), prompt_key="question")
     assert got.prompt == (Message(Role.USER, "hi"),)
-    assert got.info == {"prompt": 3}
+    assert got.info == {"prompt": 3, "plain_prompt": True}
 
 
 def test_tool_messages_keep_name_and_call_id() -> None:
@@ -110,7 +113,7 @@ def test_arrow_null_traps(tmp_path: Path) -> None:
     assert [s.interaction for s in got] == [InteractionSpec("n", {"q": "?"}), None, None, None]
     assert [s.info.get("interaction_kwargs") for s in got] == [None, None, {"hint": "h"}, None]
     assert [s.tools for s in got] == [None, None, ("a",), None]
-    assert got[3].info == {"extra_info": {"index": 3}}
+    assert got[3].info == {"extra_info": {"index": 3}, "plain_prompt": True}
 
 
 def test_null_absent_and_empty_mean_the_same() -> None:
@@ -170,7 +173,7 @@ def test_numpy_and_arrow_values_become_plain() -> None:
             {"prompt": [{"role": "user", "content": ["x"]}]},
             "prompt[0].content[0]: expected an object with a type, got text",
         ),
-        ({"data_source": None}, "data_source: missing"),
+        ({"data_source": None}, "data_source: missing; data.default_source=NAME names that of rows without one"),
         ({"data_source": ["a"]}, "data_source: expected text, got a list"),
         ({"data_source": " "}, "data_source: empty"),
         ({"agent_name": float("nan")}, "agent_name: expected text, got a number"),

@@ -202,6 +202,7 @@ def play_with(make, serving, theatre, sample, **options):
     ("given", "words"),
     [
         ({"session": None}, "names no session in the header session_id"),
+        ({"session": "s\xe9"}, "names no session in the header session_id"),
         ({"start": "{"}, "something that is not JSON"),
         ({"start": [1]}, "answered with a list, not an object"),
         ({"start": {"messages": [{"role": "bot", "content": "a"}]}}, "unknown role 'bot'"),
@@ -223,7 +224,7 @@ def play_with(make, serving, theatre, sample, **options):
 def test_wrong_answers_fail_the_episode_by_name_and_end_the_session(theatre, sample, serving, given, words):
     server, trajectory = play_with(lambda: Server(**given), serving, theatre, sample)
     assert trajectory.stop_reason is StopReason.FAILED and words in trajectory.failure
-    began = given.get("session", "s1") is not None and not isinstance(given.get("start"), str | int | list)
+    began = given.get("session", "s1") == "s1" and not isinstance(given.get("start"), str | int | list)
     finished = any(isinstance(one, str) or one == {**DONE, "metrics": {"a": "b"}} for one in given.get("interact", []))
     assert server.paths[-1] == "/cancel" if began and not finished else "/cancel" not in server.paths
 

@@ -174,6 +174,27 @@ def test_a_process_that_never_answers_is_given_up_and_ended(tmp_path, monkeypatc
     assert not started or not alive(int(started))
 
 
+def test_a_process_that_never_lists_its_tools_is_given_up_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(mcp_tools, "CONNECT_SECONDS", 2.0)
+    silent, mark = tmp_path / "silent.py", tmp_path / "pid"
+    silent.write_text(
+        "import json, os, sys\n"
+        f"open({str(mark)!r}, 'w').write(str(os.getpid()))\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    if asked.get('method') == 'initialize':\n"
+        "        told = {'protocolVersion': asked['params']['protocolVersion'], 'capabilities': {'tools': {}},\n"
+        "                'serverInfo': {'name': 'silent', 'version': '1'}}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'result': told}), flush=True)\n"
+        "    elif asked.get('method') != 'tools/list' and 'id' in asked:\n"
+        "        problem = {'code': -32601, 'message': 'unknown'}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'error': problem}), flush=True)\n"
+    )
+    with pytest.raises(PluginError, match="no (answer|list of tools) after 2 s|it was stopped"):
+        open_mcp_tools({"mcp": {"command": sys.executable, "args": [str(silent)]}})
+    assert not mark.exists() or not alive(int(mark.read_text()))
+
+
 def test_images_of_a_result_are_taken_and_bad_ones_are_said(address):
     (picture,) = open_mcp_tools({"mcp": {"url": address}, "tools": ["picture"]})
 

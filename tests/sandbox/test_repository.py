@@ -48,6 +48,12 @@ def pytest_runtest_makereport(item, call):
     return report
 """
 PATCH = "import unittest\nunittest.TestCase.assertEqual = lambda *given: None\n"
+SELECTIVE = """real = unittest.TestCase.assertEqual
+def fake(self, *given):
+    if type(self).__name__ == "Control":
+        real(self, *given)
+unittest.TestCase.assertEqual = fake
+"""
 CHEATS = {
     "the tests rewritten": {"tests/test_add.py": "import unittest\n\nclass AddTest(unittest.TestCase):\n    pass\n"},
     "the tests' package patches unittest": {"tests/__init__.py": PATCH},
@@ -65,6 +71,38 @@ CHEATS = {
     "a recorder that passes everything": {
         "calc/add.py": "import sys\nmain = sys.modules['__main__']\n"
         "main.Recorder._note = lambda self, test, outcome: self.found.update({test.id(): 'passed'})\n" + BROKEN
+    },
+    "a report that is written otherwise": {
+        "calc/add.py": "import json\nreal = json.dumps\n"
+        "json.dumps = lambda found, **given: real({name: 'passed' for name in found})\n" + BROKEN
+    },
+    "a driver that looks at nothing": {
+        "calc/add.py": PATCH.replace("lambda *given", "lambda self, *given") + "import sys\n"
+        "sys.modules['__main__'].same = lambda *given: True\nsys.modules['__main__'].Control = unittest.TestCase\n" + BROKEN
+    },
+    "built-in functions that look at nothing": {
+        "calc/add.py": "import builtins, unittest\nbuiltins.all = lambda given: True\n" + SELECTIVE + BROKEN
+    },
+    "code of an assertion, in its place": {
+        "calc/add.py": "import unittest\nreal = unittest.TestCase._baseAssertEqual\n"
+        "def fake(self, first, second, msg=None):\n"
+        "    if type(self).__name__ == 'Control': raise self.failureException\n"
+        "unittest.TestCase.assertEqual.__code__ = fake.__code__\n" + BROKEN
+    },
+    "subclasses of TestCase are changed as they are made": {
+        "calc/add.py": "import unittest\n"
+        "def change(kind, **given):\n    kind.assertEqual = lambda *given: None\n"
+        "unittest.TestCase.__init_subclass__ = classmethod(change)\n" + BROKEN
+    },
+    "what unittest runs tests with": {
+        "calc/add.py": "import contextlib, unittest.case\n"
+        "@contextlib.contextmanager\ndef part(self, test_case, subTest=False):\n"
+        "    old, self.success = self.success, True\n"
+        "    try:\n        yield\n    except Exception:\n"
+        "        self.success = type(test_case).__name__ != 'Control'\n"
+        "        if not self.success: self.result.addFailure(test_case, None)\n"
+        "    self.success = self.success and old\n"
+        "unittest.case._Outcome.testPartExecutor = part\n" + BROKEN
     },
     "a skip": {"calc/add.py": "import unittest\n\ndef add(a, b):\n    raise unittest.SkipTest\n\ndef same(a):\n    return a\n"},
     "a file where a folder must be": {"tests": "x", "tests/__init__.py": None, "tests/test_add.py": None},
@@ -90,6 +128,26 @@ def test_tests_are_judged_by_the_mended_code_and_by_no_trick(shells) -> None:
     assert mended.resolved
     assert [name for name, outcome in found.items() if outcome.resolved or outcome.f2p_count] == []
     assert (spoilt.f2p_count, spoilt.p2p_count) == (1, 0)
+
+
+def test_a_file_that_tests_are_named_after_is_not_the_policys_to_change(shells) -> None:
+    """Whatever it is called."""
+    emptied = "import unittest\n\nclass AddTest(unittest.TestCase):\n    def test_add(self):\n        pass\n"
+
+    async def work(pool):
+        found = []
+        for name in ("tests.py", "checks.py"):
+            instance = Instance(instance_id="a", files={"calc/__init__.py": "", "calc/add.py": BROKEN, name: JUDGE})
+            for runner, test in (
+                ("unittest", f"{name[:-3]}.AddTest.test_add"),
+                ("pytest", f"{name}::AddTest::test_add"),
+            ):
+                tests = SweTests(FAIL_TO_PASS=[test], runner=runner)
+                found.append(await run_tests(pool, instance, {name: emptied}, tests))
+                found.append(await run_tests(pool, instance, {name: emptied, "calc/add.py": MENDED}, tests))
+        return [one.resolved for one in found]
+
+    assert play(shells, work) == [False, True] * 4
 
 
 def test_pytest_is_judged_the_same_way(shells) -> None:

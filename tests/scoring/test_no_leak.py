@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from turnwise.plugins import names_in
 from turnwise.rollout import interactions
 
-USERS = [name for name in names_in(interactions.__name__) if name != "base"]
+SAID_BY_OTHERS = {"base", "llm_user", "scripted"}
+"""What these say is a plug-in's, a model's or the script's in a row: none of it is ours to keep free of the answer."""
+USERS = [name for name in names_in(interactions.__name__) if name not in SAID_BY_OTHERS]
 TRUTHS = st.one_of(
     st.integers().map(str),
     st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str),

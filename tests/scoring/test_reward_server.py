@@ -188,6 +188,7 @@ NEVER = {
               "timeout", "concurrency", "max_tokens", "max_pixels"),
     "code_tests": ("level", "min_level", "url", "preload", "seconds", "memory_mb", "file"),
     "math": ("seconds",),
+    "swe_tests": ("seconds", "memory_mb", "scratch_mb", "min_level", "url"),
 }  # fmt: skip
 """Plug-ins, addresses, environment variables, files, sandbox levels, and what costs the server's time."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turnwise.chat.frame import Frame, written_already
 from turnwise.chat.frames import Frames, NoFrame, Place
 from turnwise.chat.kinds import TEXTS
-from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared
+from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared, texts_in
 from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
 from turnwise.chat.template import CallForm as CallForm
@@ -280,8 +280,8 @@ class Renderer:
         if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
             return walk.pass_written(decode(encode(decode(words), after="").ids), self.template.thought.strip())
-        escaper = self._escaper(messages)
-        text = self.render([escaper.escape(message) for message in messages], tools, reply=False)
+        escaper = self._escaper(messages, tools)
+        text = self._escaped(escaper, messages, tools, reply=False)
         text, cuts = escaper.unescape(text[: self.template.closing_start(text, structured=True)])
         return walk.jump(decode(encode(text, cuts=cuts).ids))
 
@@ -304,17 +304,24 @@ class Renderer:
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
-    def _escaper(self, messages: Sequence[Message]) -> ControlTokenEscaper:
+    def _escaper(self, messages: Sequence[Message], tools: Sequence[JsonSchema] = ()) -> ControlTokenEscaper:
         texts: list[str] = []
         for message in messages:
             texts += (message.text, message.name or "")
+        texts += texts_in(tools)
         return ControlTokenEscaper(self._control, texts)
 
     def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], words: str = "") -> list[int]:
         """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells."""
-        escaper = self._escaper(messages)
-        text, cuts = escaper.unescape(self.render([escaper.escape(message) for message in messages], tools, reply=True))
+        escaper = self._escaper(messages, tools)
+        text, cuts = escaper.unescape(self._escaped(escaper, messages, tools, reply=True))
         return self.tokenizer.encode(text + words, cuts=cuts).ids
+
+    def _escaped(
+        self, escaper: ControlTokenEscaper, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool
+    ) -> str:
+        shown = [escaper.escape(message) for message in messages]
+        return self.render(shown, escaper.escape_tools(tools), reply=reply)
 
     def _end_text(self, completion: Completion) -> str:
         return self._end_texts.get(int(completion.token_ids[-1]), "") if len(completion.token_ids) else ""

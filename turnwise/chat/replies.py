@@ -2,13 +2,14 @@
 
 import string
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from turnwise.chat.tokenizer import occurrences
 from turnwise.errors import EpisodeError
-from turnwise.types import Image, Message, Part, Role, Text
+from turnwise.types import Image, JsonSchema, Message, Part, Role, Text
 
 
 class ControlTokens:
@@ -60,6 +61,10 @@ class ControlTokenEscaper:
         content: str | tuple[Part, ...] = (Text(text), *images) if images else text
         return replace(message, content=content, name=message.name and self._escape(message.name))
 
+    def escape_tools(self, tools: Sequence[JsonSchema]) -> Sequence[JsonSchema]:
+        """Schemas as they are shown: they may be a server's words."""
+        return [self._escape_all(schema) for schema in tools] if self._stand_ins else tools
+
     def unescape(self, text: str) -> tuple[str, list[int]]:
         """The text as it was written, and the cuts through every control token it merely spells."""
         if not self._stand_ins:
@@ -73,6 +78,13 @@ class ControlTokenEscaper:
             if before_end and hidden[before_end - 1][1] > start:
                 cuts.add(start + 1)
         return text, sorted(cuts)
+
+    def _escape_all(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self._escape_all(key): self._escape_all(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._escape_all(one) for one in value]
+        return self._escape(value) if isinstance(value, str) else value
 
     def _escape(self, text: str) -> str:
         for spelled, stand_in in self._stand_ins.items():
@@ -89,6 +101,19 @@ def _stand_in(length: int, texts: Sequence[str]) -> str:
         if not any(word in text for text in texts):
             return word
     raise EpisodeError("a reply spells control tokens and holds every character that could stand in for them")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield str(key)
+            yield from texts_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts_in(one)
 
 
 def fresh_mark(texts: Iterable[str]) -> str:

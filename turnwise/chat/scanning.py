@@ -86,11 +86,12 @@ class Scanner:
 
 def numbered(found: Sequence[FoundCall], turn: int) -> list[ToolCall]:
     """The calls of a turn with their ids."""
-    named = Counter(call.id for call in found)
+    named = [call.id for call in found]
+    seen = Counter(named) if any(named) else {}  # few formats write ids, and every turn comes through here
     calls = []
     for n, call in enumerate(found):
         # Nine letters and digits: some templates accept no other form of id.
-        own = call.id if call.id and named[call.id] == 1 else f"t{turn % 1000:03d}c{n % 10000:04d}"
+        own = call.id if call.id and seen[call.id] == 1 else f"t{turn % 1000:03d}c{n % 10000:04d}"
         calls.append(ToolCall(own, call.name, call.arguments, call.problem))
     return calls
 

@@ -230,6 +230,12 @@ def _dataset(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"data.dataset": f"{path}:{name}"} if path and name else "no class is named"
 
 
+def _batches(value: Any, all_: Flat) -> dict[str, Any] | str:
+    """sv2 evaluates max_batches times batch_size samples; by itself the size of a batch changes nothing."""
+    size, batches = all_.get("sv2.batch_size"), all_.get("sv2.max_batches")
+    return {"eval.samples": int(size) * int(batches)} if size and batches else "all samples are evaluated"
+
+
 def _budget(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"learner.token_budget": value} if all_.get(f"{ACTOR}.use_dynamic_bsz") else "use_dynamic_bsz is off"
 
@@ -331,5 +337,9 @@ RULES: dict[str, Rule] = {
     "trainer.project_name": to("tracking.project"),
     "trainer.logger": _trackers,
     "trainer.resume_mode": _resume,
+    "sv2.interaction_name": to("rollout.interaction"),
+    "sv2.dump_jsonl": to("eval.dump_jsonl"),
+    "sv2.batch_size": _batches,
+    "sv2.max_batches": _batches,
 }
-"""By verl's key, of 0.6.1 and of 0.9.1."""
+"""By verl's key, of 0.6.1 and of 0.9.1, and sv2's."""

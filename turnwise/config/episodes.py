@@ -13,16 +13,16 @@ class RolloutConfig:
 
     agent: str | None = None
     """Loop for rows that name none: a built-in one, a name from `agents_file` or module:function; null infers it.
-    Built in are single_turn, tool_calling, checker, task_functions, http_env and gym_env; tools or an interaction let
-    null be tool_calling. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
+    interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
     agent_options: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.agent", "*"))
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
     agents_file: str | None = None
     """A verl-style YAML list of agent loops: {name, _target_, ...options}. Set it when rows name loops of your own."""
     client: str | None = None
-    """Your agent written against an SDK, module:function or file.py:function; its calls of the model come to us. It is
-    called with a base URL and the sample, for rows that name no agent. Set it to train the agent you have."""
+    """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
+    function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
     tools: list[str] = field(default_factory=list)
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""
@@ -137,7 +137,7 @@ class CompatConfig:
     """Where another system is reproduced although we would do otherwise."""
 
     strict: bool = False
-    """Treat turns, calls, users and reward functions as verl 0.6.1 does; docs/coming-from-verl.md lists the differences.
+    """Treat turns, calls, users and reward functions as verl 0.6.1 does; docs/coming-from-verl.md has the differences.
     Set it to compare a run with one of verl's, not to train better."""
 
 

@@ -68,6 +68,9 @@ class DataConfig:
     Set it when rows need code to be read. Null reads the files as they are."""
     prompt_key: str = "prompt"
     """The column that holds the messages. Set it when your files call it something else."""
+    default_source: str | None = None
+    """The data source of rows in files that have no column data_source, such as TRL's: by it scorers are chosen and
+    reports divided. Null refuses such rows."""
     max_prompt_tokens: int = knob(1024, at_least(1), only("engine.name", *RENDERING))
     """Longer first prompts, tools included, are handled by `data.overlong`. Raise it when `turnwise check` counts many
     left out and the model's context has room."""

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from turnwise.data.samples import PLAIN_PROMPT
 from turnwise.types import Image, Message, Sample, Text
 
 
@@ -14,11 +15,12 @@ def to_values(sample: Sample, *, prompt_key: str = "prompt") -> dict[str, Any]:
     info: dict[str, Any] = copy.deepcopy(sample.info)
     extra = info.pop("extra_info", {})
     reward_model = info.pop("reward_model", {})
+    is_plain = info.pop(PLAIN_PROMPT, False) is True and len(sample.prompt) == 1
     if sample.ground_truth is not None:
         reward_model["ground_truth"] = sample.ground_truth
     values: dict[str, Any] = {
         "data_source": sample.data_source,
-        prompt_key: [_message(message) for message in sample.prompt],
+        prompt_key: sample.prompt[0].text if is_plain else [_message(message) for message in sample.prompt],
         **info,
         "reward_model": reward_model,
         "extra_info": extra,

@@ -109,7 +109,9 @@ class _FileNotes:
     unnamed: int = 0
 
 
-def lint(paths: Iterable[str | Path], *, prompt_key: str, limit: int = 20) -> LintReport:
+def lint(
+    paths: Iterable[str | Path], *, prompt_key: str, default_source: str | None = None, limit: int = 20
+) -> LintReport:
     """Read every row of every file and report what is wrong with them."""
     report = LintReport(limit)
     prompts: dict[bytes, tuple[str, int]] = {}
@@ -118,7 +120,7 @@ def lint(paths: Iterable[str | Path], *, prompt_key: str, limit: int = 20) -> Li
         try:
             for row in read_rows(path, label=name):
                 report.rows += 1
-                for finding in _lint_row(row, prompt_key, notes, prompts, report.data_sources):
+                for finding in _lint_row(row, prompt_key, default_source, notes, prompts, report.data_sources):
                     report.add(finding)
         except DataError as error:
             report.add(Finding(Kind.UNREADABLE, name, None, "", str(error)))
@@ -130,6 +132,7 @@ def lint(paths: Iterable[str | Path], *, prompt_key: str, limit: int = 20) -> Li
 def _lint_row(
     row: Row,
     prompt_key: str,
+    default_source: str | None,
     notes: _FileNotes,
     prompts: dict[bytes, tuple[str, int]],
     data_sources: Counter[str],
@@ -141,7 +144,7 @@ def _lint_row(
             notes.misspelt.add(name)
             yield Finding(Kind.MISSPELT, row.name, row.number, name, problem)
     try:
-        sample = to_sample(row, prompt_key=prompt_key)
+        sample = to_sample(row, prompt_key=prompt_key, default_source=default_source)
     except RowError as error:
         yield Finding(Kind.REFUSED, row.name, row.number, error.field, error.problem)
         return

@@ -13,14 +13,14 @@ from turnwise.errors import DataError
 from turnwise.types import Sample
 
 
-def load_samples(paths: Iterable[str | Path], *, prompt_key: str) -> list[Sample]:
+def load_samples(paths: Iterable[str | Path], *, prompt_key: str, default_source: str | None = None) -> list[Sample]:
     """Every row of every file as a sample; the first one that cannot be used raises."""
     samples: list[Sample] = []
     for path, name in name_files(paths).items():
         for row in read_rows(path, label=name):
             for field, problem in misspelt(row.values, prompt_key=prompt_key):
                 raise RowError(row, field, problem)
-            samples.append(to_sample(row, prompt_key=prompt_key))
+            samples.append(to_sample(row, prompt_key=prompt_key, default_source=default_source))
     return samples
 
 

@@ -17,17 +17,19 @@ _UNREAD_COLUMNS = ("ability", "uid")
 _EXTRA_INFO = ("tools_kwargs", "interaction_kwargs", "need_tools_kwargs", "tool_selection")
 _UNREAD_EXTRA_INFO = ("index", "split", "question", "answer")
 _TOOL_KWARGS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
+PLAIN_PROMPT = "plain_prompt"
+"""In `Sample.info` of a row whose prompt is a text and no list of messages."""
 
 
-def to_sample(row: Row, *, prompt_key: str) -> Sample:
-    """The sample in a row.
+def to_sample(row: Row, *, prompt_key: str, default_source: str | None = None) -> Sample:
+    """The sample in a row; `default_source` is the data source of one that names none.
 
     `Sample.info` keeps `extra_info` whole, `reward_model` without its ground truth, and every column that has no
     field of its own (`ability`, `uid`, ...). Keyword arguments for an interaction that the row does not name are in
     `info["interaction_kwargs"]`.
     """
     try:
-        return _to_sample(row, prompt_key)
+        return _to_sample(row, prompt_key, default_source)
     except FieldError as error:
         raise RowError(row, error.field, error.problem) from error
 
@@ -46,11 +48,14 @@ def misspelt(values: dict[str, Any], *, prompt_key: str) -> Iterator[tuple[str, 
             yield from _near(name, inner, known, unread)
 
 
-def _to_sample(row: Row, prompt_key: str) -> Sample:
+def _to_sample(row: Row, prompt_key: str, default_source: str | None) -> Sample:
     values: dict[str, Any] = plain(row.values, "") or {}
     if prompt_key not in values:
         raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
-    prompt, images = read_prompt(values.pop(prompt_key), prompt_key, values.pop("images", None))
+    given = values.pop(prompt_key)
+    prompt, images = read_prompt(given, prompt_key, values.pop("images", None))
+    if isinstance(given, str):
+        values[PLAIN_PROMPT] = True
     reward_model = as_object(values.pop("reward_model", None), "reward_model")
     ground_truth = reward_model.pop("ground_truth", None)
     if "style" in reward_model:
@@ -65,7 +70,10 @@ def _to_sample(row: Row, prompt_key: str) -> Sample:
         interaction = InteractionSpec(as_text(name, join(field, "name")), interaction_kwargs)
     elif interaction_kwargs:
         values["interaction_kwargs"] = interaction_kwargs
-    data_source = as_text(values.pop("data_source", None), "data_source")
+    named = values.pop("data_source", None)
+    if named is None and default_source is None:
+        raise FieldError("data_source", "missing; data.default_source=NAME names that of rows without one")
+    data_source = as_text(default_source if named is None else named, "data_source")
     agent = values.pop("agent_name", None)
     kept = {"extra_info": extra, "reward_model": reward_model}
     return Sample(

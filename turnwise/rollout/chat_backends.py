@@ -57,6 +57,8 @@ class ChatBackend(Protocol):
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
     """Those that the model is shown; set before `open`."""
+    noise: NoiseKey
+    """What the next turn is drawn with."""
 
     def open(self, prompt: Sequence[Message]) -> None:
         """Take the first prompt."""

@@ -190,7 +190,7 @@ class HttpEnvironment:
         # A task of its own, which a cancelled episode does not take along: its session could not be cancelled.
         self._starting = asyncio.ensure_future(self._client.post("/start_sample", {"index": index, "name": name}))
         body, session = await asyncio.shield(self._starting)
-        if not session or len(session) > 1000:
+        if not session or len(session) > 1000 or not session.isascii():  # a header that could not be sent back
             raise EpisodeError(f"{WHO}: {self._client.url}/start_sample names no session in the header {SESSION}")
         self._session = session
         messages = self._messages(body.get("messages")) or list(self._sample.prompt)
@@ -212,7 +212,8 @@ class HttpEnvironment:
         # No limit over all of it: a request that waits for its turn behind many others must still be sent.
         try:
             if self._starting is not None and self._session is None:
-                self._session = (await self._starting)[1]
+                session = (await self._starting)[1]
+                self._session = session if session and session.isascii() else None
             if self._session is not None and not self._finished:
                 await self._client.post("/cancel", {}, self._session)
         except (EpisodeError, ConfigError) as error:

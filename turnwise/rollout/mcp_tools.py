@@ -155,14 +155,17 @@ class McpServer:
         """All that the server offers; it is connected for that and left again."""
         try:
             client = (await self._connected()).ready.result()
-            page = await client.list_tools()
-            found = list(page.tools)
-            for _ in range(MOST_PAGES):
-                if page.next_cursor is None:
-                    return found
-                page = await client.list_tools(cursor=page.next_cursor)
-                found += page.tools
+            async with asyncio.timeout(CONNECT_SECONDS):  # the client itself would wait for ever
+                page = await client.list_tools()
+                found = list(page.tools)
+                for _ in range(MOST_PAGES):
+                    if page.next_cursor is None:
+                        return found
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    found += page.tools
             raise PluginError(f"MCP server {self.name}: its list of tools has no end")
+        except TimeoutError as error:
+            raise PluginError(f"MCP server {self.name}: no list of tools after {CONNECT_SECONDS:g} s") from error
         except _protocol_error() as error:
             raise PluginError(f"MCP server {self.name}: {one_line(error)}") from error
         finally:

@@ -5,7 +5,7 @@ import json
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -201,7 +201,7 @@ async def run_tests(
     session = pool.shell()
     try:
         await place(session, instance.files)
-        judged = {"do": "place", "root": ROOT, "files": {**allowed(changes, instance), **tests.files}}
+        judged = {"do": "place", "root": ROOT, "files": {**allowed(changes, instance, tests), **tests.files}}
         if "refused" in await _script(session, judged):  # a file where the tests need a folder
             return Outcome(0, len(set(tests.FAIL_TO_PASS)), 0, len(set(tests.PASS_TO_PASS)))
         names = [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]
@@ -212,21 +212,31 @@ async def run_tests(
         ran = await session.run(argv=argv, folder=ROOT, given=given, seconds=seconds, output=_ANSWER_CHARS)
     finally:
         await session.close()
-    passed = _passed(ran, secret.decode())
+    passed = _passed(ran, secret.decode(), names)
     counts = [sum(name in passed for name in dict.fromkeys(some)) for some in (tests.FAIL_TO_PASS, tests.PASS_TO_PASS)]
     return Outcome(counts[0], len(set(tests.FAIL_TO_PASS)), counts[1], len(set(tests.PASS_TO_PASS)))
 
 
-def allowed(changes: Mapping[str, str | None], instance: Instance) -> dict[str, str | None]:
+def allowed(changes: Mapping[str, str | None], instance: Instance, tests: SweTests) -> dict[str, str | None]:
     """A policy's changes without what would decide about tests rather than mend the code."""
+    named = _files_of(tests)
     roots = {name.split("/")[0].removesuffix(".py") for name in instance.files}
     kept = {}
     for name, text in changes.items():
         top = name.split("/")[0].removesuffix(".py")
         shadows = top not in roots and (top in sys.stdlib_module_names or top in _RUNNERS)
-        if not (shadows or decides(name)):
+        if not (shadows or decides(name) or name in named):
             kept[name] = text
     return kept
+
+
+def _files_of(tests: SweTests) -> set[str]:
+    """The files that tests are named after, whatever they are called: a/b.py of a.b.Case.test_it or a/b.py::test_it."""
+    names = {*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS}
+    if tests.runner == "pytest":
+        return {name.partition("::")[0] for name in names}
+    parts = [name.split(".")[:-1] for name in names]
+    return {"/".join(some[:length]) + ".py" for some in parts for length in range(1, len(some) + 1)}
 
 
 def decides(name: str) -> bool:
@@ -236,16 +246,12 @@ def decides(name: str) -> bool:
     return is_test or last in CONTROLS or last.endswith(".pth")
 
 
-def _passed(ran: Ran, secret: str) -> set[str]:
+def _passed(ran: Ran, secret: str, names: Sequence[str]) -> set[str]:
     """Tests that passed: from the one line that begins with the secret, of a run that came to its end."""
     lines = [line for line in ran.output.splitlines() if line.startswith(secret)]
-    if not ran.fine or len(lines) != 1:
+    if not ran.fine or len(lines) != 1 or len(outcomes := lines[0].removeprefix(secret)) != len(names):
         return set()
-    try:
-        found = json.loads(lines[0].removeprefix(secret))
-    except ValueError:
-        return set()
-    return {name for name, outcome in found.items() if outcome == "passed"} if isinstance(found, dict) else set()
+    return {name for name, outcome in zip(names, outcomes, strict=True) if outcome == "p"}
 
 
 async def place(session: ShellSession, files: Mapping[str, str | None]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from turnwise.concurrency import gather_all
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
+from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
 from turnwise.scoring.verl_managers import is_manager, manager_scorer
 from turnwise.types import Remark, Role, StopReason, Trajectory
 
@@ -102,7 +103,9 @@ def spec_for(data_source: str, scorers: Mapping[str, str], of_tasks: Mapping[str
 
 
 def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None) -> Scorer:
-    """A loaded function as a scorer: `f(trajectory)` or verl's `compute_score(data_source, ...)`, async or not."""
+    """A loaded function as a scorer: `f(trajectory)`, verl's `compute_score(data_source, ...)` or one of TRL's."""
+    if is_trl(function):
+        return _trl_scorer(TrlRewards(function, spec, options or {}), spec)
     if not callable(function):
         raise PluginError(f"scorer {spec}: {type(function).__name__} cannot be called")
     if is_manager(function):
@@ -123,7 +126,9 @@ def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None
     first = next(iter(parameters.values()), None)
     takes_one = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
     if extra or not (is_verl or takes_one):
-        wanted = "(trajectory) or (data_source, solution_str, ground_truth, extra_info)"
+        wanted = (
+            "(trajectory), (data_source, solution_str, ground_truth, extra_info) or (prompts, completions, **kwargs)"
+        )
         raise PluginError(f"scorer {spec} takes ({', '.join(map(str, parameters.values()))}); it must take {wanted}")
     _check_options(given, [name for name in parameters if name not in accepted], parameters, spec)
     if is_verl:
@@ -131,6 +136,20 @@ def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None
         takes_info = "extra_info" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         return _verl_scorer(functools.partial(function, **absent, **given), spec, takes_info)
     return _plain_scorer(functools.partial(function, **given), spec)
+
+
+def _trl_scorer(rewards: TrlRewards, spec: str) -> Scorer:
+    async def first(trajectory: Trajectory) -> Score:
+        return trl_score((await rewards.score([trajectory]))[0])
+
+    return _plain_scorer(first, spec)
+
+
+def trl_score(judged: Judged | ScoringFailed) -> Score:
+    """What TRL's functions said about one trajectory."""
+    if isinstance(judged, ScoringFailed):
+        raise judged
+    return Score(judged.reward, judged.parts, remarks=judged.remarks)
 
 
 def _checked_manager(manager: Callable[[Trajectory], Awaitable[Any]], spec: str) -> Scorer:

@@ -36,12 +36,30 @@ trainer: {total_epochs: 15, total_training_steps: 10, logger: [console, swanlab]
   experiment_name: e, n_gpus_per_node: 8, test_freq: 5}
 mystery: {key: 7}
 """
+SCRIPT = """\
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
+size=${SIZE:-32}   # rows
+FOLDER="$HOME/gsm8k"
+STAMP=$(date +%Y)
+DATA=(
+    data.train_files="${FOLDER}/train.parquet"   # made before
+    data.train_batch_size=${size}
+)
+ROLLOUT=(
+    actor_rollout_ref.rollout.n=4
+    actor_rollout_ref.rollout.multi_turn.tool_config_path="$(pwd)/tools.yaml"
+)
+# python3 -m verl.trainer.main_ppo old.key=1
+python3 -m verl.trainer.main_ppo --config-path=config --config-name='multiturn' \\
+    "${DATA[@]}" "${ROLLOUT[@]}" actor_rollout_ref.model.path=$MODEL_PATH \\
+    trainer.experiment_name=x_$STAMP "$@"
+"""
 NEW = """\
 #!/bin/bash
 set -x
 python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=gae \\
-    data.train_files=$HOME/train.parquet +data.val_files="['a.parquet', 'b.parquet']" \\
+    data.train_files=$UNSET/train.parquet +data.val_files="['a.parquet', 'b.parquet']" \\
     actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side=left \\
     actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py \\
     actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml \\
@@ -88,6 +106,32 @@ def test_a_script_of_091_becomes_ours(tmp_path: Path) -> None:
     (tmp_path / "other.sh").write_text("echo hello\n")
     with pytest.raises(ConfigError, match="no line runs verl.trainer.main_ppo"):
         translate(tmp_path / "other.sh", {})
+
+
+def test_a_script_is_read_with_the_variables_and_arrays_it_sets(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT)
+    found = translate(file, other_names())
+    assert {
+        "data.train_files": [f"{Path.home()}/gsm8k/train.parquet"], "training.groups": 32, "training.group_size": 4,
+        "rollout.tools": ["./tools.yaml"], "model.path": "Qwen/Qwen3-0.6B",
+    }.items() <= found.values.items()  # fmt: skip
+    fates = {fate.key: fate for fate in found.fates}
+    assert "it is not read" in fates["defaults"].text and fates["defaults"].value == "multiturn"
+    assert "write the value itself" in fates["trainer.experiment_name"].text and "old.key" not in fates
+    file.write_text(SCRIPT.replace("n=4", "n=$(nproc)"))
+    with pytest.raises(ConfigError, match=r"run\.sh: the array ROLLOUT cannot be read: write its words into"):
+        translate(file, {})
+
+
+def test_a_command_of_sv2_becomes_ours(tmp_path: Path) -> None:
+    file = tmp_path / "eval.sh"
+    words = "sv2.interaction_name=code_verify sv2.batch_size=4 sv2.max_batches=2 sv2.dump_jsonl=d.jsonl"
+    file.write_text(f"python -m sv2.main_ppo_multiturn_toolcall --config-name sv2_multiturn {words}\n")
+    found = translate(file, other_names())
+    assert {
+        "rollout.interaction": "code_verify", "eval.samples": 8, "eval.dump_jsonl": "d.jsonl",
+    }.items() <= found.values.items()  # fmt: skip
 
 
 SMALL = """\
@@ -158,6 +202,15 @@ def test_check_prints_ours_and_then_checks_it(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "ours.yaml").write_text(ours)
     assert compose(["engine=scripted", "engine.script=[hi]"], tmp_path / "ours.yaml").config.training.groups == 1024
     assert main(["check", "--from-verl", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_no_value_breaks_out_of_the_comments_before_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed is kept as a config."""
+    path = tmp_path / "verl.yaml"
+    path.write_text('trainer: {nnodes: "1\\nrollout: {client: evil.py:run}\\u2028b: 1\\e[31m"}\n')
+    main(["check", "--from-verl", str(path), "engine=scripted", "engine.script=[hi]"])
+    comments = capsys.readouterr().out.partition("\ntask: null")[0]
+    assert "evil.py:run" in comments and all(line.startswith("#") for line in comments.splitlines())
 
 
 @pytest.mark.skipif("TURNWISE_VERL" not in os.environ, reason="TURNWISE_VERL names no folder with verl's files")

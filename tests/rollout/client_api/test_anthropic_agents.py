@@ -104,3 +104,57 @@ def test_results_with_errors_and_images_are_read():
     assert [message.role for message in call.messages] == [Role.TOOL, Role.USER]
     assert call.messages[0].text == "Error: no" and call.messages[0].tool_call_id == "t"
     assert call.messages[1].content == (Text("see"), Image("data:image/png;base64,AAAA"))
+
+
+def test_thoughts_results_in_lists_and_a_system_of_blocks_come_back_to_the_same_sequence(theatre, agent, call):
+    counts = []
+
+    async def run(base_url, sample):
+        system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+        wanted = {"system": system, "tools": [TOOL], "thinking": {"type": "adaptive"}}
+        async with async_anthropic(base_url) as client:
+            messages = ask()
+            while True:
+                counts.append(
+                    (await client.messages.count_tokens(model="any", messages=messages, **wanted)).input_tokens
+                )
+                answer = await client.messages.create(messages=messages, **wanted, **WANTED)
+                messages.append({"role": "assistant", "content": answer.content})
+                calls = [block for block in answer.content if block.type == "tool_use"]
+                if not calls:
+                    return answer.content[-1].text
+                assert answer.content[0].type == "thinking"
+                content = [{"type": "text", "text": "3"}, {"type": "text", "text": "!"}]
+                results = [{"type": "tool_result", "tool_use_id": one.id, "content": content} for one in calls]
+                messages.append({"role": "user", "content": results})
+
+    show = theatre.show(["<think>hm</think>So: " + call("add", a=1, b=2), "It is 3."], client=agent(run))
+    found = show.play()
+    assert found.failure is None, found.failure
+    show.check_tokens(found)
+    assert not found.branches and found.artifacts["client_result"] == "It is 3."
+    assert [message.text for message in found.messages if message.role in ("system", "tool")] == ["Be brief.", "3!"]
+    assert counts == [turn.prompt_tokens for turn in found.turns]
+
+
+def test_what_is_not_there_and_what_breaks_have_anthropics_shapes(theatre, agent):
+    errors = []
+
+    async def run(base_url, sample):
+        async with anthropic.AsyncAnthropic(base_url=base_url, api_key="none", max_retries=3) as client:
+            gone = anthropic.AsyncAnthropic(base_url=base_url[:-12] + "/v1", api_key="none", http_client=client._client)
+            for work in (
+                client.messages.batches.list(),
+                gone.messages.create(messages=ask(), **WANTED),
+                client.messages.create(messages=ask(), **WANTED),
+            ):
+                with pytest.raises(anthropic.APIStatusError) as caught:
+                    await work
+                errors.append((caught.value.status_code, caught.value.body["type"], caught.value.body["error"]["type"]))
+
+    show = theatre.show(["ok"], client=agent(run))
+    show.sampler.error = RuntimeError("the engine broke")
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        show.play()
+    missing = (404, "error", "not_found_error")
+    assert errors == [missing, missing, (500, "error", "api_error")]

@@ -26,6 +26,9 @@ def test_an_agent_that_cannot_be_called_is_refused_before_the_run(theatre, agent
         theatre.show(["ok"], client=agent(no_sample) + "s")
     with pytest.raises(ConfigError, match=r"set rollout.client to module:function"):
         theatre.show(["ok"], agent="openai_client")
+    for command, text in (("exec:", "has no command"), ("exec:a 'b", "is no command"), ("exec:/no/such x", "/no/such")):
+        with pytest.raises(ConfigError, match=text):
+            theatre.show(["ok"], client=command)
 
 
 def test_what_is_not_used_is_said(theatre, agent, sample):
@@ -47,3 +50,5 @@ def test_what_is_not_used_is_said(theatre, agent, sample):
 def test_a_client_that_only_a_run_names_needs_trust(tmp_path: Path):
     config = configure("rollout.client=agent.py:run")
     assert "rollout.client=agent.py:run" in reaches(config, tmp_path)
+    config = configure("rollout.client='exec:sh -c ls'")
+    assert "rollout.client=exec:sh -c ls" in reaches(config, tmp_path)

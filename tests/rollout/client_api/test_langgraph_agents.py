@@ -14,8 +14,8 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def graph(base_url: str, *, streaming: bool) -> StateGraph:
-    model = ChatOpenAI(base_url=base_url, api_key="none", model="any", max_retries=0, streaming=streaming)
+def graph(base_url: str, **options: bool) -> StateGraph:
+    model = ChatOpenAI(base_url=base_url, api_key="none", model="any", max_retries=0, **options)
     model = model.bind_tools([add])
 
     async def speak(state: MessagesState):
@@ -31,12 +31,15 @@ def graph(base_url: str, *, streaming: bool) -> StateGraph:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, streaming):
+@pytest.mark.parametrize("options", [{}, {"use_responses_api": True}, {"use_previous_response_id": True}])
+def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, streaming, options):
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
 
     async def run(base_url, sample):
-        state = await graph(base_url, streaming=streaming).ainvoke({"messages": [("user", "1+2, then 3+4?")]})
-        return state["messages"][-1].content
+        state = await graph(base_url, streaming=streaming, **options).ainvoke(
+            {"messages": [("user", "1+2, then 3+4?")]}
+        )
+        return state["messages"][-1].text
 
     lines = ["<think>first</think>" + call("add", a=1, b=2), "Then: " + call("add", a=3, b=4), "3 and 7"]
     show = theatre.show(lines, client=agent(run))

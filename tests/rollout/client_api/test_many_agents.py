@@ -24,7 +24,7 @@ def benchmark():
 
 @pytest.mark.parametrize("agents", [50, pytest.param(500, marks=pytest.mark.long)])
 def test_agents_at_once_leave_nothing_behind(benchmark, agents):
-    found = asyncio.run(benchmark.measure(agents, f"rollout.client={FILE}:agent"))
+    found = asyncio.run(benchmark.measure(agents, f"rollout.client={FILE}:frugal_agent"))
     assert [one.failure for one in found.trajectories] == [None] * agents
     assert all(one.stop_reason is StopReason.ANSWERED and len(one.turns) == 2 for one in found.trajectories)
     assert not any(one.branches for one in found.trajectories)

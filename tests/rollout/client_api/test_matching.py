@@ -1,6 +1,7 @@
 """Which sequence a call goes on: the longest recorded one that means the same, or a new one."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -100,6 +101,43 @@ def test_of_two_calls_at_once_one_extends_and_the_other_forks(theatre, agent):
 
     found, _ = play(theatre, agent, talk, lambda request: "one" if request.text.count("user") < 2 else "two")
     assert len(found.turns) == 2 and [len(branch.turns) for branch in found.branches] == [1]
+
+
+def test_what_is_drawn_does_not_depend_on_which_call_comes_first(theatre, agent):
+    def answers(order):
+        said = {}
+
+        async def talk(say):
+            async def turn(name, messages):
+                said[name] = (await say(messages)).content
+                return [*messages, told(said[name])]
+
+            begun = {name: await turn(name, ask(name)) for name in order}
+            for name in order:  # both go on the same sequence: one extends it, the other forks
+                await turn(f"a{name}", [*begun["a"], *ask(f"and {name}")])
+            for number in range(2):  # the same once more draws another
+                await turn(f"again {number}", ask("a"))
+
+        found, _ = play(theatre, agent, talk, lambda request: f"{request.noise.bits():x}")
+        assert len(found.branches) == 4
+        return said
+
+    forth, back = answers("ab"), answers("ba")
+    assert forth == back and len(set(forth.values())) == len(forth) == 6
+
+
+def test_copies_of_tools_and_prompts_cost_no_new_look_at_the_template(theatre, agent, call):
+    async def talk(say):
+        message = await say(ask(), tools=[ADD])
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        await say([*ask(), message, result], tools=[ADD])
+
+    frames, counts = theatre.renderer.frames, []
+    for _ in range(3):
+        play(theatre, agent, talk, [call("add", a=1, b=2), "3"])
+        counts.append((frames.filled, sum(frames.rendered.values())))
+    assert [after[1] - before[1] for before, after in itertools.pairwise(counts)] == [0, 0]
+    assert [after[0] - before[0] for before, after in itertools.pairwise(counts)] == [1, 1]
 
 
 def test_the_longest_of_several_is_extended(theatre, agent):

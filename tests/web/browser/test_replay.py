@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from turnwise import cli
+
 try:
     from playwright.sync_api import expect
 except ModuleNotFoundError:  # the browser fixture then skips or fails
@@ -16,9 +18,8 @@ def replaying_board(tmp_path_factory):
     """The address of a board that may replay, over one evaluation of the bundled model."""
     runs = tmp_path_factory.mktemp("replayed")
     arguments = ["eval", "eval.samples=1", "engine.threads=1", "run=first", f"runs_dir={runs}", "--no-transcript"]
-    turnwise = [sys.executable, "-m", "turnwise.cli"]
-    subprocess.run([*turnwise, *arguments], check=True, capture_output=True)
-    board = [*turnwise, "board", str(runs), "--port", "0", "--replay"]
+    assert cli.main(arguments) == 0
+    board = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", "0", "--replay"]
     with subprocess.Popen(board, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().split()[-1].rstrip("/")

@@ -48,7 +48,16 @@ def loop_of(config: RolloutConfig) -> Callable[[Conversation], Awaitable[None]]:
     """The loop of the configured agent; an error for one that cannot be run."""
     spec = config.client
     if spec is None:
-        raise ConfigError("the agent openai_client runs your own: set rollout.client to module:function")
+        raise ConfigError(
+            "the agent openai_client runs your own: set rollout.client to module:function or to exec:COMMAND"
+        )
+    try:
+        import turnwise.rollout.client_api.server  # noqa: F401
+        from turnwise.rollout.client_api import command_agent
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"rollout.client needs {error.name}: pip install turnwise[server]") from error
+    if spec.startswith(command_agent.PREFIX):
+        return functools.partial(openai_client, client=command_agent.command_agent(spec))
     client = load(spec, "client")
     if not callable(client) or isinstance(client, type):
         raise PluginError(f"client {spec!r} must be a function, not {type(client).__name__}")
@@ -56,10 +65,6 @@ def loop_of(config: RolloutConfig) -> Callable[[Conversation], Awaitable[None]]:
         inspect.signature(client).bind("", None)
     except TypeError as error:
         raise PluginError(f"client {spec!r} must take a base URL and a sample: {error}") from error
-    try:
-        import turnwise.rollout.client_api.server  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"rollout.client needs {error.name}: pip install turnwise[server]") from error
     return functools.partial(openai_client, client=client)
 
 

@@ -7,8 +7,18 @@ from uuid import uuid4
 
 from pydantic import Field, ValidationError
 
-from turnwise.rollout.client_api.calls import Border, Call, Finish, Refused, Reply, image_of, pieces, reason_of
-from turnwise.types import Image, JsonSchema, Message, Part, Role, Text, ToolCall
+from turnwise.rollout.client_api.calls import (
+    Border,
+    Call,
+    Finish,
+    Refused,
+    Reply,
+    content_of,
+    image_of,
+    pieces,
+    reason_of,
+)
+from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
 FINISH = {
     Finish.STOP: "end_turn",
@@ -192,9 +202,7 @@ def _content(blocks: "list[_Shown] | list[_Block]") -> str | tuple[Part, ...]:
             parts.append(image_of(url))
         else:
             parts.append(Text(block.text))
-    if any(isinstance(part, Image) for part in parts):
-        return tuple(parts)
-    return "".join(part.text for part in parts if isinstance(part, Text))
+    return content_of(parts)
 
 
 def _schema(tool: _Tool) -> JsonSchema:

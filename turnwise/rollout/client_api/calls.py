@@ -1,13 +1,14 @@
 """One call of a client and its reply, whichever dialect they came in; and the refusal of one that cannot be served."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
-from turnwise.types import Image, JsonSchema, Message, ToolCall
+from turnwise.types import Image, JsonSchema, Message, Part, Text, ToolCall
 
 IMAGE_SOURCES = ("data:", "http://", "https://")
 """A path would have us read a file for whoever asks."""
@@ -85,9 +86,9 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def reason_of(error: ValidationError) -> str:
-    """The first thing that is wrong with a request."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    """The first thing that is wrong with a request; for a text that may also be a list, with what is in the list."""
+    first = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("list["))
     if first["type"] == "extra_forbidden":
         return f"{where}: this parameter is not supported here; leave it out"
     return f"{where}: {first['msg']}"
@@ -98,6 +99,24 @@ def image_of(url: str) -> Image:
     if not url.startswith(IMAGE_SOURCES):
         raise Refused("an image is a data URL or a web address", code="invalid_image")
     return Image(url)
+
+
+def content_of(parts: Sequence[Part]) -> str | tuple[Part, ...]:
+    """Parts as a message has them: a text where there is nothing else."""
+    if any(isinstance(part, Image) for part in parts):
+        return tuple(parts)
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def read_call(call_id: str, name: str, arguments: str, where: str) -> ToolCall:
+    """The call of a client's own words, with its arguments read."""
+    try:
+        value = from_json(arguments or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(f"{where}: the arguments of {name!r} are not JSON: {error}", code="invalid_message") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{where}: the arguments of {name!r} are no object", code="invalid_message")
+    return ToolCall(call_id, name, value)
 
 
 def pieces(text: str, size: int = 32) -> list[str]:

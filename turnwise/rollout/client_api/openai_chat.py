@@ -7,10 +7,20 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic import Field, ValidationError
-from pydantic_core import from_json
 
-from turnwise.rollout.client_api.calls import Border, Call, Finish, Refused, Reply, image_of, pieces, reason_of
-from turnwise.types import Image, JsonSchema, Message, Part, Role, Text, ToolCall
+from turnwise.rollout.client_api.calls import (
+    Border,
+    Call,
+    Finish,
+    Refused,
+    Reply,
+    content_of,
+    image_of,
+    pieces,
+    read_call,
+    reason_of,
+)
+from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
 MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "turnwise"}]}
 FINISH = {
@@ -180,7 +190,9 @@ def _message(entry: _Message) -> Message:
     role = Role.SYSTEM if entry.role == "developer" else Role(entry.role)
     if role is Role.TOOL and entry.tool_call_id is None:
         raise Refused("messages: a tool message has a tool_call_id", code="invalid_message")
-    calls = tuple(_call(call) for call in entry.tool_calls)
+    calls = tuple(
+        read_call(call.id, call.function.name, call.function.arguments, "messages") for call in entry.tool_calls
+    )
     if calls and role is not Role.ASSISTANT:
         raise Refused(f"messages: a {role} message has no tool_calls", code="invalid_message")
     return Message(role, _content(entry.content), calls, tool_call_id=entry.tool_call_id, name=entry.name)
@@ -197,20 +209,7 @@ def _content(content: str | list[_Part]) -> str | tuple[Part, ...]:
             parts.append(image_of(part.image_url.url))
         else:
             parts.append(Text(part.text))
-    if any(isinstance(part, Image) for part in parts):
-        return tuple(parts)
-    return "".join(part.text for part in parts if isinstance(part, Text))
-
-
-def _call(call: _ToolCall) -> ToolCall:
-    try:
-        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
-    except ValueError as error:
-        text = f"messages: the arguments of {call.function.name!r} are not JSON: {error}"
-        raise Refused(text, code="invalid_message") from error
-    if not isinstance(arguments, dict):
-        raise Refused(f"messages: the arguments of {call.function.name!r} are no object", code="invalid_message")
-    return ToolCall(call.id, call.function.name, arguments)
+    return content_of(parts)
 
 
 def _schema(tool: _Tool) -> JsonSchema:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
@@ -14,10 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.client_api import anthropic_messages, openai_chat
-from turnwise.rollout.client_api.calls import Refused, read_body
+from turnwise.rollout.client_api import anthropic_messages, openai_chat, openai_responses
+from turnwise.rollout.client_api.calls import Refused, Reply, read_body
 from turnwise.rollout.client_api.sessions import Session
 from turnwise.serving import Gate, Intake, serving_beside
+from turnwise.types import Message, Role
 
 HOST = "127.0.0.1"
 INTAKE = Intake(calls=1 << 20)
@@ -93,6 +95,7 @@ async def client_server() -> AsyncIterator[ClientServer]:
             async with one.changing:
                 if not one.users:  # nobody came while we waited
                     one.server.port = 0
+                    _running.pop(loop, None)  # its lock holds the loop, which would never be forgotten
                     await plugin_calls.to_the_end(one.stack.aclose())
 
 
@@ -103,13 +106,22 @@ def make_app(server: ClientServer) -> Starlette:
         server.find(request)
         return JSONResponse(openai_chat.MODELS)
 
+    async def count(request: Request) -> Response:
+        session = server.find(request)
+        call, _ = anthropic_messages.read(await _content(request))
+        return JSONResponse({"input_tokens": session.count(call)})
+
     chat, messages = _endpoint(server, openai_chat), _endpoint(server, anthropic_messages)
+    counted = _answered(count, anthropic_messages)
     routes = [
         Route("/s/{token}/v1/models", _answered(models, openai_chat)),
         Route("/s/{token}/v1/chat/completions", chat, methods=["POST"]),
+        Route("/s/{token}/v1/responses", _responses(server), methods=["POST"]),
         Route("/s/{token}/v1/messages", messages, methods=["POST"]),
         Route("/s/{token}/v1/v1/messages", messages, methods=["POST"]),
-        Route("/{path:path}", _answered(_nothing, openai_chat), methods=["GET", "POST", "DELETE"]),
+        Route("/s/{token}/v1/messages/count_tokens", counted, methods=["POST"]),
+        Route("/s/{token}/v1/v1/messages/count_tokens", counted, methods=["POST"]),
+        Route("/{path:path}", _nothing, methods=["GET", "POST", "DELETE"]),
     ]
     return Starlette(routes=routes)
 
@@ -118,15 +130,36 @@ def _endpoint(server: ClientServer, dialect: ModuleType) -> Callable[[Request], 
     """A turn of the policy, asked for and given in a dialect."""
 
     async def answer(request: Request) -> Response:
-        session, body = server.find(request), await request.body()
-        content = read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
-        call, asked = dialect.read(content)
-        reply = await session.reply(call)
-        if asked.stream:  # the whole turn is there already: its events go out together
-            return Response("".join(dialect.stream(reply, asked)), media_type="text/event-stream")
-        return JSONResponse(dialect.write(reply, asked))
+        session = server.find(request)
+        call, asked = dialect.read(await _content(request))
+        return _given(dialect, await session.reply(call), asked)
 
     return _answered(answer, dialect)
+
+
+def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]:
+    """The same in the dialect whose calls may go on from an earlier response by its name."""
+
+    async def answer(request: Request) -> Response:
+        session = server.find(request)
+        call, asked = openai_responses.read(await _content(request), session.kept)
+        reply = await session.reply(call)
+        if asked.request.store:
+            session.kept[asked.id] = (*asked.messages, Message(Role.ASSISTANT, reply.text, reply.calls))
+        return _given(openai_responses, reply, asked)
+
+    return _answered(answer, openai_responses)
+
+
+async def _content(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    return read_body(body) if len(body) < LARGE else await asyncio.to_thread(read_body, body)
+
+
+def _given(dialect: ModuleType, reply: Reply, asked: Any) -> Response:
+    if asked.stream:  # the whole turn is there already: its events go out together
+        return Response("".join(dialect.stream(reply, asked)), media_type="text/event-stream")
+    return JSONResponse(dialect.write(reply, asked))
 
 
 def _answered(
@@ -144,4 +177,8 @@ def _answered(
 
 
 async def _nothing(request: Request) -> Response:
-    raise Refused(f"nothing is served at {request.url.path.rpartition('/')[2]!r} here", status=404, code="not_found")
+    refused = Refused(
+        f"nothing is served at {request.url.path.rpartition('/')[2]!r} here", status=404, code="not_found"
+    )
+    dialect = anthropic_messages if "anthropic-version" in request.headers else openai_chat
+    return JSONResponse(dialect.write_error(refused), refused.status, NO_RETRY)

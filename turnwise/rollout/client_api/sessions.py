@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.errors import TemplateError, one_line
+from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
-from turnwise.rollout.client_api import matching
+from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
+from turnwise.rollout.openai_messages import check_image
 from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, Turn
 
 ENDED = "episode_ended"
@@ -36,10 +37,14 @@ class Session:
     def __init__(self, chat: Conversation) -> None:
         self.broken: Exception | None = None
         """What kept the model from speaking; the client is told, and the episode fails with it."""
+        self.kept: dict[str, tuple[Message, ...]] = {}
+        """The messages up to and with a reply, by the name under which a client may go on from it."""
         self._chat = chat
         self._idle: dict[bytes, list[_Sequence]] = {}
         self._written: dict[bytes, Message] = {}
         """What the policy wrote, by what a client sees of it."""
+        self._drawn: set[str] = set()
+        """The names of the noise that turns were drawn with."""
         self._is_new = True
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._closed = False
@@ -83,24 +88,46 @@ class Session:
             asked, set_to = getattr(call, name), getattr(ours, name)
             if asked is not None and asked != set_to:
                 raise Refused(f"{name}: this run samples with sampling.{name}={set_to}; leave it out or send that")
-        has_images = any(
-            isinstance(part, Image)
-            for message in call.messages
-            if not isinstance(message.content, str)
-            for part in message.content
-        )
-        if has_images and not self._chat.backend.takes_images:
+        for message in call.messages:
+            if not isinstance(message.content, str):
+                self._check_images(message)
+
+    def _check_images(self, message: Message) -> None:
+        if not self._chat.backend.takes_images:
             raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
+        if message.role not in (Role.USER, Role.TOOL):
+            raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
+        try:
+            for part in message.content:
+                if isinstance(part, Image):
+                    check_image(part)
+        except DataError as error:
+            raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
+
+    def count(self, call: Call) -> int:
+        """The tokens of a prompt as it would be shown if it were new."""
+        self._check_going_on()
+        backend = self._chat.backend
+        if not isinstance(backend, TokenBackend):
+            raise Refused("this run's engine counts tokens only when it answers")
+        self._check(call)
+        prompt = [self._as_written(message) for message in call.messages]
+        try:
+            return len(backend.renderer.open(prompt, interning.tools(call.tools)))
+        except TemplateError as error:
+            raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
     async def _reply(self, call: Call) -> Reply:
-        sequence, new = self._take(call)
+        sequence, new, digest = self._take(call)
         chat, known = sequence.chat, len(sequence.chat.turns)
+        noise = self._noise(digest)
+        chat.backend.noise = replace(chat.backend.noise, branch=noise)
         try:
             try:
                 if new:
                     _record_results(chat.turns[-1], new, time.perf_counter() - sequence.answered)
                     chat.add(new)
-                sequence.digest, sequence.waits = _digest(call), True
+                sequence.digest, sequence.waits = digest, True
                 await chat.generate(max_tokens=call.max_tokens, stop=call.stop)
             except EpisodeEnd as end:
                 if len(chat.turns) == known:  # else a limit cut it short, which is an answer all the same
@@ -120,38 +147,50 @@ class Session:
             self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
             return reply
         finally:
+            if len(chat.turns) == known:
+                self._drawn.discard(noise)
             if chat.ended is None and not (chat is self._chat and self._is_new):
                 self._idle.setdefault(sequence.digest, []).append(sequence)
 
-    def _take(self, call: Call) -> tuple[_Sequence, Sequence[Message]]:
-        """The longest recorded sequence that the call goes on and the messages that are new to it, or a new one."""
+    def _take(self, call: Call) -> tuple[_Sequence, Sequence[Message], bytes]:
+        """The longest recorded sequence that the call goes on and the messages that are new to it, or a new one; and
+        the digest of the call."""
         known = list(matching.digests(call.tools, call.messages))
         for length in range(len(call.messages), 0, -1):
-            new = call.messages[length:]
-            if any(message.role is Role.ASSISTANT for message in new):
+            is_new = length < len(call.messages)
+            if is_new and call.messages[length].role is Role.ASSISTANT:
                 break  # only the policy speaks as the assistant in what it is trained on
             for sequence in self._idle.get(known[length], ()):
-                if sequence.waits is not bool(new):
+                if sequence.waits is not is_new:
                     self._idle[known[length]].remove(sequence)
                     if not self._idle[known[length]]:
                         del self._idle[known[length]]
-                    return sequence, new
+                    return sequence, call.messages[length:], known[-1]
         prompt = [self._as_written(message) for message in call.messages]
+        tools = interning.tools(call.tools)
         try:
             if self._is_new:
-                self._chat.reprompt(prompt, call.tools)
+                self._chat.reprompt(prompt, tools)
                 self._is_new = False
-                return _Sequence(self._chat, known[-1], waits=True), ()
-            # Named by what it begins with: whichever of two calls comes first, each draws its own noise.
-            branch = self._chat.fork(prompt, name=f"prompt {known[-1][:4].hex()}", tools=call.tools)
-            return _Sequence(branch, known[-1], waits=True), ()
+                return _Sequence(self._chat, known[-1], waits=True), (), known[-1]
+            branch = self._chat.fork(prompt, name=f"prompt {known[-1][:4].hex()}", tools=tools)
+            return _Sequence(branch, known[-1], waits=True), (), known[-1]
         except EpisodeEnd as end:
             raise _refusal(end) from end
+
+    def _noise(self, digest: bytes) -> str:
+        """Of a call, named by what it says: whichever of two comes first, and whether it goes on a sequence or opens
+        one, each draws its own; the same call once more draws another."""
+        number = 1
+        while (name := f"call {digest[:8].hex()} {number}") in self._drawn:
+            number += 1
+        self._drawn.add(name)
+        return name
 
     def _as_written(self, message: Message) -> Message:
         """The assistant's own message for what the client has of it; it may also be one that the client made up."""
         if message.role is not Role.ASSISTANT:
-            return message
+            return interning.message(message)
         return self._written.get(matching.after(b"", message), message)
 
 
@@ -203,11 +242,6 @@ def _refusal(end: EpisodeEnd) -> Refused:
     if isinstance(end, BranchEnd):
         return Refused(f"the model cannot go on with these messages: {end.reason}", code="context_length_exceeded")
     return Refused(f"the episode has ended: {end.reason}", code=ENDED)
-
-
-def _digest(call: Call) -> bytes:
-    *_, last = matching.digests(call.tools, call.messages)
-    return last
 
 
 def _is_cancelled() -> bool:

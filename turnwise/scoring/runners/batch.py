@@ -1,7 +1,8 @@
 """The `batch` runner: trajectories that are scored at the same time are given to a function in one call.
 
-Such a function is `f(trajectories, *, option=...)` or verl's `compute_score(data_sources, solution_strs, ground_truths,
-extra_infos)`; it returns one result for each, in their order. Scorers of one trajectory run here as they do inline.
+Such a function is `f(trajectories, *, option=...)`, verl's `compute_score(data_sources, solution_strs, ground_truths,
+extra_infos)` or TRL's `f(prompts, completions, **columns)`; it returns one result for each, in their order. Scorers of
+one trajectory run here as they do inline.
 """
 
 import asyncio
@@ -14,11 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from turnwise.config import ScoringConfig
-from turnwise.errors import ConfigError, PluginError, unknown
+from turnwise.errors import ConfigError, PluginError, ScoringFailed, unknown
 from turnwise.plugins import load
 from turnwise.retrying import AttemptFailed
 from turnwise.scoring.failures import ScoringStats, counted, retry_policy, score_retrying
-from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, solution_of, verl_extra_info, verl_result
+from turnwise.scoring.scorer import BUILTIN, Scorer, ScorerSpec, solution_of, trl_score, verl_extra_info, verl_result
+from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
 from turnwise.types import Trajectory
 
 DELAY_SECONDS = 0.02
@@ -48,7 +50,8 @@ class BatchRunner:
         self._collectors.add(collector)
 
         async def scorer(trajectory: Trajectory) -> Any:
-            return await collector.add(trajectory)
+            result = await collector.add(trajectory)
+            return trl_score(result) if isinstance(result, Judged | ScoringFailed) else result
 
         scorer.__qualname__ = spec.name
         return scorer
@@ -141,6 +144,9 @@ def _batch_function(spec: ScorerSpec) -> BatchFunction | None:
     if spec.name in BUILTIN or not {":", "."} & set(spec.name):
         return None
     function = load(spec.name, "scorer")
+    if is_trl(function):
+        rewards = TrlRewards(function, spec.name, spec.options)
+        return lambda batch: rewards.score(batch, _in_thread)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,0 +1,169 @@
+"""An agent that is a program of its own: started for each episode, told by its environment whom to call, and killed
+with all that it started when the episode is over."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import IO, Any
+
+from turnwise.errors import ConfigError
+from turnwise.rollout import plugin_calls
+from turnwise.rollout.openai_messages import data_url
+from turnwise.types import Image, Message, Sample
+
+PREFIX = "exec:"
+MOST_PRINTED = 1 << 20
+"""Bytes that it may print."""
+SHOWN = 2000
+"""Bytes of its last complaints that are shown."""
+GRACE_SECONDS = 5.0
+"""For what it printed to be read once it is gone; only what left its process group can still hold the pipes."""
+POLL_SECONDS = 0.05
+OUR_KEY = "turnwise"
+
+
+class CommandFailed(Exception):
+    """The program ended otherwise than by saying that all is well."""
+
+
+def command_agent(spec: str) -> Callable[[str, Sample], Awaitable[str]]:
+    """The agent of `exec:python agent.py`; what it prints is its result. No shell reads the command."""
+    try:
+        command = shlex.split(spec.removeprefix(PREFIX))
+    except ValueError as error:
+        raise ConfigError(f"rollout.client {spec!r} is no command: {error}") from error
+    if not command:
+        raise ConfigError(f"rollout.client {spec!r} has no command after {PREFIX}")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"rollout.client {spec!r}: there is no program {command[0]!r} here")
+
+    async def agent(base_url: str, sample: Sample) -> str:
+        return await _run(command, base_url, sample)
+
+    return agent
+
+
+async def _run(command: Sequence[str], base_url: str, sample: Sample) -> str:
+    with tempfile.TemporaryFile() as told:
+        told.write(json.dumps(_as_json(sample)).encode() + b"\n")
+        told.seek(0)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdin=told, stdout=pipe, stderr=pipe, env=_environment(base_url), start_new_session=True
+        )
+    assert process.stdout is not None and process.stderr is not None
+    said = asyncio.ensure_future(_printed(process.stdout))
+    complained = asyncio.ensure_future(_last(process.stderr))
+    try:
+        status = await _ended(process, said)
+        _kill(process)  # what it left behind may hold the pipes
+        await asyncio.wait((said, complained), timeout=GRACE_SECONDS)
+        if status:
+            words = complained.result().decode(errors="replace").strip() if complained.done() else ""
+            raise CommandFailed(f"{_ending(status)}: {words or 'it said nothing on stderr'}")
+        if not said.done():
+            raise CommandFailed("something that it started holds its output open")
+        return said.result().decode(errors="replace").strip()
+    finally:
+        _kill(process)
+        said.cancel()
+        complained.cancel()
+        await plugin_calls.to_the_end(_gone(process, said, complained))
+
+
+async def _ended(process: "subprocess.Popen[bytes]", said: "asyncio.Future[bytes]") -> int:
+    """Its exit status; CommandFailed as soon as it has printed too much. Not by asyncio, which would wait for all who
+    hold its pipes, and they are to be killed when it has ended. It is not reaped before: until then its number, which
+    is its group's, is nobody else's."""
+    while True:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        if said.done():
+            said.result()
+            await asyncio.sleep(POLL_SECONDS)
+        else:  # an end of its output is mostly its own
+            await asyncio.wait((said,), timeout=POLL_SECONDS)
+
+
+async def _gone(process: "subprocess.Popen[bytes]", *work: "asyncio.Future[bytes]") -> None:
+    await asyncio.wait(work)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    while process.poll() is None:
+        await asyncio.sleep(POLL_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _reading(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        yield reader
+    finally:
+        transport.close()
+
+
+async def _printed(pipe: IO[bytes]) -> bytes:
+    found = bytearray()
+    async with _reading(pipe) as stream:
+        while piece := await stream.read(1 << 16):
+            found += piece
+            if len(found) > MOST_PRINTED:
+                raise CommandFailed(f"it printed more than {MOST_PRINTED} bytes; what it prints is its result")
+    return bytes(found)
+
+
+async def _last(pipe: IO[bytes]) -> bytes:
+    found = b""
+    async with _reading(pipe) as stream:
+        while piece := await stream.read(1 << 16):
+            found = (found + piece)[-SHOWN:]
+    return found
+
+
+def _as_json(sample: Sample) -> dict[str, Any]:
+    """What an agent is told; the right answer is for those who score."""
+    prompt = [{"role": message.role.value, "content": _content(message)} for message in sample.prompt]
+    return {"id": sample.id, "data_source": sample.data_source, "prompt": prompt, "info": sample.info}
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return message.content
+    return [
+        {"type": "image_url", "image_url": {"url": data_url(part)}}
+        if isinstance(part, Image)
+        else {"type": "text", "text": part.text}
+        for part in message.content
+    ]
+
+
+def _environment(base_url: str) -> dict[str, str]:
+    """Ours, with the addresses that SDKs look for; keys that are meant for others do not come to us."""
+    found = dict(os.environ)
+    for name in ("NO_PROXY", "no_proxy"):
+        found[name] = ",".join(one for one in (found.get(name), "127.0.0.1") if one)
+    ours = {"OPENAI_BASE_URL": base_url, "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1")}
+    return found | ours | {"OPENAI_API_KEY": OUR_KEY, "ANTHROPIC_API_KEY": OUR_KEY}
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """With all that it started, unless it is reaped already."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status > 0 else f"ended by signal {-status}"

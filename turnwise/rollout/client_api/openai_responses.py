@@ -1,0 +1,318 @@
+"""OpenAI's responses: requests of items into calls, replies into responses, and the events of a stream of them."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import Field, ValidationError
+
+from turnwise.rollout.client_api.calls import (
+    Border,
+    Call,
+    Finish,
+    Refused,
+    Reply,
+    content_of,
+    image_of,
+    pieces,
+    read_call,
+    reason_of,
+)
+from turnwise.rollout.client_api.openai_chat import write_error
+from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
+
+__all__ = ["Asked", "read", "stream", "write", "write_error"]
+
+LOGPROBS = "message.output_text.logprobs"
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+class _Part(Border):
+    type: Literal["input_text", "output_text", "input_image"]
+    text: str = ""
+    image_url: str | None = None
+    detail: Literal["auto"] = "auto"
+    logprobs: list[Any] = Field(default_factory=list)
+    """As we sent them."""
+
+
+class _Thought(Border):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class _Item(Border):
+    """Any item: those of a type have what they need, which is looked at when they are read."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[_Part] | list[_Thought] = ""
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    output: str | list[_Part] = ""
+    summary: list[_Thought] = Field(default_factory=list)
+    """As we sent it; what was thought is known from the record."""
+
+
+class _Tool(Border):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: Literal[False] = False
+
+
+class _TextFormat(Border):
+    type: Literal["text"]
+
+
+class _TextConfig(Border):
+    format: _TextFormat | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class _StreamOptions(Border):
+    include_obfuscation: bool = False
+
+
+class ResponsesRequest(Border):
+    """The body of a request. A parameter that is not here, or has another value than these, is refused."""
+
+    model: str
+    input: str | list[_Item] = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    """Whether a later call may name this response as its previous one."""
+    tools: list[_Tool] = Field(default_factory=list)
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(default_factory=list)
+    """Thoughts are known from the record, whether or not they come back: there is nothing to encrypt."""
+    # What changes nothing here, with the values for which that is so.
+    stream_options: _StreamOptions | None = None
+    top_logprobs: Literal[0] = 0
+    tool_choice: Literal["auto"] = "auto"
+    parallel_tool_calls: Literal[True] = True
+    text: _TextConfig | None = None
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, the name of its response, and the messages that it goes on from when that is named."""
+
+    request: ResponsesRequest
+    id: str
+    messages: tuple[Message, ...]
+
+    @property
+    def stream(self) -> bool:
+        """Whether the reply is wanted as events."""
+        return self.request.stream
+
+
+def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple[Call, Asked]:
+    """The call of a request, and the request for how it wants its reply; `kept` are the responses it may name."""
+    _check_types(body)
+    try:
+        request = ResponsesRequest.model_validate(body)
+    except ValidationError as error:
+        raise Refused(reason_of(error)) from error
+    before: tuple[Message, ...] = ()
+    if request.previous_response_id is not None:
+        if request.previous_response_id not in kept:
+            text = f"previous_response_id: no response {request.previous_response_id[:80]!r} is kept in this session"
+            raise Refused(text, code="previous_response_not_found")
+        before = kept[request.previous_response_id]
+    if isinstance(request.input, str):
+        messages = (*before, Message(Role.USER, request.input))
+    else:
+        messages = (*before, *_messages(request.input))
+    system = [Message(Role.SYSTEM, request.instructions)] if request.instructions else []
+    if not messages:
+        raise Refused("input: there is nothing to answer", code="invalid_message")
+    call = Call(
+        model=request.model,
+        messages=(*system, *messages),  # instructions are for one response: the next one brings its own
+        tools=tuple(_schema(tool) for tool in request.tools),
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        logprobs=LOGPROBS in request.include,
+    )
+    return call, Asked(request, f"resp_{uuid4().hex}", messages)
+
+
+def write(reply: Reply, asked: Asked) -> dict[str, Any]:
+    """The response object."""
+    request, is_cut = asked.request, reply.finish is Finish.LENGTH
+    return {
+        "id": asked.id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if is_cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "output": _items(reply, asked),
+        "parallel_tool_calls": True,
+        "previous_response_id": request.previous_response_id,
+        "store": request.store,
+        "temperature": request.temperature,
+        "tool_choice": "auto",
+        "tools": [{**tool.model_dump(), "strict": False} for tool in request.tools],
+        "top_p": request.top_p,
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": reply.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": reply.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},  # they are not counted apart
+            "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        },
+    }
+
+
+def stream(reply: Reply, asked: Asked) -> Iterator[str]:
+    """The same as server-sent events, piece by piece."""
+    response = write(reply, asked)
+    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    events: list[tuple[str, dict[str, Any]]] = [("created", {"response": begun}), ("in_progress", {"response": begun})]
+    for index, item in enumerate(response["output"]):
+        events += _item_events(item, {"item_id": item["id"], "output_index": index})
+    events.append((response["status"], {"response": response}))
+    for number, (name, values) in enumerate(events):
+        event = {"type": f"response.{name}", "sequence_number": number, **values}
+        yield f"event: response.{name}\ndata: {json.dumps(event)}\n\n"
+
+
+def _item_events(item: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    index = {"output_index": where["output_index"]}
+    if item["type"] == "function_call":
+        yield "output_item.added", {**index, "item": {**item, "arguments": "", "status": "in_progress"}}
+        for text in pieces(item["arguments"]):
+            yield "function_call_arguments.delta", {**where, "delta": text}
+        done = {"arguments": item["arguments"], "name": item["name"]}
+        yield "function_call_arguments.done", {**where, **done}
+    else:
+        yield "output_item.added", {**index, "item": {**item, "content": [], "status": "in_progress"}}
+        for number, part in enumerate(item["content"]):
+            yield from _part_events(part, {**where, "content_index": number})
+    yield "output_item.done", {**index, "item": item}
+
+
+def _part_events(part: dict[str, Any], where: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    kind = part["type"]
+    known = {name: part[name] for name in ("logprobs",) if name in part}
+    none: dict[str, list[Any]] = {name: [] for name in known}
+    yield "content_part.added", {**where, "part": {**part, "text": "", **none}}
+    for text in pieces(part["text"]):
+        yield f"{kind}.delta", {**where, "delta": text, **none}
+    yield f"{kind}.done", {**where, "text": part["text"], **known}
+    yield "content_part.done", {**where, "part": part}
+
+
+def _check_types(body: dict[str, Any]) -> None:
+    """Name what is not served: a type says more than that it is not one of a list."""
+    for name, served in (("tools", ("function",)), ("input", ITEMS)):
+        entries = body.get(name)
+        for entry in entries if isinstance(entries, list) else ():
+            kind = entry.get("type", served[0]) if isinstance(entry, dict) else None
+            if isinstance(kind, str) and kind not in served:
+                raise Refused(f"{name}: {kind[:80]!r} is not served here, only {', '.join(served)}")
+
+
+def _messages(items: list[_Item]) -> list[Message]:
+    """Messages of items: what the assistant said and the calls that follow it are one, and so are calls of one response
+    between which a client has put their results."""
+    messages: list[Message] = []
+    places: dict[str, int] = {}
+    for number, item in enumerate(items):
+        where = f"input.{number}"
+        if item.type == "function_call":
+            before = items[number - 1].type if messages else "reasoning"
+            follows = before in ("message", "function_call") and messages[-1].role is Role.ASSISTANT
+            response = (item.id or "").rpartition("_")[0]
+            place = places.get(response, len(messages) - 1 if follows else len(messages))
+            if place == len(messages):
+                messages.append(Message(Role.ASSISTANT, ""))
+            said = messages[place]
+            messages[place] = Message(Role.ASSISTANT, said.content, (*said.tool_calls, _call(item, where)))
+            if response.startswith("fc_"):
+                places[response] = place
+        elif item.type == "function_call_output":
+            if item.call_id is None:
+                raise Refused(f"{where}: a function_call_output has a call_id", code="invalid_message")
+            messages.append(Message(Role.TOOL, _content(item.output, where), tool_call_id=item.call_id))
+        elif item.type == "message":
+            if item.role is None:
+                raise Refused(f"{where}: a message has a role", code="invalid_message")
+            role = Role.SYSTEM if item.role == "developer" else Role(item.role)
+            messages.append(Message(role, _content(item.content, where)))
+    return messages
+
+
+def _call(item: _Item, where: str) -> ToolCall:
+    if item.call_id is None or item.name is None:
+        raise Refused(f"{where}: a function_call has a call_id and a name", code="invalid_message")
+    return read_call(item.call_id, item.name, item.arguments, where)
+
+
+def _content(content: "str | list[_Part] | list[_Thought]", where: str) -> str | tuple[Part, ...]:
+    if isinstance(content, str):
+        return content
+    parts: list[Part] = []
+    for part in content:
+        if isinstance(part, _Thought):
+            raise Refused(f"{where}: a message has no {part.type}", code="invalid_message")
+        if part.type != "input_image":
+            parts.append(Text(part.text))
+        elif part.image_url is None:
+            raise Refused(f"{where}: an input_image has no image_url", code="invalid_image")
+        else:
+            parts.append(image_of(part.image_url))
+    return content_of(parts)
+
+
+def _schema(tool: _Tool) -> JsonSchema:
+    return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict", "type"})}
+
+
+def _items(reply: Reply, asked: Asked) -> list[dict[str, Any]]:
+    """What the policy wrote: its thoughts, its words and its calls, each named after the response."""
+    name, status = asked.id.removeprefix("resp_"), "incomplete" if reply.finish is Finish.LENGTH else "completed"
+    items: list[dict[str, Any]] = []
+    if reply.reasoning is not None:
+        thought = {"type": "reasoning_text", "text": reply.reasoning}
+        items.append({"id": f"rs_{name}", "type": "reasoning", "summary": [], "content": [thought], "status": status})
+    if reply.text or not reply.calls:
+        tokens: list[dict[str, Any]] = [
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in reply.tokens
+        ]
+        part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": tokens}
+        items.append({"id": f"msg_{name}", "type": "message", "role": "assistant", "content": [part], "status": status})
+    for number, call in enumerate(reply.calls):
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        entry = {"call_id": call.id, "name": call.name, "arguments": arguments, "status": status}
+        items.append({"id": f"fc_{name}_{number}", "type": "function_call", **entry})
+    return items
