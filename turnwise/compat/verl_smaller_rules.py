@@ -91,8 +91,9 @@ def _epochs(value: Any, all_: Flat) -> dict[str, Any] | str:
         return "trainer.total_training_steps says it"
     files, groups = all_.get("data.train_files"), all_.get("data.train_batch_size", GROUPS)
     try:
-        rows = sum(1 for one in (files if isinstance(files, list) else [files]) for _ in read_rows(Path(one)))
-    except (TurnwiseError, TypeError) as error:
+        named = [str(one) for one in (files if isinstance(files, list) else [files] if files else [])]
+        rows = sum(len(list(read_rows(Path(one)))) for one in named)
+    except TurnwiseError as error:
         raise Unsupported("set training.steps: rows of the files / training.groups, for each epoch") from error
     if rows < groups:
         raise Unsupported(f"{rows} rows are not one batch of {groups}: set training.groups and training.steps")
@@ -110,6 +111,17 @@ def _manager_class(value: Any, all_: Flat) -> dict[str, Any] | str:
 
 def _device(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"learner.device": "cpu"} if value == "cpu" else "auto takes a GPU where there is one"
+
+
+def _eval_samples(value: Any, all_: Flat) -> dict[str, Any] | str:
+    size, batches = all_.get("sv2.batch_size"), all_.get("sv2.max_batches")
+    if not isinstance(size, int) or not isinstance(batches, int):
+        return "all rows are evaluated"
+    return {"eval.samples": size * batches}
+
+
+def _clip(value: Any, all_: Flat) -> dict[str, Any] | str:
+    return {"algorithm.clip_low": value, "algorithm.clip_high": value}
 
 
 def nothing(why: str) -> Rule:
@@ -162,5 +174,17 @@ RULES: dict[str, Rule] = {
     "trainer.v1.trainer_mode": fixed(
         ("sync",), "training.max_lag is 0", "training.max_lag=1 and more collects ahead of the weights"
     ),
+    "training.total_steps": to("training.steps"),
+    "training.eval_every_n_steps": to("training.eval_every"),
+    "training.save_every_n_steps": to("training.save_every"),
+    "training.ppo_epochs": to("training.epochs"),
+    "training.learning_rate": to("learner.lr"),
+    "training.clip_ratio": _clip,
+    "training.gamma": to("algorithm.gamma"),
+    "training.gae_lambda": to("algorithm.gae_lambda"),
+    "sv2.interaction_name": to("rollout.interaction"),
+    "sv2.batch_size": _eval_samples,
+    "sv2.max_batches": _eval_samples,
+    "sv2.dump_jsonl": to("eval.dump_jsonl"),
 }
-"""By verl's key, where no switch is off."""
+"""By the key of verl's or, at the end, of sv2's; where no switch is off."""

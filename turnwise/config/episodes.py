@@ -137,8 +137,8 @@ class CompatConfig:
     """Where another system is reproduced although we would do otherwise."""
 
     strict: bool = False
-    """Treat turns, calls, users and reward functions as verl does; docs/coming-from-verl.md lists the differences. Set
-    it to compare a run with one of verl's, not to train better."""
+    """Treat turns, calls, users and reward functions as verl 0.6.1 does; docs/coming-from-verl.md has the differences.
+    Set it to compare a run with one of verl's, not to train better."""
 
 
 @dataclass
