@@ -222,3 +222,25 @@ def test_every_key_of_a_real_release_has_a_fate() -> None:
     refused = [fate.key for fate in found.fates if fate.kind is Kind.NOT_SUPPORTED]
     assert refused == ["actor_rollout_ref.rollout.val_kwargs.temperature", "trainer.total_epochs"]
     assert {key for key in found.values if key not in knobs_of(Config)} == set()
+
+
+SV2 = """\
+train: false
+training: {total_steps: 100, eval_every_n_steps: 10, save_every_n_steps: 50, ppo_epochs: 2, learning_rate: 2e-6,
+  clip_ratio: 0.3, gamma: 0.99, gae_lambda: 0.95}
+sv2: {interaction_name: code_verify, batch_size: 4, max_batches: 2, dump_jsonl: out.jsonl}
+actor_rollout_ref: {rollout: {tensor_model_parallel_size: 1, data_parallel_size: 1, free_cache_engine: false}}
+"""
+
+
+def test_a_config_of_sv2_becomes_ours(tmp_path: Path) -> None:
+    (tmp_path / "sv2.yaml").write_text(SV2)
+    found = translate(tmp_path / "sv2.yaml", other_names())
+    wanted = {
+        "training.steps": 100, "training.eval_every": 10, "training.save_every": 50, "training.epochs": 2,
+        "learner.lr": 2e-6, "algorithm.clip_low": 0.3, "algorithm.clip_high": 0.3, "algorithm.gamma": 0.99,
+        "algorithm.gae_lambda": 0.95, "rollout.interaction": "code_verify", "eval.samples": 8,
+        "eval.dump_jsonl": "out.jsonl",
+    }  # fmt: skip
+    assert {key: found.values.get(key) for key in wanted} == wanted
+    assert [fate.key for fate in found.fates if fate.kind is Kind.NOT_SUPPORTED] == []
