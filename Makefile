@@ -45,11 +45,18 @@ test-all: $(STAMP)  ## the test suite with its long tail
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU, in one process; on a machine without one they are skipped
 	OMP_NUM_THREADS=1 $(RUN)/pytest -m gpu $(ARGS)
 
-test-peers: $(STAMP)  ## the tests that need verl's own files: both releases, without what they depend on, under build/peers
+VERIFIERS := verifiers==0.4.0 prime-pydantic-config prime-sandboxes renderers aiohttp aiofiles aiohappyeyeballs aiosignal attrs \
+  frozenlist multidict propcache yarl connectrpc==0.11.1 pyqwest protobuf-py==0.1.1 protobuf-py-ext==0.1.1 tomli-w
+
+test-peers: $(STAMP)  ## the tests against verl itself (both releases) and verifiers, installed under build/peers; what is skipped says why
+	test -d build/peers/deps || $(INSTALL) --no-deps --target build/peers/deps --requirement .ci/peers.txt
 	for release in 0.6.1 0.9.1; do \
 	  test -d build/peers/verl-$$release || $(INSTALL) --no-deps --target build/peers/verl-$$release verl==$$release || exit 1; \
-	  TURNWISE_VERL=$(CURDIR)/build/peers/verl-$$release OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/verl $(ARGS) || exit 1; \
+	  TURNWISE_VERL=$(CURDIR)/build/peers/verl-$$release TURNWISE_VERL_DEPS=$(CURDIR)/build/peers/deps OMP_NUM_THREADS=1 \
+	    $(RUN)/pytest -rs tests/compat/verl $(ARGS) || exit 1; \
 	done
+	test -d build/peers/verifiers || $(INSTALL) --no-deps --target build/peers/verifiers $(VERIFIERS)
+	PYTHONPATH=$(CURDIR)/build/peers/verifiers OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/test_verifiers.py tests/test_docs_trl.py $(ARGS)
 
 eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)

@@ -3,9 +3,9 @@
 Plays N episodes at the same time through `rollout.client`: a third each with the OpenAI SDK (async, streaming), the
 OpenAI SDK (sync, in a thread) and the Anthropic SDK, every one with a client of its own, a tool call and two turns. The
 words come from a script, so that all time is the system's own; no SDK tries again. Once more with clients that share
-one set of certificates: an SDK reads them anew for every client, 20 ms that a plain address has no use for. The peer is
-the same conversation in the built-in tool_calling loop, without HTTP. File descriptors, threads, tasks and sessions are
-counted before and after.
+one set of certificates: an SDK reads them anew for every client, 20 ms that a plain address has no use for; and once by
+a bare socket, which leaves what our side costs. The peer is the same conversation in the built-in tool_calling loop,
+without HTTP. File descriptors, threads, tasks and sessions are counted before and after.
 
     python benchmarks/sdk_agents.py [--agents 500]
 """
@@ -13,6 +13,7 @@ counted before and after.
 import argparse
 import asyncio
 import gc
+import json
 import os
 import resource
 import ssl
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
@@ -56,6 +58,7 @@ class Measured:
 
     trajectories: list[Trajectory]
     seconds: float
+    cpu: float
     before: Held
     after: Held
 
@@ -78,6 +81,28 @@ async def agent(base_url: str, sample: Sample) -> str | None:
 
 async def frugal_agent(base_url: str, sample: Sample) -> str | None:
     return await play(base_url, sample, CERTIFICATES)
+
+
+async def bare_agent(base_url: str, sample: Sample) -> str:
+    address = urlsplit(base_url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    tools = [{"type": "function", "function": {"name": "twice", "parameters": SCHEMA}}]
+    try:
+        while True:
+            body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
+            head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            answered = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(answered.partition("content-length:")[2].partition("\r")[0])
+            message = json.loads(await reader.readexactly(length))["choices"][0]["message"]
+            if not message.get("tool_calls"):
+                return str(message["content"])
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "42"} for call in message["tool_calls"]]
+            messages += [message, *results]
+    finally:
+        writer.close()
 
 
 async def play(base_url: str, sample: Sample, verify: ssl.SSLContext | None) -> str | None:
@@ -150,11 +175,11 @@ async def settled(before: Held, sessions: Callable[[], int]) -> Held:
 
 async def played(context: RolloutContext, samples: list[Sample]) -> Measured:
     async with client_server() as server:
-        before, start = held(len(server.sessions)), time.perf_counter()
+        before, start, cpu = held(len(server.sessions)), time.perf_counter(), time.process_time()
         episodes = (run_episode(sample, sibling=0, step=0, context=context) for sample in samples)
         found = await asyncio.gather(*episodes)
-        seconds = time.perf_counter() - start
-        return Measured(list(found), seconds, before, await settled(before, lambda: len(server.sessions)))
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        return Measured(list(found), seconds, cpu, before, await settled(before, lambda: len(server.sessions)))
 
 
 async def measure(agents: int, *overrides: str) -> Measured:
@@ -176,18 +201,25 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=500)
     agents = parser.parse_args().agents
     raise_file_limit()
-    peer = asyncio.run(measure(agents, "rollout.agent=tool_calling")).seconds
-    print(f"{agents} episodes of two turns in the built-in loop, without HTTP: {peer:.2f} s")
-    for name, words in (("agent", "each with certificates of its own"), ("frugal_agent", "certificates read once")):
-        report(words, asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:{name}")), peer)
+    peer = asyncio.run(measure(agents, "rollout.agent=tool_calling"))
+    print(
+        f"{agents} episodes of two turns in the built-in loop, without HTTP: {peer.seconds:.2f} s, CPU {peer.cpu:.2f} s"
+    )
+    rows = {
+        "agent": "SDK agents, each with certificates of its own",
+        "frugal_agent": "SDK agents, certificates read once",
+        "bare_agent": "agents without an SDK",
+    }
+    for name, words in rows.items():
+        report(words, asyncio.run(measure(agents, f"rollout.client={Path(__file__).resolve()}:{name}")))
 
 
-def report(words: str, measured: Measured, peer: float) -> None:
+def report(words: str, measured: Measured) -> None:
     failed = [one.failure for one in measured.trajectories if one.failure is not None]
     turns = sum(len(one.turns) for one in measured.trajectories)
-    rate, ratio = turns / measured.seconds, measured.seconds / peer
-    print(f"{len(measured.trajectories)} SDK agents at once, {words}: {turns} turns, {len(failed)} failed {failed[:1]}")
-    print(f"  {measured.seconds:.2f} s, {rate:.0f} turns/s, {1e3 / rate:.2f} ms a turn; {ratio:.1f} times that loop")
+    print(f"{len(measured.trajectories)} {words}, at once: {turns} turns, {len(failed)} failed {failed[:1] or ''}")
+    each = f"{1e3 * measured.cpu / turns:.2f} ms a turn"
+    print(f"  {measured.seconds:.2f} s, {turns / measured.seconds:.0f} turns/s; CPU {measured.cpu:.2f} s, {each}")
     print(f"  before {measured.before}")
     print(f"  after  {measured.after}: {'nothing left behind' if measured.before == measured.after else 'LEFT BEHIND'}")
 

@@ -276,8 +276,8 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 
 @pytest.mark.parametrize(
     "named",
-    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}],
-    ids=["agent", "interaction", "tool"],
+    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}, {"info": {"extra_info": {"verifiers": {"config": "{}", "index": 0}}}}],
+    ids=["agent", "interaction", "tool", "environment"],
 )  # fmt: skip
 def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys):
     path, mark = evil
@@ -286,7 +286,7 @@ def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys
     (key, value), plugin = *named.items(), str(path)
     if isinstance(value, InteractionSpec):
         value = InteractionSpec(value.name.replace("PLUGIN", plugin), {})
-    else:
+    elif not isinstance(value, dict):
         value = (
             value.replace("PLUGIN", plugin)
             if isinstance(value, str)

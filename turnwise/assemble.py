@@ -152,6 +152,8 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
             ]
         found = read_samples([Path(name) for name in files], prompt_key=key_of_prompt, default_source=source)
         return found if limit is None else found[:limit]
+    if config.data.dataset is not None and not (config.data.train_files or config.data.eval_files):
+        raise ConfigError(f"data.dataset={config.data.dataset} reads files, and there are none: set data.{key}=FILE")
     if spec is None or task is None:
         raise ConfigError(f"nothing to read: set data.{key}=FILE or task=NAME")
     if task.rows is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from turnwise.config import Config
 from turnwise.knobs import Knob, knobs_of
-from turnwise.task import builtin_tasks
+from turnwise.task import builtin_tasks, preparable_tasks
 
 FOLDER = Path(__file__).parent
 RUNS = Path("runs")
@@ -60,8 +60,8 @@ def _positional(before: list[str], current: str, parser: argparse.ArgumentParser
                 yield from _run_directories()
             case "runs" | "places":
                 yield from _run_directories()
-            case "dataset" if not given:
-                yield from builtin_tasks()
+            case "task" if not given:
+                yield from preparable_tasks()
 
 
 def _setting(current: str) -> Iterator[str]:

@@ -33,6 +33,8 @@ _TOOLS_ELSEWHERE = ("retrieve",)
 """Built-in tools that send what the policy writes to an address that the environment names."""
 _PLAIN_AGENT_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
 """Options of loops that name neither code nor an address, whichever loop is set: rows may name another one."""
+_ENVIRONMENT = "verifiers"
+"""In a row's extra_info: which environment of that package is imported and played (turnwise/compat/verifiers.py)."""
 _PLAIN_INTERACTIONS = ("code_verify", "gsm8k")
 _PLAIN_OPTIONS = {"scripted": frozenset({"turns", "right_by"})}
 """Built-in interactions, and options of one, that name neither a file nor an address."""
@@ -140,6 +142,8 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
 
 def _plugin_of(sample: Sample) -> str | None:
     """The first name of a sample that leads to code or to an address."""
+    if isinstance(extra := sample.info.get("extra_info"), Mapping) and _ENVIRONMENT in extra:
+        return f"an environment of {_ENVIRONMENT}"
     names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
     return next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None)
 

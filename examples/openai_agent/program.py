@@ -1,4 +1,4 @@
-"""The smallest agent that is a program: the sample on stdin, the model at OPENAI_BASE_URL, the answer on stdout."""
+"""An agent that is a program: the sample on stdin, the model at OPENAI_BASE_URL, the answer on stdout."""
 
 import json
 import sys
@@ -6,6 +6,8 @@ import sys
 from openai import OpenAI
 
 sample = json.load(sys.stdin)
+messages = sample["prompt"]
 with OpenAI() as client:
-    answer = client.chat.completions.create(model="policy", messages=sample["prompt"])
-print(answer.choices[0].message.content)
+    first = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+    messages += [first, {"role": "user", "content": "Are you sure? Answer again."}]
+    print(client.chat.completions.create(model="policy", messages=messages).choices[0].message.content)

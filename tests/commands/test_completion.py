@@ -38,6 +38,7 @@ def test_verbs_options_keys_and_values() -> None:
     assert "task=gsm8k" in offered("eval", "task=") and "task=null" in offered("eval", "task=")
     assert offered("config", "training.max_l") == ["training.max_lag", "training.max_logprob_gap"]
     assert offered("completion", "") == ["bash", "fish", "zsh"] and offered("completion", "bash", "") == []
+    assert {"chat_env", "gsm8k", "swe"} <= set(offered("prepare", ""))
     assert offered("check", "san") == ["sandbox", "sandbox."]
     assert offered("eval", "--config", "") == [], "the shell's own files"
     assert offered("eval", "model.path=") == []
@@ -50,7 +51,7 @@ def test_runs_are_offered_where_a_run_is_asked_for(tmp_path: Path, monkeypatch: 
             (tmp_path / "runs" / name / "config.yaml").touch()
     assert offered("show", "") == []
     monkeypatch.chdir(tmp_path)
-    for verb in ("show", "report", "rescore"):
+    for verb in ("show", "report", "rescore", "replay"):
         assert [word for word in offered(verb, "ru") if "/" in word] == ["runs/first", "runs/second"]
     assert offered("show", "runs/first", "") == []
     assert offered("train", "run=f") == ["run=first"]

@@ -236,7 +236,8 @@ def test_loops_of_a_yaml_file(theatre, tmp_path):
     ("text", "words"),
     [
         ("{}", "expected a non-empty list"),
-        ("- name: a\n", "_target_ must be text"),
+        ("- name: a\n  _taget_: x:y\n", "it needs _target_, not _taget_"),
+        ("- name: a\n  _target_: 3\n", "_target_ must be text"),
         ("- name: a\n  _target_: x:y\n- name: a\n  _target_: x:y\n", "the name 'a' is taken"),
         ("- 3\n", "expected a mapping"),
     ],

@@ -109,7 +109,7 @@ def renamed(name):
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"functoin": "own_tools.py:plain"}, "needs one of class_name, function, mcp, name"),
+        ({"functoin": "own_tools.py:plain"}, "needs one of class_name, function, mcp, name, not functoin, such as"),
         ("calculate", "needs one of class_name"),
         ({"name": "calculate", "time_out": 3}, "unknown key 'time_out': did you mean 'timeout'"),
         ({"name": "calculate", "timeout": -3}, "timeout must be more than 0"),

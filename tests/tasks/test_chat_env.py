@@ -57,7 +57,7 @@ def test_rows_of_any_server_are_prepared_and_its_tools_used(small, tmp_path: Pat
     report = evaluate(config, console=QUIET)
     assert report.accuracy == 0.25 and [one.reward for one in report.trajectories] == [1.0, 0.0, 0.0, 0.0]
     assert report.sources["chat_env"].task["finished"] == 1.0 and sessions.counts["finished"] >= 4 and not sessions.open
-    with pytest.raises(ConfigError, match="no rows for training and 5 for testing in 0 to 3"):
+    with pytest.raises(ConfigError, match="--index-end 3 and --test 5 must leave rows for"):
         prepare_files("chat_env", ["--index-end", "3", "--test", "5", "--out", str(tmp_path / "b")])
 
 

@@ -63,6 +63,7 @@ def _translated(args: argparse.Namespace) -> "Composed":
     from turnwise.compat.verl_config import Kind, translate
     from turnwise.compose import compose, other_names
     from turnwise.errors import ConfigError
+    from turnwise.storage.transcript import visible
     from turnwise.strict_yaml import write_yaml
 
     if args.config is not None:
@@ -72,7 +73,8 @@ def _translated(args: argparse.Namespace) -> "Composed":
         entries = [fate for fate in found.fates if fate.kind is kind]
         sys.stdout.write(f"# {kind.value}: {len(entries)} keys\n")
         for fate in entries:
-            sys.stdout.write(f"#   {fate.key}={fate.value!s:.60}: {fate.text}\n")
+            said = f"{fate.key}={fate.value!s:.60}: {fate.text}"
+            sys.stdout.write(f"#   {visible(' '.join(said.split()))}\n")  # a line break would end the comment
     text = write_yaml(found.tree())
     sys.stdout.write(f"{text}\n")
     with tempfile.TemporaryDirectory() as folder:

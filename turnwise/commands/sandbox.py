@@ -6,7 +6,7 @@ import sys
 
 from turnwise.errors import ConfigError
 
-HELP = "serve the sandbox to other machines, over SandboxFusion's HTTP protocol"
+HELP = "serve the sandbox to other machines: Python over SandboxFusion's protocol, or repositories (docs/swe.md)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", default=[], metavar="key=value", help="config values, such as sandbox.seconds=5"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this one needs a token")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=int, default=8080, help="default 8080")
+    parser.epilog = "The token is the value of the environment variable TURNWISE_SANDBOX_TOKEN."
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,21 +6,19 @@ environment's own, run by `rollout.client` against the base URL of its session, 
 
 import asyncio
 import functools
+import importlib
 import itertools
 import json
 import math
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, one_line
 from turnwise.rollout.agent_loops.openai_client import RESULT
 from turnwise.scoring.scorer import Score
 from turnwise.task import Task
 from turnwise.types import Sample, Trajectory
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROW = "verifiers"
 """In `extra_info` of a row: the environment's config, and which of its tasks this is."""
@@ -60,7 +58,7 @@ async def run(base_url: str, sample: Sample) -> dict[str, Any]:
         raise PluginError(f"sample {sample.id} is no row of a verifiers environment")
     task = await asyncio.to_thread(_Tasks.of(where["config"]).get, where["index"])
     # Of its own for each episode: what an environment serves knows the address that its model calls go to.
-    environment = _environment(where["config"])
+    environment = await asyncio.to_thread(_environment, where["config"])
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="TURNWISE_SESSION_HAS_NO_KEY")
     async with environment.serving():
         episode = await environment.run_episode(task, vf.ModelContext(model="policy", client=client))
@@ -123,13 +121,11 @@ class _Tasks:
             return self._read[index]
 
 
-def _package() -> "ModuleType":
+def _package() -> Any:
     try:
-        import verifiers.v1
+        return importlib.import_module("verifiers.v1")
     except ImportError as error:
         raise ConfigError(f"environments of verifiers need it installed, 0.4 or newer: {one_line(error)}") from error
-    module: ModuleType = verifiers.v1
-    return module
 
 
 def _environment(config: str) -> Any:

@@ -2,21 +2,23 @@
 
 import enum
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.compat.verl_rules import RULES, Unsupported
+from turnwise.compat.verl_rules import RULES
+from turnwise.compat.verl_scripts import overrides
+from turnwise.compat.verl_smaller_rules import RULES as SMALLER
+from turnwise.compat.verl_smaller_rules import SWITCHES, switched_off
+from turnwise.compat.verl_values import Unsupported
 from turnwise.errors import ConfigError, one_line
 from turnwise.strict_yaml import parse_yaml, read_yaml
 
-COMMAND = "verl.trainer.main_ppo"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,[^{}]*)?\}")
 """Another key: from the top, or with a leading dot from the same section."""
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _NOTHING = "nothing; "
+_SWITCHES = {switch for switch, _ in SWITCHES.values()}
 MOST_REFERENCES = 8
 DEFAULTS: dict[str, Any] = {
     "data.train_batch_size": 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
@@ -46,6 +48,8 @@ SECTIONS = {
     "actor_rollout_ref.rollout.disaggregation.": "one process",
     "actor_rollout_ref.rollout.trace.": "every turn and call is recorded",
     "actor_rollout_ref.model.mtp.": "tokens are drawn one by one",
+    "actor_rollout_ref.rollout.mtp": "tokens are drawn one by one",
+    "actor_rollout_ref.rollout.qat": "weights are trained as they are",
     "critic.": "the critic is a copy of the policy; see algorithm.value_loss, learner.critic_lr, learner.shared_critic",
     "reward_model.profiler.": "every run records where its time goes",
     "reward_model.model.": "reward_model.enable says it",
@@ -114,6 +118,9 @@ def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, st
         if rule is None and (section := _section(key)) is not None:
             return Fate(key, value, Kind.NOT_NEEDED, section)
         return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
+    small = rule is None or rule is SMALLER.get(key)
+    if small and key not in _SWITCHES and (off := switched_off(key, known)) is not None:
+        return Fate(key, value, Kind.NOT_NEEDED, off)
     if value is None and rule is not None:
         return Fate(key, value, Kind.NOT_NEEDED, "null, as if it were not there")
     if rule is None:
@@ -153,26 +160,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise ConfigError(f"--from-verl: no file {path} (from {Path.cwd()})")
     if path.suffix == ".sh":
-        return dict(_overrides(path))
+        return {key: text if "$" in text else parse_yaml(text) for key, text in overrides(path)}
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
     return content
-
-
-def _overrides(path: Path) -> Iterator[tuple[str, Any]]:
-    """The key=value words of the command in a script that runs verl."""
-    text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if COMMAND in line]
-    if not lines:
-        raise ConfigError(f"{path}: no line runs {COMMAND}")
-    try:
-        words = shlex.split(lines[-1], comments=True)
-    except ValueError as error:
-        raise ConfigError(f"{path}: the line that runs {COMMAND} cannot be read: {error}") from error
-    for word in words:
-        if (found := _OVERRIDE.fullmatch(word)) is not None and "." in found[1]:
-            yield found[1], found[2] if "$" in found[2] else parse_yaml(found[2])
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

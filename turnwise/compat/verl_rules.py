@@ -1,34 +1,17 @@
-"""How values of verl's config become values of ours: one rule for each key that has a counterpart here.
+"""How values of verl's config become values of ours: one rule for each key that has a counterpart here."""
 
-A rule is given the value and the whole config, flat, and gives our keys with their values; a text says that nothing is
-needed, and why; `Unsupported` says what to do instead.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-Flat = Mapping[str, Any]
-Rule = Callable[[Any, Flat], dict[str, Any] | str]
+from turnwise.compat import verl_smaller_rules
+from turnwise.compat.verl_values import ACTOR, GROUPS, MODEL, ROLLOUT, TURNS, Flat, Rule, Unsupported, to
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MODEL, TURNS = "actor_rollout_ref.model", "actor_rollout_ref.rollout.multi_turn"
-GROUPS, MINIBATCH = 1024, 256
-"""verl's defaults of data.train_batch_size and ppo_mini_batch_size."""
 KL_COEF = 0.001
 CHARS_PER_TOKEN = 4
 """verl cuts tool replies by characters, we by tokens."""
 NEW_ROOTS = ("reward.", f"{TURNS}.function_tool_path", "trainer.v1.", "trainer.use_v1")
 """Keys that only 0.8 and later have."""
 OLD_ROOTS = ("reward_model.", "custom_reward_function.", f"{TURNS}.interaction_config_path")
-
-
-class Unsupported(Exception):
-    """A value that nothing here stands for; the text says what instead."""
-
-
-def to(key: str) -> Rule:
-    """The same value under our name."""
-    return lambda value, all_: {key: value}
 
 
 def files(key: str) -> Rule:
@@ -187,6 +170,8 @@ def _scorer(root: str) -> Rule:
 
 
 def _manager(value: Any, all_: Flat) -> dict[str, Any] | str:
+    if all_.get("reward.reward_manager.source") == "importlib":
+        return "reward.reward_manager.module names a class"
     if str(value) not in MANAGERS:
         raise Unsupported(f"a manager class is a scorer here: scoring.scorers={{default: 'FILE.py:{value}'}}")
     ours: dict[str, Any] = {} if str(value) in ("naive", "dapo") else {"scoring.run": MANAGERS[str(value)]}
@@ -235,12 +220,6 @@ def _resume(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"resume": "auto"} if value == "auto" and all_.get("trainer.experiment_name") else "a new run begins"
 
 
-def _epochs(value: Any, all_: Flat) -> dict[str, Any] | str:
-    if all_.get("trainer.total_training_steps"):
-        return "trainer.total_training_steps says it"
-    raise Unsupported("set training.steps: rows of the files / training.groups, for each epoch")
-
-
 def _loss(value: Any, all_: Flat) -> dict[str, Any] | str:
     names = {"vanilla": "ppo_clip", "gspo": "gspo", "cispo": "cispo"}
     return choice("algorithm.loss", names, "yours is written as algorithm.loss=FILE.py:function")(value, all_)
@@ -251,11 +230,18 @@ def _dataset(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"data.dataset": f"{path}:{name}"} if path and name else "no class is named"
 
 
+def _batches(value: Any, all_: Flat) -> dict[str, Any] | str:
+    """sv2 evaluates max_batches times batch_size samples; by itself the size of a batch changes nothing."""
+    size, batches = all_.get("sv2.batch_size"), all_.get("sv2.max_batches")
+    return {"eval.samples": int(size) * int(batches)} if size and batches else "all samples are evaluated"
+
+
 def _budget(value: Any, all_: Flat) -> dict[str, Any] | str:
     return {"learner.token_budget": value} if all_.get(f"{ACTOR}.use_dynamic_bsz") else "use_dynamic_bsz is off"
 
 
 RULES: dict[str, Rule] = {
+    **verl_smaller_rules.RULES,
     f"{MODEL}.path": to("model.path"),
     f"{MODEL}.trust_remote_code": to("model.trust_remote_code"),
     f"{MODEL}.lora_rank": to("learner.lora_rank"),
@@ -343,7 +329,6 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": lambda value, all_: "the engine is ours",
     f"{ROLLOUT}.prompt_length": to("data.max_prompt_tokens"),
     f"{ROLLOUT}.agent.num_workers": lambda value, all_: "any number of episodes run at once: rollout.concurrency",
-    "trainer.total_epochs": _epochs,
     "trainer.total_training_steps": to("training.steps"),
     "trainer.save_freq": _off("training.save_every"),
     "trainer.test_freq": _off("training.eval_every"),
@@ -352,5 +337,9 @@ RULES: dict[str, Rule] = {
     "trainer.project_name": to("tracking.project"),
     "trainer.logger": _trackers,
     "trainer.resume_mode": _resume,
+    "sv2.interaction_name": to("rollout.interaction"),
+    "sv2.dump_jsonl": to("eval.dump_jsonl"),
+    "sv2.batch_size": _batches,
+    "sv2.max_batches": _batches,
 }
-"""By verl's key, of 0.6.1 and of 0.9.1."""
+"""By verl's key, of 0.6.1 and of 0.9.1, and sv2's."""

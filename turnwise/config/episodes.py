@@ -13,8 +13,8 @@ class RolloutConfig:
 
     agent: str | None = None
     """Loop for rows that name none: a built-in one, a name from `agents_file` or module:function; null infers it.
-    Built in are single_turn, tool_calling, checker, task_functions, http_env and gym_env; tools or an interaction let
-    null be tool_calling. Set it to your own `file.py:loop`, or to single_turn to leave the tools unused."""
+    Built in are single_turn, tool_calling, checker, task_functions, http_env, gym_env and until_finish; tools or an
+    interaction let null be tool_calling. Set it to your own `file.py:loop`, or single_turn to leave tools unused."""
     agent_options: dict[str, Any] = field(default_factory=dict, metadata=only("rollout.agent", "*"))
     """Options of that loop, such as {rounds: 2, trained: true} of the checker or {url: http://127.0.0.1:18950} of
     http_env; of your own, its keyword arguments. Set those of the loop in use; others are refused."""
@@ -137,8 +137,8 @@ class CompatConfig:
     """Where another system is reproduced although we would do otherwise."""
 
     strict: bool = False
-    """Treat turns, calls, users and reward functions as verl does; docs/coming-from-verl.md lists the differences. Set
-    it to compare a run with one of verl's, not to train better."""
+    """Treat turns, calls, users and reward functions as verl 0.6.1 does; docs/coming-from-verl.md has the differences.
+    Set it to compare a run with one of verl's, not to train better."""
 
 
 @dataclass

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -122,6 +123,9 @@ def read_agents(path: Path) -> dict[str, _Entry]:
         entry = dict(given)
         name, target = entry.pop("name", None), entry.pop(TARGET, None)
         for key, value in (("name", name), (TARGET, target)):
+            if value is None:
+                close = next((f", not {near}" for near in get_close_matches(key, entry)), "")
+                raise ConfigError(f"{where}: it needs {key}{close}")
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"{where}: {key} must be text, not {value!r:.80}")
         if name in found:

@@ -66,7 +66,7 @@ class Plan:
         elif tools or spec:
             agent, why = (
                 "tool_calling",
-                "inferred: there are "
+                f"inferred: there {'are' if tools else 'is'} "
                 + " and ".join(word for word, there in (("tools", tools), ("an interaction", spec)) if there),
             )
         else:

@@ -37,7 +37,9 @@ def read_settings(kind: type[Settings], values: Any, where: str) -> Settings:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"]))
         hint = f": {nearest(name, names)}" if first["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{where}: {name + ': ' if name else ''}{first['msg']}{hint}") from error
+        raise ConfigError(
+            f"{where}: {name + ': ' if name else ''}{first['msg'].removeprefix('Value error, ')}{hint}"
+        ) from error
     return made
 
 

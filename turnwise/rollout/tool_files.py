@@ -11,6 +11,7 @@ Toolbox starts once before the first episode and stops after the last. `start` c
 refuses a server that no longer offers what it listed.
 """
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,9 @@ def _verls_options(entry: dict[str, Any], where: str) -> dict[str, Any]:
 def _kind(entry: Any, where: str) -> str:
     """Which kind of entry it is; PluginError for one that is none, or has keys that nobody would read."""
     if not isinstance(entry, dict) or not any(key in entry for key in _KINDS):
-        raise ConfigError(f"{where} needs one of {', '.join(_KINDS)}, such as {{function: 'tools.py:look_up'}}")
+        keys = entry if isinstance(entry, dict) else ()
+        close = next((f", not {key}" for key in keys if get_close_matches(str(key), _KINDS)), "")
+        raise ConfigError(f"{where} needs one of {', '.join(_KINDS)}{close}, such as {{function: 'tools.py:look_up'}}")
     config = entry.get("config")
     if config is not None and not isinstance(config, dict):
         raise ConfigError(f"{where}: config must be a mapping, not {config!r}")

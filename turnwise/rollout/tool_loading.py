@@ -59,6 +59,11 @@ def tool_of_class(kind: type, config: dict[str, Any], schema: JsonSchema | None,
         return class_tool(kind, config, schema)
     if all(callable(getattr(kind, name, None)) for name in _VERLS):
         return verl_tool(kind, config, schema, options)
+    if callable(getattr(kind, "reset", None)):
+        raise PluginError(
+            f"{kind!r} looks like a class for TRL's environment_factory (reset, and methods as tools), which is not"
+            " taken: derive it from turnwise.ToolClass, where create stands for reset and calc_reward for get_reward"
+        )
     raise PluginError(
         f"{kind!r} is not a tool but a class: derive it from turnwise.ToolClass, name an instance, or decorate a "
         "function with @tool"

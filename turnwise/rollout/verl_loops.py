@@ -231,7 +231,7 @@ def _config(chat: Conversation) -> Any:
 
 def _format(backend: Any) -> str:
     """verl's name of the tool-call format."""
-    ours: str = backend.renderer.call_format.__name__.rpartition(".")[2]
+    ours = str(backend.renderer.call_format.__name__).rpartition(".")[2]
     return _FORMATS.get(ours, ours)
 
 

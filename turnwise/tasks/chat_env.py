@@ -46,7 +46,10 @@ def prepare(
 ) -> dict[Path, int]:
     """Write train.parquet and test.parquet for the samples of any environment server."""
     if not 0 <= index_start < index_end <= index_start + MOST_ROWS or not 0 < test < index_end - index_start:
-        raise ConfigError(f"chat_env: no rows for training and {test} for testing in {index_start} to {index_end}")
+        raise ConfigError(
+            f"chat_env: --index-start {index_start}, --index-end {index_end} and --test {test} must leave rows for "
+            f"training and for testing, {MOST_ROWS:,} at most"
+        )
     first_test = index_end - test
     parts = {"train": range(index_start, first_test), "test": range(first_test, index_end)}
     return {

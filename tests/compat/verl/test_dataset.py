@@ -82,3 +82,8 @@ def test_any_dataset_class_gives_its_rows(tmp_path: Path) -> None:
 def test_a_dataset_that_cannot_be_used_is_named(tmp_path: Path, code: str, said: str) -> None:
     with pytest.raises(TurnwiseError, match=said):
         played(tmp_path, code)
+
+
+def test_a_dataset_without_files_is_refused_not_passed_over() -> None:
+    with pytest.raises(TurnwiseError, match=r"data\.dataset=d\.py:Mine reads files, and there are none"):
+        evaluate(configure("data.dataset=d.py:Mine", "eval.samples=1"), console=Console(quiet=True))

@@ -10,6 +10,7 @@ from rich.console import Console
 from turnwise import configure, evaluate
 from turnwise.errors import PluginError, TurnwiseError
 from turnwise.models.tiny.recipe import make_tokenizer
+from turnwise.plugins import load_module
 
 LEGACY = """
 import torch
@@ -125,3 +126,30 @@ def test_a_batch_function_scores_with_the_batch_manager(scored: Any) -> None:
 def test_a_loop_that_returns_no_reward_is_not_given_one(scored: Any) -> None:
     with pytest.raises(TurnwiseError, match="the agent loop returned no reward_score"):
         scored("x = 1\n", "x", "scoring.scorers={default: loop_reward}")
+
+
+IMPORTS = """
+from verl.utils.reward_score import default_compute_score, gsm8k
+from verl.utils.reward_score.geo3k import compute_score as geo3k
+from verl.utils.reward_score.math_dapo import compute_score as dapo
+from verl.utils.reward_score.math_reward import is_equiv
+from verl.utils.reward_score.search_r1_like_qa_em import compute_score_subem
+"""
+
+
+def test_reward_rules_are_routed_by_data_source(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(IMPORTS)
+    rules = load_module(f"{tmp_path}/rules.py", "scorer")
+    score = rules.default_compute_score
+    assert score("openai/gsm8k", "#### 1,234", "1234") == 1.0
+    assert score("lighteval/MATH", r"so \boxed{\frac12}", r"\frac{1}{2}") == 1.0
+    assert score("aime2024", "Answer: 42", "42") == {"score": 1.0, "acc": True, "pred": "42"}
+    assert score("hiyouga/geometry3k", r"<think>x</think> \boxed{5}", "5") == pytest.approx(1.0)
+    assert rules.geo3k(r"\boxed{5}", "5") == pytest.approx(0.9)
+    assert score("searchR1_nq", "<answer>The Beatles!</answer>", {"target": ["beatles"]}) == 1.0
+    assert rules.compute_score_subem("<answer>the Beatles band</answer>", {"target": "beatles"}) == 1.0
+    assert rules.gsm8k.extract_solution("it is 1,234 .", method="flexible") == "1,234"
+    assert rules.dapo("no", "1")["score"] == -1.0 and rules.is_equiv("x=5", "5")
+    for source, hint in (("taco", "code_tests"), ("numina_olympiads", "math"), ("mine", "name one in scoring.scorers")):
+        with pytest.raises(NotImplementedError, match=hint):
+            score(source, "", "")

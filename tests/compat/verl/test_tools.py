@@ -1,20 +1,32 @@
 """verl's tool classes and function tools, written as its documentation shows, through the stand-ins."""
 
 import asyncio
+import base64
+import contextlib
+import dataclasses
 import importlib.util
+import io
+import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from turnwise.choices import Lifecycle
+from turnwise.corpus.articles import shipped
+from turnwise.corpus.retrieval_server import make_app
 from turnwise.errors import PluginError, ToolError
 from turnwise.plugins import load, load_module
 from turnwise.rollout.tool_options import ToolOptions
 from turnwise.rollout.tools.tool import ToolContext
 from turnwise.rollout.verl_tools import as_verl_result, function_tools, verl_tool
-from turnwise.types import Sample, ToolResult
+from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.server import ServerSettings
+from turnwise.sandbox.server import make_app as make_sandbox
+from turnwise.types import Message, Role, Sample, ToolResult
 
 SCHEMA = {
     "type": "function",
@@ -238,3 +250,77 @@ def test_stand_ins_are_gone_after_loading_and_never_shadow_a_real_verl(tmp_path:
         sys.path.remove(str(tmp_path / "site"))
         for name in [name for name in sys.modules if name.split(".")[0] == "verl"]:
             del sys.modules[name]
+
+
+def function_schema(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_verls_search_tool_asks_a_retrieval_service(serving_in_a_thread: Any) -> None:
+    corpus = shipped()
+
+    @contextlib.asynccontextmanager
+    async def app() -> AsyncIterator[Any]:
+        yield make_app(corpus)
+
+    with serving_in_a_thread(app) as url:
+        kind = load("verl.tools.search_tool.SearchTool", "tool")
+        config = {"type": "native", "retrieval_service_url": f"{url}/retrieve", "topk": 1, "timeout": 10}
+        tool = verl_tool(kind, config, function_schema("search"))
+        title = corpus.articles[0].title
+        (reply,) = asyncio.run(played(tool, context(), {"query_list": [title, "qqqq"]}))
+    found = json.loads(reply.text)["result"]
+    assert found.startswith(f"Doc 1 (Title: {title})\n") and found.endswith("\n---\n")
+    assert reply.score == 0.0 and reply.info == {"query_count": 2, "total_results": 1, "status": "success"}
+
+
+def test_verls_sandbox_tool_runs_code_on_our_server(serving_in_a_thread: Any) -> None:
+    @contextlib.asynccontextmanager
+    async def app() -> AsyncIterator[Any]:
+        async with SandboxPool(PoolSettings(preload=(), warm=1)) as pool:
+            yield make_sandbox(pool, None, ServerSettings(pool=PoolSettings(preload=(), warm=1)))
+
+    with serving_in_a_thread(app) as url:
+        kind = load("verl.tools.sandbox_fusion_tools.SandboxFusionTool", "tool")
+        tool = verl_tool(kind, {"sandbox_fusion_url": f"{url}/run_code"}, function_schema("code_interpreter"))
+        printed, silent, wrong = asyncio.run(
+            played(tool, context(), {"code": "print(6 * 7)"}, {"code": "x = 1"}, {"code": "1 / 0"})
+        )
+    assert printed.text.strip() == "42" and printed.info == {"status": "Finished"}
+    assert silent.text == "no stdout here" and "ZeroDivisionError" in wrong.text
+
+
+def test_verls_zoom_tool_cuts_out_a_part_of_the_rows_image(tmp_path: Path) -> None:
+    picture = PIL.Image.new("RGB", (100, 80), "white")
+    picture.putpixel((40, 40), (255, 0, 0))
+    picture.save(tmp_path / "a.png")
+    kind = load("verl.tools.image_zoom_in_tool.ImageZoomInTool", "tool")
+    tool = verl_tool(kind, {"type": "native"}, function_schema("image_zoom_in_tool"))
+    given = context(create_kwargs={"image": str(tmp_path / "a.png")})
+    zoomed, grown, bad = asyncio.run(
+        played(tool, given, {"bbox_2d": [20, 20, 60, 60], "label": "dot"}, {"bbox_2d": [40, 40, 42, 42]},
+               {"bbox_2d": [200, 0, 300, 10]})
+    )  # fmt: skip
+    assert zoomed.text == "Zoomed in on the image to the region [20, 20, 60, 60] with label dot."
+    cut = PIL.Image.open(io.BytesIO(base64.b64decode(zoomed.images[0].source.partition(",")[2])))
+    assert cut.size == (40, 40) and cut.getpixel((20, 20)) == (255, 0, 0)
+    small = PIL.Image.open(io.BytesIO(base64.b64decode(grown.images[0].source.partition(",")[2])))
+    assert small.size == (28, 28) and (grown.score, bad.score) == (0.0, -0.05) and "no region" in bad.text
+
+
+def test_agent_data_has_the_conversation_so_far(tmp_path: Path) -> None:
+    code = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+
+class Reader(BaseTool):
+    async def execute(self, instance_id, parameters, agent_data, **kwargs):
+        return ToolResponse(text=" | ".join(f"{one['role']}: {one['content']}" for one in agent_data.messages))
+"""
+    (tmp_path / "reader.py").write_text(code)
+    tool = verl_tool(load(f"{tmp_path}/reader.py:Reader", "tool"), {}, function_schema("reader"))
+    said = [Message(Role.USER, "6*7?"), Message(Role.ASSISTANT, "Let me look.")]
+    given = dataclasses.replace(context(), messages=said)
+    (reply,) = asyncio.run(played(tool, given, {}))
+    assert reply.text == "user: 6*7? | assistant: Let me look."

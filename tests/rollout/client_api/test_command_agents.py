@@ -5,27 +5,16 @@ import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from turnwise.types import StopReason
 
-AGENT = """
-import json, sys
-from openai import OpenAI
-
-sample = json.load(sys.stdin)
-messages = sample["prompt"]
-with OpenAI(max_retries=0) as client:
-    for number in range(2):
-        answer = client.chat.completions.create(model="any", messages=messages)
-        text = answer.choices[0].message.content
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Sure?"}]
-assert "ground_truth" not in sample and sample["id"] == "test:0"
-print(text)
-"""
+EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agent" / "program.py"
 CALL = """
-import os, urllib.request
+import json, os, sys, urllib.request
+assert set(json.load(sys.stdin)) == {"id", "data_source", "prompt", "info"}
 body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 headers = {"Content-Type": "application/json"}
 urllib.request.urlopen(
@@ -68,10 +57,10 @@ def wait_until_gone(process):
     return not alive
 
 
-def test_a_program_with_the_openai_sdk_is_recorded(theatre, tmp_path, monkeypatch):
+def test_a_program_with_the_openai_sdk_is_recorded(theatre, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a key for somebody else")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    show = theatre.show(["It is 42.", "Quite."], client=command(tmp_path, AGENT))
+    show = theatre.show(["It is 42.", "Quite."], client=f"exec:{shlex.join([sys.executable, str(EXAMPLE)])}")
     found = show.play()
     assert found.failure is None and found.stop_reason is StopReason.ANSWERED
     show.check_tokens(found)

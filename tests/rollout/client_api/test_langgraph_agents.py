@@ -31,12 +31,12 @@ def graph(base_url: str, **options: bool) -> StateGraph:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("responses", [False, True])
-def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, streaming, responses):
+@pytest.mark.parametrize("options", [{}, {"use_responses_api": True}, {"use_previous_response_id": True}])
+def test_a_react_agent_is_one_sequence(theatre, agent, call, monkeypatch, streaming, options):
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
 
     async def run(base_url, sample):
-        state = await graph(base_url, streaming=streaming, use_responses_api=responses).ainvoke(
+        state = await graph(base_url, streaming=streaming, **options).ainvoke(
             {"messages": [("user", "1+2, then 3+4?")]}
         )
         return state["messages"][-1].text

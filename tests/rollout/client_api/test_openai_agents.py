@@ -7,7 +7,7 @@ import pytest
 from sdk_clients import ADD, ask, async_openai, sync_openai, told
 
 from turnwise.rollout.client_api.server import client_server
-from turnwise.types import Origin, Role, StopReason
+from turnwise.types import CallStatus, Origin, Role, StopReason
 
 
 def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call):
@@ -63,6 +63,26 @@ def test_a_sync_agent_streams_the_same_message(theatre, agent, call):
     arguments = [[one.function.arguments for one in choice.message.tool_calls] for choice in (plain, streamed)]
     assert arguments[0] == arguments[1] == ['{"a": 1, "b": 2}', '{"a": 3, "b": 4}']
     assert said[1].usage.completion_tokens == said[0].usage.completion_tokens > 0
+
+
+def test_a_strict_tool_is_called_only_with_what_fits_its_schema(theatre, agent, call):
+    seen = []
+    strict = {"type": "function", "function": {**ADD["function"], "strict": True}}
+
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client:
+            messages = ask()
+            for reply in ("Say it with numbers.", None):
+                answer = (await client.chat.completions.create(model="m", messages=messages, tools=[strict])).choices[0]
+                seen.append(answer)
+                messages += [answer.message, {"role": "user", "content": reply}]
+
+    wrong, right = call("add", a="one", b=2), call("add", a=1, b=2)
+    found = theatre.show([wrong, right], client=agent(run)).play()
+    assert found.failure is None and not found.branches
+    assert seen[0].message.tool_calls is None and seen[0].message.content == wrong and seen[0].finish_reason == "stop"
+    assert seen[1].message.tool_calls[0].function.arguments == '{"a": 1, "b": 2}'
+    assert [record.status for record in found.turns[0].calls] == [CallStatus.BAD_ARGUMENTS]
 
 
 REFUSED = {

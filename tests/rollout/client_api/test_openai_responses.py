@@ -17,8 +17,17 @@ def results(response):
     ]
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call, by_name):
+def one_by_one(response):
+    """Each call with its result after it, as hand-written loops put them."""
+    found = iter(results(response))
+    for item in response.output:
+        yield item
+        if item.type == "function_call":
+            yield next(found)
+
+
+@pytest.mark.parametrize("how", ["items", "one by one", "by name"])
+def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, call, how):
     seen = []
 
     async def run(base_url, sample):
@@ -30,8 +39,12 @@ def test_an_async_agent_with_tools_is_recorded_as_one_sequence(theatre, agent, c
                 found = results(seen[-1])
                 if not found:
                     return seen[-1].output_text
-                items = found if by_name else [*items, *seen[-1].output, *found]
-                previous = seen[-1].id if by_name else None
+                if how == "by name":
+                    items, previous = found, seen[-1].id
+                elif how == "items":
+                    items = [*items, *seen[-1].output, *found]
+                else:
+                    items = [*items, *one_by_one(seen[-1])]
 
     lines = [f"<think>add</think>So: {call('add', a=1, b=2)}{call('add', a=3, b=4)}", call("add", a=5, b=6), "It is 3."]
     show = theatre.show(lines, client=agent(run))
@@ -144,7 +157,7 @@ REFUSED = {
 }
 NAMED = [
     ({"tools": [{"type": "web_search"}]}, "tools: 'web_search' is not served"),
-    ({"tools": [{**TOOL, "strict": True}]}, "strict"),
+    ({"tools": [{**TOOL, "parameters": {"type": 7}, "strict": True}]}, "tools"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input: 'item_reference' is not served"),
     ({"input": [{"type": "function_call_output", "output": "3"}]}, "call_id"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, r"input\.0\.content\.0\.type"),

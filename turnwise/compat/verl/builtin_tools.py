@@ -1,7 +1,6 @@
 """Stand-ins for the tools that verl shipped until 0.7: GSM8K and geometry checks, HTTP search, SandboxFusion."""
 
 import base64
-import json
 from typing import Any
 
 import httpx
@@ -9,6 +8,8 @@ import httpx
 from turnwise.compat.verl.reward_gsm8k import compute_score
 from turnwise.compat.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from turnwise.errors import PluginError, ToolError
+from turnwise.rollout.tools.image_zoom import fit_box
+from turnwise.rollout.tools.retrieve import RetrieveTool, passages
 from turnwise.scoring.boxed import boxes
 
 NOT_IMPROVED = -0.05
@@ -65,34 +66,25 @@ class Geo3kTool(_AnswerCheck):
 
 
 class SearchTool(BaseTool):
-    """`search(query_list)` against a retrieval service: POST {queries, topk, return_scores}."""
+    """`search(query_list)` against a retrieval service, asked as the built-in tool `retrieve` asks it."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)
-        self._url = str(config.get("retrieval_service_url") or "")
-        if not self._url:
+        url = str(config.get("retrieval_service_url") or "")
+        if not url:
             raise PluginError("SearchTool needs config.retrieval_service_url")
-        self._topk, self._timeout = int(config.get("topk", 3)), float(config.get("timeout", 30))
+        self._service = RetrieveTool(
+            url=url, topk=int(config.get("topk", 3)), seconds=float(config.get("timeout", 30)), retries=_TRIES - 1
+        )
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         queries = parameters.get("query_list")
-        if not isinstance(queries, list) or not queries:
-            raise ToolError("query_list is missing, empty or no list")
-        found = await _post(self._url, {"queries": queries, "topk": self._topk, "return_scores": True}, self._timeout)
-        results = found.get("result")
-        if not isinstance(results, list):
-            raise ToolError("the retrieval service answered without a list `result`")
-        text = "\n---\n".join(_passages(documents) for documents in results)
-        metrics = {"query_count": len(queries), "total_results": sum(map(len, results)), "status": "success"}
-        return ToolResponse(text=json.dumps({"result": text}, ensure_ascii=False)), 0.0, metrics
-
-
-def _passages(documents: list[Any]) -> str:
-    shown = []
-    for number, entry in enumerate(documents, start=1):
-        title, _, text = str(entry["document"]["contents"]).partition("\n")
-        shown.append(f"Doc {number} (Title: {title})\n{text}")
-    return "\n\n".join(shown)
+        if not isinstance(queries, list) or not queries or not all(isinstance(one, str) for one in queries):
+            raise ToolError("query_list is missing, empty or no list of texts")
+        async with httpx.AsyncClient(timeout=self._service.seconds) as client:
+            found = await self._service.ask(client, queries)
+        metrics = {"query_count": len(queries), "total_results": sum(map(len, found)), "status": "success"}
+        return ToolResponse(text=passages(found)), 0.0, metrics
 
 
 class SandboxFusionTool(BaseTool):
@@ -146,9 +138,7 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> dict[str, Any
 
 
 class ImageZoomInTool(BaseTool):
-    """`image_zoom_in_tool(bbox_2d, label)`: a part of the row's image, at least 28 pixels on a side."""
-
-    SMALLEST = 28
+    """`image_zoom_in_tool(bbox_2d, label)`: a part of the row's image, cut out as the built-in `image_zoom` does."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)
@@ -163,15 +153,13 @@ class ImageZoomInTool(BaseTool):
         return name, response
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        image = self._images[instance_id]
-        match parameters.get("bbox_2d"):
-            case [int() | float() as left, int() | float() as top, int() | float() as right, int() | float() as bottom]:
-                box = (max(0, left), max(0, top), min(image.width, right), min(image.height, bottom))
-            case other:
-                raise ToolError(f"bbox_2d must be [left, top, right, bottom], not {other!r:.80}")
-        if box[2] - box[0] < self.SMALLEST or box[3] - box[1] < self.SMALLEST:
-            text = f"Error: the box must be at least {self.SMALLEST} pixels wide and high inside the image"
-            return ToolResponse(text=text), NOT_IMPROVED, {"success": False}
+        image, given = self._images[instance_id], parameters.get("bbox_2d")
+        if not isinstance(given, list) or len(given) != 4:
+            raise ToolError(f"bbox_2d must be [left, top, right, bottom], not {given!r:.80}")
+        try:
+            box = fit_box(given, image)
+        except ToolError as error:
+            return ToolResponse(text=f"Error: {error}"), NOT_IMPROVED, {"success": False}
         label = parameters.get("label", "")
         text = f"Zoomed in on the image to the region {list(box)}" + (f" with label {label}." if label else ".")
         return ToolResponse(image=[image.crop(box)], text=text), 0.0, {"success": True}

@@ -15,10 +15,8 @@ def format_reward(predict_str: str) -> float:
 
 def acc_reward(predict_str: str, ground_truth: str, use_boxed: bool = True) -> float:
     """1 for the truth; spellings are compared as for MATH, where verl asks mathruler."""
-    answer: str | None = predict_str
-    if use_boxed:
-        answer = next(reversed(boxes(predict_str)), None)
-    return float(is_equiv(answer, ground_truth))
+    found = boxes(predict_str) if use_boxed else [predict_str]
+    return float(bool(found) and is_equiv(found[-1], ground_truth))
 
 
 def compute_score(predict_str: str, ground_truth: str, use_boxed: bool = True, format_score: float = 0.1) -> float:

@@ -30,7 +30,7 @@ class NoiseKey:
     sample: str
     sibling: int
     branch: str = ""
-    """Of the episode's conversations: empty for the main one."""
+    """Of the episode's conversations, or of an SDK agent's call; empty for the main conversation of other loops."""
 
     def bits(self) -> int:
         """A 64-bit key; the noise at a position is a hash of it and the position."""

@@ -70,7 +70,7 @@ class _Tool(Border):
     input_schema: dict[str, Any]
     type: Literal["custom"] = "custom"
     cache_control: dict[str, Any] | None = None
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class _ToolChoice(Border):
@@ -118,6 +118,7 @@ def read(body: dict[str, Any]) -> tuple[Call, MessagesRequest]:
         model=request.model,
         messages=tuple(messages),
         tools=tuple(_schema(tool) for tool in request.tools),
+        strict=frozenset(tool.name for tool in request.tools if tool.strict),
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,

@@ -38,6 +38,8 @@ class Call:
     model: str
     messages: tuple[Message, ...]
     tools: tuple[JsonSchema, ...] = ()
+    strict: frozenset[str] = frozenset()
+    """Tools of whose calls the client sees only those that fit the schema."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -69,7 +69,7 @@ class _FunctionSchema(Border):
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class _Tool(Border):
@@ -128,6 +128,7 @@ def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
         model=request.model,
         messages=tuple(_message(entry) for entry in request.messages),
         tools=tuple(_schema(tool) for tool in request.tools),
+        strict=frozenset(tool.function.name for tool in request.tools if tool.function.strict),
         max_tokens=min(limits, default=None),
         temperature=request.temperature,
         top_p=request.top_p,

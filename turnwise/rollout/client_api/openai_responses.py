@@ -22,7 +22,7 @@ from turnwise.rollout.client_api.calls import (
     reason_of,
 )
 from turnwise.rollout.client_api.openai_chat import write_error
-from turnwise.types import JsonSchema, Message, Part, Role, Text
+from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
 __all__ = ["Asked", "read", "stream", "write", "write_error"]
 
@@ -65,7 +65,7 @@ class _Tool(Border):
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class _TextFormat(Border):
@@ -151,6 +151,7 @@ def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple
         model=request.model,
         messages=(*system, *messages),  # instructions are for one response: the next one brings its own
         tools=tuple(_schema(tool) for tool in request.tools),
+        strict=frozenset(tool.name for tool in request.tools if tool.strict),
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -179,7 +180,7 @@ def write(reply: Reply, asked: Asked) -> dict[str, Any]:
         "store": request.store,
         "temperature": request.temperature,
         "tool_choice": "auto",
-        "tools": [{**tool.model_dump(), "strict": False} for tool in request.tools],
+        "tools": [tool.model_dump() for tool in request.tools],
         "top_p": request.top_p,
         "truncation": "disabled",
         "usage": {
@@ -242,31 +243,39 @@ def _check_types(body: dict[str, Any]) -> None:
 
 
 def _messages(items: list[_Item]) -> list[Message]:
-    """Messages of items: what the assistant said and the calls that follow it are one."""
+    """Messages of items: what the assistant said and the calls that follow it are one, and so are calls of one response
+    between which a client has put their results."""
     messages: list[Message] = []
+    places: dict[str, int] = {}
     for number, item in enumerate(items):
-        if item.type == "reasoning":
-            continue
         where = f"input.{number}"
         if item.type == "function_call":
-            if item.call_id is None or item.name is None:
-                raise Refused(f"{where}: a function_call has a call_id and a name", code="invalid_message")
-            call = read_call(item.call_id, item.name, item.arguments, where)
-            last = messages[-1] if messages and items[number - 1].type in ("message", "function_call") else None
-            if last is not None and last.role is Role.ASSISTANT:
-                messages[-1] = Message(Role.ASSISTANT, last.content, (*last.tool_calls, call))
-            else:
-                messages.append(Message(Role.ASSISTANT, "", (call,)))
+            before = items[number - 1].type if messages else "reasoning"
+            follows = before in ("message", "function_call") and messages[-1].role is Role.ASSISTANT
+            response = (item.id or "").rpartition("_")[0]
+            place = places.get(response, len(messages) - 1 if follows else len(messages))
+            if place == len(messages):
+                messages.append(Message(Role.ASSISTANT, ""))
+            said = messages[place]
+            messages[place] = Message(Role.ASSISTANT, said.content, (*said.tool_calls, _call(item, where)))
+            if response.startswith("fc_"):
+                places[response] = place
         elif item.type == "function_call_output":
             if item.call_id is None:
                 raise Refused(f"{where}: a function_call_output has a call_id", code="invalid_message")
             messages.append(Message(Role.TOOL, _content(item.output, where), tool_call_id=item.call_id))
-        else:
+        elif item.type == "message":
             if item.role is None:
                 raise Refused(f"{where}: a message has a role", code="invalid_message")
             role = Role.SYSTEM if item.role == "developer" else Role(item.role)
             messages.append(Message(role, _content(item.content, where)))
     return messages
+
+
+def _call(item: _Item, where: str) -> ToolCall:
+    if item.call_id is None or item.name is None:
+        raise Refused(f"{where}: a function_call has a call_id and a name", code="invalid_message")
+    return read_call(item.call_id, item.name, item.arguments, where)
 
 
 def _content(content: "str | list[_Part] | list[_Thought]", where: str) -> str | tuple[Part, ...]:

@@ -3,16 +3,19 @@
 import asyncio
 import contextvars
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.errors import DataError, TemplateError, one_line
+import jsonschema
+
+from turnwise.errors import DataError, PluginError, TemplateError, one_line
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
 from turnwise.rollout.openai_messages import check_image
-from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, Turn
+from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
+from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, ToolCall, Turn
 
 ENDED = "episode_ended"
 BROKEN = "engine_failed"
@@ -55,7 +58,8 @@ class Session:
         """The policy's next message after those of the call; Refused when there can be none."""
         self._check_going_on()
         self._check(call)
-        task = asyncio.create_task(self._reply(call), context=self._context.copy())
+        fits = _fitting(call)
+        task = asyncio.create_task(self._reply(call, fits), context=self._context.copy())
         self._tasks.add(task)
         try:
             return await task
@@ -117,7 +121,7 @@ class Session:
         except TemplateError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
-    async def _reply(self, call: Call) -> Reply:
+    async def _reply(self, call: Call, fits: Callable[[ToolCall], bool]) -> Reply:
         sequence, new, digest = self._take(call)
         chat, known = sequence.chat, len(sequence.chat.turns)
         noise = self._noise(digest)
@@ -139,7 +143,7 @@ class Session:
             except Exception as error:
                 self.broken = error
                 raise Refused(f"the model cannot speak: {one_line(error)}", status=500, code=BROKEN) from error
-            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop))
+            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), fits)
             if call.logprobs:
                 reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
             shown = matching.assistant_after(sequence.digest, reply.text, reply.calls)
@@ -194,10 +198,12 @@ class Session:
         return self._written.get(matching.after(b"", message), message)
 
 
-def as_reply(turn: Turn, stops: Sequence[str]) -> Reply:
-    """A turn as a client sees it. A call that cannot be read is no call there: the whole text shows it."""
+def as_reply(turn: Turn, stops: Sequence[str], fits: Callable[[ToolCall], bool] = lambda call: True) -> Reply:
+    """A turn as a client sees it. A call that cannot be read, or does not fit, is none there: the text shows it."""
     message = turn.message
-    calls = tuple(call for call in message.tool_calls if call.problem is None)
+    readable = [call for call in message.tool_calls if call.problem is None]
+    calls = tuple(call for call in readable if fits(call))
+    turn.calls += [CallRecord(call, CallStatus.BAD_ARGUMENTS, 0.0) for call in readable if call not in calls]
     text = message.visible if len(calls) == len(message.tool_calls) else message.text
     stop = None
     if turn.finish_reason is FinishReason.STOP and not calls:
@@ -220,9 +226,35 @@ def as_reply(turn: Turn, stops: Sequence[str]) -> Reply:
     )
 
 
+def _fitting(call: Call) -> Callable[[ToolCall], bool]:
+    """Whether a call of a tool that the client wants strict fits its schema; Refused for a schema that is none."""
+    validators: dict[str, jsonschema.Draft202012Validator] = {}
+    for schema in call.tools:
+        name = schema["function"]["name"]
+        if name in call.strict:
+            try:
+                validators[name] = validator_of(schema, name)
+            except PluginError as error:
+                raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
+
+    def fits(made: ToolCall) -> bool:
+        if made.name not in validators:
+            return True
+        try:
+            check_arguments(validators[made.name], made.name, made.arguments)
+        except BadArguments:
+            return False
+        return True
+
+    return fits
+
+
 def _record_results(turn: Turn, new: Sequence[Message], seconds: float) -> None:
     """The client ran the tools itself: what they said is known, how it went is not."""
+    known = [record.call for record in turn.calls]
     for call in turn.message.tool_calls:
+        if call in known:
+            continue
         if call.problem is not None:
             turn.calls.append(CallRecord(call, CallStatus.MALFORMED, 0.0))
         elif any(message.tool_call_id == call.id for message in new):

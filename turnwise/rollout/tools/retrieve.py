@@ -143,8 +143,7 @@ class _RetrieveSession:
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         found = await self.tool.ask(self.client, arguments["query_list"])
         ids = [str(document["id"]) for documents in found for document in documents if "id" in document]
-        text = BETWEEN.join(_shown(documents) for documents in found) if any(found) else "No search results found."
-        return ToolResult(json.dumps({"result": text}, ensure_ascii=False), info={"ids": ids})
+        return ToolResult(passages(found), info={"ids": ids})
 
     async def close(self) -> None:
         return None
@@ -190,6 +189,12 @@ def _document(item: Any) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("contents"), str):
         raise ToolError('the retrieval service\'s answer holds a document without {"contents": text}')
     return document
+
+
+def passages(found: list[list[dict[str, Any]]]) -> str:
+    """What the model reads: JSON with the passages of all queries."""
+    text = BETWEEN.join(_shown(documents) for documents in found) if any(found) else "No search results found."
+    return json.dumps({"result": text}, ensure_ascii=False)
 
 
 def _shown(documents: list[dict[str, Any]]) -> str:
