@@ -67,7 +67,8 @@ class Loops:
         """Whether the loop is a user's code."""
         entry = self._entries.get(agent)
         if entry is None:
-            return ":" in agent or (agent not in names_in(_PACKAGE) and agent in self._registered)
+            # Asked for every episode: the folder is only listed for a name that verl's register knows.
+            return ":" in agent or (agent in self._registered and agent not in names_in(_PACKAGE))
         return not entry.target.startswith("turnwise.")
 
     @functools.cached_property
