@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from turnwise import cli
-
 try:
     from playwright.sync_api import expect
 except ModuleNotFoundError:  # the browser fixture then skips or fails
@@ -18,8 +16,9 @@ def replaying_board(tmp_path_factory):
     """The address of a board that may replay, over one evaluation of the bundled model."""
     runs = tmp_path_factory.mktemp("replayed")
     arguments = ["eval", "eval.samples=1", "engine.threads=1", "run=first", f"runs_dir={runs}", "--no-transcript"]
-    assert cli.main(arguments) == 0
-    board = [sys.executable, "-m", "turnwise.cli", "board", str(runs), "--port", "0", "--replay"]
+    turnwise = [sys.executable, "-m", "turnwise.cli"]  # while the browser runs, no event loop can begin in this process
+    subprocess.run([*turnwise, *arguments], check=True, capture_output=True)
+    board = [*turnwise, "board", str(runs), "--port", "0", "--replay"]
     with subprocess.Popen(board, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().split()[-1].rstrip("/")
