@@ -105,7 +105,8 @@ def test_peak_memory_grows(host):
     before = host.run("1")["peak"]
     pages = host.run("int(open('/proc/self/statm').read().split()[1])")["value"]
     unused = before - int(pages) * os.sysconf("SC_PAGE_SIZE")  # a child of a large process may be below its peak
-    assert host.run(f"x = b'x' * {max(unused, 0) + 50_000_000}")["peak"] >= before + 40_000_000
+    # far more than is looked for: the kernel may take pages back meanwhile
+    assert host.run(f"x = b'x' * {max(unused, 0) + 250_000_000}")["peak"] >= before + 40_000_000
 
 
 def stop_after(host, seconds):

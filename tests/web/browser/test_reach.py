@@ -144,6 +144,8 @@ def test_by_keyboard_alone_from_the_runs_to_a_token(open_page):
     here = page.url
     page.keyboard.press("j")
     expect(page).not_to_have_url(here)
+    row = re.search(r"row=(\d+)", page.url)[1]
+    expect(page.locator(".replay-form")).to_contain_text(f"--sample {row}")  # the next one's page, not the last one's
     page.wait_for_selector("main:not([aria-busy]) .timeline")
     tab_to(page, "a[href*='view=tokens']")
     page.keyboard.press("Enter")
