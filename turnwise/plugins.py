@@ -95,11 +95,13 @@ def names_in(package: str) -> list[str]:
     return sorted(entry.name for entry in pkgutil.iter_modules(found.__path__) if not entry.name.startswith("_"))
 
 
-def builtin(package: str, name: str, kind: str, *, leave_out: tuple[str, ...] = ()) -> ModuleType:
-    """The module of a bare name in a folder of ours."""
+def builtin(
+    package: str, name: str, kind: str, *, leave_out: tuple[str, ...] = (), takes_own: bool = True
+) -> ModuleType:
+    """The module of a bare name in a folder of ours; `takes_own` where a user may name one of theirs instead."""
     valid = [entry for entry in names_in(package) if entry not in leave_out]
     if name not in valid:
-        raise PluginError(f"{unknown(kind, name, valid)} Your own is written as module:name.")
+        raise PluginError(unknown(kind, name, valid) + (" Your own is written as module:name." if takes_own else ""))
     return importlib.import_module(f"{package}.{name}")
 
 

@@ -30,8 +30,8 @@ from turnwise.storage.differences import Differences, differences
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, Trajectory, Turn, VersionRun
+from turnwise.web.replays import FILE
 
-FILE = "replay.json"
 GREEDY = "greedy_"
 """How the files of greedy evaluations begin."""
 EDITED = "edited"

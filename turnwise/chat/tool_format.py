@@ -63,4 +63,4 @@ class ToolFormat(Protocol):
 def load_format(name: str | None) -> ToolFormat:
     """The format of this name, ours or another system's; null: the one of most models."""
     ours = choose_format(name, (), ()).name
-    return cast(ToolFormat, builtin("turnwise.chat.formats", ours, "tool format"))
+    return cast(ToolFormat, builtin("turnwise.chat.formats", ours, "tool format", takes_own=False))

@@ -130,7 +130,7 @@ class _Instance:
     async def create(self) -> None:
         try:
             await self._run("create", self.context)
-        except BaseException:
+        except BaseException:  # cancellation too: what it had opened by then is released
             await self.close()
             raise
 

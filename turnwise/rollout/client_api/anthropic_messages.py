@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
     Border,
@@ -16,7 +16,7 @@ from turnwise.rollout.client_api.calls import (
     content_of,
     image_of,
     pieces,
-    reason_of,
+    validated,
 )
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
@@ -106,10 +106,7 @@ class MessagesRequest(Border):
 
 def read(body: dict[str, Any]) -> tuple[Call, MessagesRequest]:
     """The call of a request, and the request for how it wants its reply."""
-    try:
-        request = MessagesRequest.model_validate(body)
-    except ValidationError as error:
-        raise Refused(reason_of(error)) from error
+    request = validated(MessagesRequest, body)
     system = request.system if isinstance(request.system, str) else _content(request.system)
     messages = [Message(Role.SYSTEM, system)] if system else []
     for entry in request.messages:

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
@@ -76,6 +76,9 @@ class Border(BaseModel):
         return {key: value for key, value in data.items() if not (value is None or value in ([], {}))}
 
 
+Request = TypeVar("Request", bound=Border)
+
+
 def read_body(body: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
@@ -85,6 +88,14 @@ def read_body(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused("the body is not a JSON object", code="invalid_json")
     return value
+
+
+def validated(kind: type[Request], body: dict[str, Any]) -> Request:
+    """A request of this kind; Refused with the place of what is wrong."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise Refused(reason_of(error)) from error
 
 
 def reason_of(error: ValidationError) -> str:

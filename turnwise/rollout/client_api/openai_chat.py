@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
     Border,
@@ -18,7 +18,7 @@ from turnwise.rollout.client_api.calls import (
     image_of,
     pieces,
     read_call,
-    reason_of,
+    validated,
 )
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
 
@@ -118,10 +118,7 @@ class ChatRequest(Border):
 
 def read(body: dict[str, Any]) -> tuple[Call, ChatRequest]:
     """The call of a request, and the request for how it wants its reply."""
-    try:
-        request = ChatRequest.model_validate(body)
-    except ValidationError as error:
-        raise Refused(reason_of(error)) from error
+    request = validated(ChatRequest, body)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     call = Call(

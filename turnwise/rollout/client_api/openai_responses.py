@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from turnwise.rollout.client_api.calls import (
     Border,
@@ -19,7 +19,7 @@ from turnwise.rollout.client_api.calls import (
     image_of,
     pieces,
     read_call,
-    reason_of,
+    validated,
 )
 from turnwise.rollout.client_api.openai_chat import write_error
 from turnwise.types import JsonSchema, Message, Part, Role, Text, ToolCall
@@ -130,10 +130,7 @@ class Asked:
 def read(body: dict[str, Any], kept: Mapping[str, tuple[Message, ...]]) -> tuple[Call, Asked]:
     """The call of a request, and the request for how it wants its reply; `kept` are the responses it may name."""
     _check_types(body)
-    try:
-        request = ResponsesRequest.model_validate(body)
-    except ValidationError as error:
-        raise Refused(reason_of(error)) from error
+    request = validated(ResponsesRequest, body)
     before: tuple[Message, ...] = ()
     if request.previous_response_id is not None:
         if request.previous_response_id not in kept:
