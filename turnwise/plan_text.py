@@ -4,6 +4,7 @@ from turnwise.assemble import Prepared, format_of
 from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.training.optimise import beside_policy
 
@@ -45,6 +46,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
         lines += _memory(config, training)
+        lines += [f"learner      {_sharded(config)}"] if training and config.learner.processes > 1 else []
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
@@ -104,6 +106,12 @@ def _engine(config: Config) -> str:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
     return f"{choose_devices(config)}, model {config.model.path}"
+
+
+def _sharded(config: Config) -> str:
+    devices = rank_devices(config)
+    where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
+    return f"{len(devices)} processes {where}: weights, gradients and moments shared out over them (FSDP2)"
 
 
 def _memory(config: Config, training: bool) -> list[str]:

@@ -5,7 +5,7 @@ from turnwise.choices import Decay, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
-from turnwise.engines.devices import device_of
+from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
@@ -44,7 +44,7 @@ def check_training(config: Config) -> None:
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
             "learner learns and cannot sleep; set training.max_lag=0"
         )
-    device_of(config.learner.device)
+    rank_devices(config)
     memory_here(config, beside_policy(config))
 
 
@@ -58,7 +58,7 @@ def check_fine_tuning(config: Config) -> None:
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
             "fine-tuning has none (the learner's is learner.precision)"
         )
-    device_of(config.learner.device)
+    rank_devices(config, samples=False)
     memory_here(config, Training(), samples=False)
 
 

@@ -80,7 +80,19 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Everything needed to go on from here: weights that are trained, optimizer, counters."""
+        """Everything needed to go on from here: weights that are trained, optimizer, counters.
+
+        What it is, is settled when this returns; it may still be written then, see `saving`.
+        """
+        ...
+
+    @property
+    def saving(self) -> bool:
+        """Whether the last `save` still writes; scores and updates may go on meanwhile."""
+        ...
+
+    def saved(self) -> None:
+        """Wait until the last `save` is written; raises why it was not."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -89,4 +101,8 @@ class Learner(Protocol):
 
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it: `policy/`, and `policy_adapter/` when it has an adapter."""
+        ...
+
+    def close(self) -> None:
+        """End what it runs elsewhere; it is not used again."""
         ...

@@ -311,6 +311,15 @@ class LocalLearner:
         """`learner.safetensors`: what is trained, the optimizer's moments, and how many steps were taken."""
         write_state(folder, *self.state())
 
+    saving = False
+    """`save` returns when it has written."""
+
+    def saved(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def load(self, folder: Path) -> None:
         """Go on from a saved state; one of another model is refused by name before anything changes."""
         self.load_state(*read_state(folder))
