@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from turnwise import time_budget
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.device_steps import DeviceSteps, Launched
+from turnwise.engines.samplers.device_steps import DeviceSteps
 from turnwise.engines.samplers.device_turns import Turn
 from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
 from turnwise.engines.samplers.pass_shapes import MOST_ROWS, PromptChunk
 from turnwise.engines.samplers.slot_book import SlotBook, Slots
+from turnwise.engines.samplers.transfers import Launched
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
