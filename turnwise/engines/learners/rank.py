@@ -117,6 +117,10 @@ class Rank:
         self._stream: Iterator[tuple[str, Tensor]] = iter(())
         self._saving: Future[Any] | None = None
 
+    def leave(self) -> None:
+        """Leave the group, so that the process can join another."""
+        dist.destroy_process_group()
+
     def token_budget(self) -> int:
         """Tokens of one pass that this rank has room for."""
         return self._memory.token_budget

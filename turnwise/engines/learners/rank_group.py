@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
 from turnwise.errors import EngineError, TurnwiseError
+
+if TYPE_CHECKING:
+    from turnwise.engines.learners.rank import Rank
 
 GRACE_SECONDS = 10.0
 """When one rank has failed, how long the others may take to answer: they may wait for it in a collective for ever."""
@@ -54,7 +57,7 @@ class Ranks(Protocol):
         ...
 
     def start(self, setup: RankSetup) -> None:
-        """Open a rank in each place; an error of one ends all."""
+        """Open a rank in each place, in the stead of those that are there; an error of one ends all."""
         ...
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -97,6 +100,7 @@ class LocalRanks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Connection] = []
         self._folder = Path()
+        self._meetings = 0
         self._gone: str | None = "they were not started"
 
     @property
@@ -105,20 +109,25 @@ class LocalRanks:
         return len(self._devices)
 
     def start(self, setup: RankSetup) -> None:
-        """Start the processes and wait until all have opened their rank."""
-        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-ranks-"))
-        self._end = weakref.finalize(self, _end, self._processes, self._channels, self._folder)
-        self._gone = None
+        """Start the processes if they do not run yet, and wait until all have opened their rank."""
         try:
-            for number, device in enumerate(self._devices):
-                place = RankPlace(number, self.size, f"file://{self._folder}/meeting", device, self._threads)
-                self._spawn(number)
-                self._channels[number].send([os.path.abspath(entry) for entry in sys.path])
-                self._channels[number].send((setup, place))
-            self._answers("starting", grace=0.0)
+            if not self._processes:
+                self._begin()
+            self._meetings += 1
+            meeting = f"file://{self._folder}/meeting_{self._meetings}"
+            places = [RankPlace(n, self.size, meeting, device, self._threads) for n, device in enumerate(self._devices)]
+            self._ask("open", [(setup, place) for place in places], grace=0.0)
         except BaseException:
             self.stop()
             raise
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-ranks-"))
+        self._end = weakref.finalize(self, _end, self._processes, self._channels, self._folder)
+        self._gone = None
+        for number in range(self.size):
+            self._spawn(number)
+            self._channels[number].send([os.path.abspath(entry) for entry in sys.path])
 
     def _spawn(self, number: int) -> None:
         ours, theirs = connection.Pipe()
@@ -138,6 +147,9 @@ class LocalRanks:
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """See `Ranks.call`."""
+        return self._ask(method, arguments, GRACE_SECONDS)
+
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], grace: float) -> list[Any]:
         with self._lock:
             if self._gone is not None:
                 raise RankLost(f"the learner's processes are gone: {self._gone}")
@@ -146,7 +158,7 @@ class LocalRanks:
                     channel.send((method, given))
                 except OSError:
                     self._lost(number, method)
-            return self._answers(method, GRACE_SECONDS)
+            return self._answers(method, grace)
 
     def _answers(self, method: str, grace: float) -> list[Any]:
         answers: dict[int, Any] = {}
@@ -233,17 +245,24 @@ def serve(channel: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the run decides when its ranks end
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-    setup, place = channel.recv()
-    from turnwise.engines.learners.rank import Rank
-
     rank: list[Rank] = []
-    _answer(channel, lambda: rank.append(Rank(setup, place)))
     while True:
         try:
             method, given = channel.recv()
         except (EOFError, OSError):
             os._exit(0)  # threads of collectives may hang: nothing is waited for
-        _answer(channel, lambda method=method, given=given: getattr(rank[0], method)(*given))
+        if method == "open":
+            _answer(channel, lambda given=given: _open(rank, *given))
+        else:
+            _answer(channel, lambda method=method, given=given: getattr(rank[0], method)(*given))
+
+
+def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
+    from turnwise.engines.learners.rank import Rank
+
+    for before in rank:
+        before.leave()
+    rank[:] = [Rank(setup, place)]
 
 
 def _answer(channel: Connection, work: Any) -> None:
