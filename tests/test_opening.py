@@ -12,11 +12,12 @@ import torch
 from turnwise import configure
 from turnwise.assemble import make_renderer, prepare, token_context
 from turnwise.choices import Precision
-from turnwise.engines import opening
+from turnwise.engines import opening, opening_gpu
 from turnwise.engines.devices import Gpu, Seen, choose
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
+from turnwise.engines.opened import Together
 from turnwise.engines.opening import LearnerParts, OpenEngines, open_engines, open_sampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
@@ -136,8 +137,8 @@ def test_the_engines_of_a_gpu_are_opened_side_by_side(precision: Precision) -> N
     memory, renderer, before = replace(memory, cache=1 << 22), make_renderer(config), torch.get_num_threads()
 
     async def body() -> None:
-        given = opening.Together(config, chosen, memory, renderer, ONE_UPDATE, said.append, kept.append)
-        engines = opening.open_on_gpu(given)
+        given = Together(config, chosen, memory, renderer, ONE_UPDATE, said.append, kept.append)
+        engines = opening_gpu.open_on_gpu(given)
         try:
             assert (
                 kept == [engines.sampler] and engines.clock is not None and not engines.exact and not engines.take_turns
@@ -172,7 +173,7 @@ def test_on_a_gpu_a_sampler_that_rests_shares_the_learner_s_weights() -> None:
         return {name: tensor.data_ptr() for name, tensor in made.tensors().items()}
 
     def writer(*overrides: str) -> Any:
-        return opening._writer(configure(*SMALL, *overrides), chosen, trained, share=True)
+        return opening_gpu._writer(configure(*SMALL, *overrides), chosen, trained, share=True)
 
     assert places(writer("training.max_lag=0")) == places(trained)
     assert not set(places(writer("training.max_lag=1")).values()) & set(places(trained).values())
