@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from turnwise.engines.device_clock import DeviceClock
     from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.learners.sharded import ShardedLearner
     from turnwise.engines.model.attention import Regime
     from turnwise.engines.model.policy_model import PolicyModel
 
@@ -48,7 +49,7 @@ class OpenEngines:
     """The sampler and the learner of a training."""
 
     sampler: Sampler
-    learner: "LocalLearner"
+    learner: "LocalLearner | ShardedLearner"
     exact: bool
     """Whether their log-probs are the same to the last bit: proven, or by kernels that both share."""
     threads: int

@@ -25,6 +25,7 @@ from turnwise.engines.opening_cpu import open_cpu
 from turnwise.engines.opening_gpu import open_cuda, open_on_gpu
 from turnwise.engines.opening_learner import open_learner
 from turnwise.engines.opening_own import find_own, open_own
+from turnwise.engines.opening_sharded import make_ranks, open_chosen_learner, open_sharded
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
 from turnwise.engines.updates import FullWeights
@@ -32,12 +33,13 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.knobs import is_plugin
 
 if TYPE_CHECKING:
+    from turnwise.engines.learners.sharded import ShardedLearner
     from turnwise.engines.model.policy_model import PolicyModel
     from turnwise.engines.samplers.endpoint import ChatEndpoint
 
 __all__ = [
-    "LearnerParts", "OpenEngines", "OpenSampler", "find_own", "model_source", "open_endpoint", "open_engines",
-    "open_learner", "open_sampler",
+    "LearnerParts", "OpenEngines", "OpenSampler", "find_own", "model_source", "open_chosen_learner", "open_endpoint",
+    "open_engines", "open_learner", "open_sampler",
 ]  # fmt: skip
 
 API_KEY_ENV = "OPENAI_API_KEY"
@@ -79,7 +81,25 @@ async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, 
         if not is_plugin(config.engine.name):  # of another engine nobody knows what it leaves
             memory = memory_here(config, Training(parts.critic, parts.reference))
         together = Together(config, chosen, memory, renderer, parts, say, keep)
-        yield open_on_gpu(together) if chosen.on_gpu else _open_apart(together)
+        if config.learner.processes > 1:
+            ranks = make_ranks(config)
+            stack.callback(ranks.stop)
+            learner = asyncio.to_thread(open_sharded, config, renderer, parts, ranks, say)
+            yield _open_beside(together, await learner)
+        else:
+            yield open_on_gpu(together) if chosen.on_gpu else _open_apart(together)
+
+
+def _open_beside(given: Together, learner: "ShardedLearner") -> OpenEngines:
+    """A sampler beside a learner that computes in other processes."""
+    import torch
+
+    config = given.config
+    opened = open_sampler(config, given.renderer, given.say)
+    given.keep(opened.sampler)
+    _check_trainable(config.engine.name, opened.sampler.capabilities)
+    torch.set_num_threads(opened.threads)
+    return OpenEngines(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))
 
 
 def _open_apart(given: Together) -> OpenEngines:

@@ -191,10 +191,7 @@ class LocalRanks:
         problem = f"rank {number} of {self.size} (process {process.pid}) died in `{method}`: {_how(process.returncode)}"
         self._stop(problem)
         said = f"; it said: {words}" if words else ""
-        raise RankLost(
-            f"the learner lost a process: {problem}{said}; its state is lost, and the run can be resumed from its last "
-            "checkpoint"
-        )
+        raise RankLost(f"the learner lost a process and with it its state: {problem}{said}")
 
     def _last_words(self, number: int) -> str:
         try:

@@ -29,24 +29,20 @@ POLL_SECONDS = 0.05
 class ShardedLearner:
     """Trains a policy over the ranks of a group, which it starts and ends. Implements `Learner`.
 
-    Scores and gradients are those of one process up to rounding. `device` is where the first rank computes.
+    Scores and gradients are those of one process up to rounding.
     """
 
+    device = torch.device("cpu")
+    """Nothing is computed in this process."""
+
     def __init__(
-        self,
-        ranks: Ranks,
-        setup: RankSetup,
-        *,
-        device: str,
-        companions: PolicyFolder | None = None,
-        base_model: str = "",
+        self, ranks: Ranks, setup: RankSetup, *, companions: PolicyFolder | None = None, base_model: str = ""
     ) -> None:
-        self.device = torch.device(device)
         self._ranks, self._setup = ranks, setup
         self._companions, self._base_model = companions or PolicyFolder({}), base_model
         self.step = 0
         """How many times the weights have changed."""
-        self._saving = False
+        self._saving, self._torn = False, ""
         ranks.start(setup)
         try:
             self._shapes: dict[str, tuple[int, ...]] = self._all("shapes")[0]
@@ -56,12 +52,20 @@ class ShardedLearner:
 
     def _all(self, method: str, *given: Any) -> list[Any]:
         """The same call to every rank."""
-        return self._ranks.call(method, [given] * self._ranks.size)
+        return self._call(method, [given] * self._ranks.size)
 
     def _dealt(self, method: str, shares: Shares, *given: Any) -> list[Any]:
         """A call to every rank with its own passes."""
         passes = [[None if share is None else share.batch for share in mine] for mine in shares]
-        return self._ranks.call(method, [(mine, *given) for mine in passes])
+        return self._call(method, [(mine, *given) for mine in passes])
+
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            return self._ranks.call(method, arguments)
+        except RankLost as lost:
+            if self._saving:
+                self._saving, self._torn = False, "; the checkpoint it was writing is lost, those before it are whole"
+            raise RankLost(f"{lost}{self._torn}") from lost
 
     @property
     def token_budget(self) -> int:
@@ -160,9 +164,6 @@ class ShardedLearner:
         while self._saving:
             try:
                 self._saving = not all(self._all("save_done"))
-            except RankLost as lost:
-                self._saving = False
-                raise RankLost(f"a checkpoint was not written to its end, those before it are whole: {lost}") from lost
             except TurnwiseError:
                 self._saving = False
                 raise
