@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection
 channel = Connection(int(sys.argv[1]))
 sys.path[:] = channel.recv()
 from turnwise.engines.learners.rank_group import serve
-serve(channel)
+serve(channel, sys.argv[2])
 """
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -134,7 +134,7 @@ class LocalRanks:
         with theirs, (self._folder / f"rank_{number}.log").open("wb") as log:
             threads = dict.fromkeys(_THREADS, str(self._threads))
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _START, str(theirs.fileno()), str(self._folder)],
                 pass_fds=(theirs.fileno(),),
                 env={"GLOO_SOCKET_IFNAME": _loopback(), **os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
                 stdin=subprocess.DEVNULL,
@@ -237,17 +237,17 @@ def _loopback() -> str:
 # --- in the process of a rank ---------------------------------------------------------------------------------------
 
 
-def serve(channel: Connection) -> None:
+def serve(channel: Connection, folder: str) -> None:
     """Open the rank that is asked for and answer calls until the driver is gone; an error is an answer too."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the run decides when its ranks end
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(os.getppid(), folder), daemon=True).start()
     rank: list[Rank] = []
     while True:
         try:
             method, given = channel.recv()
         except (EOFError, OSError):
-            os._exit(0)  # threads of collectives may hang: nothing is waited for
+            _leave(folder)
         if method == "open":
             _answer(channel, lambda given=given: _open(rank, *given))
         else:
@@ -269,10 +269,8 @@ def _answer(channel: Connection, work: Any) -> None:
         found = _failed(error)
     except Exception:  # a bug: it stops the run in the other process, with this trace
         found = Failed(None, traceback.format_exc())
-    try:
+    with contextlib.suppress(OSError):  # nobody is there any more: the next look at the channel sees it
         channel.send(found)
-    except OSError:
-        os._exit(0)
 
 
 def _failed(error: TurnwiseError) -> Failed:
@@ -283,8 +281,14 @@ def _failed(error: TurnwiseError) -> Failed:
     return Failed(error, "")
 
 
-def _watch(parent: int) -> None:
+def _watch(parent: int, folder: str) -> None:
     """End this process when the one that started it has ended, even killed in the middle of a collective."""
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
+    _leave(folder)
+
+
+def _leave(folder: str) -> NoReturn:
+    """Without waiting for anything: threads of collectives may hang."""
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
