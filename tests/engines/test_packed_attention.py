@@ -127,7 +127,8 @@ def test_backward_is_called_as_torch_declares_it() -> None:
     q, k, v = (x.detach().to("meta") for x in parts(dtype=torch.bfloat16))
     attend = PackedAttend(LENGTHS, torch.device("meta"), invariant=False)
     with torch.no_grad():
-        out, kept = attend.fast_attended(q, k, v, Way.FLASH)
+        attend._way = Way.FLASH
+        out, kept = attended(attend, 0, q, k, v)
         assert out.shape == (116, 48) and [x.shape for x in kept.gradient(out)] == [q.shape, k.shape, v.shape]
         even = [x.view(4, 29, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
         mixed, by_cudnn = _cudnn(*even)

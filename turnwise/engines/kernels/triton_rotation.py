@@ -206,16 +206,17 @@ def rotate_into_pages(
 
 def _launch(fused, rotation, keys, values, pages):
     """The queries; keys go to rows of their own or, with values, into pages (keys, values, table, slots)."""
-    q = fused.new_empty((len(fused), rotation.num_heads, rotation.head_dim))
+    rows = fused.shape[0]
+    q = fused.new_empty((rows, rotation.num_heads, rotation.head_dim))
     heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
     pairs, tile, tiles, warps = _tiles(*heads)
     normed, paged = rotation.q_norm is not None, pages is not None
     table, slots = pages[2:] if paged else (rotation.positions, rotation.positions)
     norms = (ready(rotation.q_norm), ready(rotation.k_norm)) if normed else (fused, fused)
     strides = (*keys.stride()[:3], *values.stride()[:3]) if paged else (0, 0, 0, 0, 0, 0)
-    if len(fused):
+    if rows:
         _launch_rotate(
-            len(fused) * tiles,
+            rows * tiles,
             (
                 fused, ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(), *norms,
                 q, keys, values, table, slots,
@@ -229,9 +230,10 @@ def _launch(fused, rotation, keys, values, pages):
 
 def turned(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """`rotate` without a gradient, of a tensor that is `ready`; the values are a view of it."""
-    k = fused.new_empty((len(fused), rotation.num_kv_heads, rotation.head_dim))
+    rows = fused.shape[0]
+    k = fused.new_empty((rows, rotation.num_kv_heads, rotation.head_dim))
     q = _launch(fused, rotation, k, k, None)
-    heads = fused.view(len(fused), rotation.num_heads + 2 * rotation.num_kv_heads, rotation.head_dim)
+    heads = fused.view(rows, rotation.num_heads + 2 * rotation.num_kv_heads, rotation.head_dim)
     return q, k, heads[:, rotation.num_heads + rotation.num_kv_heads :]
 
 

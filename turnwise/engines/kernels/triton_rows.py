@@ -26,10 +26,10 @@ def ready(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, reuse: bool) -> tuple[Tensor, Tensor]:
     """See rows.add_rms_norm."""
     if not torch.is_grad_enabled():
-        return norm(x, residual, weight, eps)
+        return norm(x, residual, weight, eps, reuse=reuse)
     if residual is None:
         return _Norm.apply(x, weight, eps), x
     return _AddNorm.apply(x, residual, weight, eps)
@@ -180,15 +180,18 @@ def norm_parts(norms: int, rows: int, weight: Tensor) -> Tensor:
     return torch.empty((norms, min(rows, programs), len(weight)), dtype=torch.float32, device=weight.device)
 
 
-def norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, reuse: bool = False
+) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` without a gradient."""
     x, weight, add = ready(x), ready(weight), residual is not None
     residual = ready(residual) if add else x
     y = torch.empty_like(x)
-    s = torch.empty_like(x) if add else x
-    block, warps = _width(x.shape[1])
-    if len(x):
-        _launch_norm_forward(len(x), (x, residual, weight, y, s), (eps,), (x.shape[1], block, add), num_warps=warps)
+    s = residual if reuse or not add else torch.empty_like(x)
+    rows, columns = x.shape
+    block, warps = _width(columns)
+    if rows:
+        _launch_norm_forward(rows, (x, residual, weight, y, s), (eps,), (columns, block, add), num_warps=warps)
     return y, s
 
 

@@ -94,7 +94,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, _Kept]:
     """One layer but for its last product: the stream, what enters that product, and what is kept."""
     product, eps = given.product, given.rotation.eps
-    y, s = add_rms_norm(x, added, w.attention_norm, eps)
+    y, s = add_rms_norm(x, added, w.attention_norm, eps, reuse=True)
     fused = product(y, w.qkv, w.qkv_bias)
     q, k, v = rotate(fused, _rotation(given, w))
     mixed, how = attended(given.attend, index, q, k, v)  # kept or not: the same kernels give the same bits again
@@ -102,7 +102,7 @@ def _forward(
     del q, k, v, how, fused
     if rows is not None:  # past the last attention nobody looks at the others any more
         s, mixed = s.index_select(0, rows), mixed.index_select(0, rows)
-    y, s = add_rms_norm(s, product(mixed, w.output, w.output_bias), w.mlp_norm, eps)
+    y, s = add_rms_norm(s, product(mixed, w.output, w.output_bias), w.mlp_norm, eps, reuse=True)
     wide = product(y, w.gate_up)
     inner = swiglu(wide)
     return s, inner, before if isinstance(before, Tensor) else (before, _Behind(mixed, s, y, wide, inner))
@@ -129,7 +129,7 @@ class _Stack(torch.autograd.Function):
             if index >= lowest:
                 kept.append(what)
             del inner, what
-        y, s = add_rms_norm(x, added, norm, given.rotation.eps)
+        y, s = add_rms_norm(x, added, norm, given.rotation.eps, reuse=True)
         # Not the result itself: what a node keeps of its own result is never freed.
         ctx.given, ctx.kept, ctx.last, ctx.lowest = given, kept, s, lowest
         ctx.save_for_backward(norm, *flat)

@@ -82,6 +82,7 @@ class PackedAttend:
         self._lengths, self._device = list(lengths), device
         self._longest = max(lengths)
         self._even = min(lengths) == self._longest
+        self._way: Way | None = None
         self._by_cudnn: bool | None = None
         self._pages = _Pages(lengths, device) if invariant else None
         starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -121,19 +122,20 @@ class PackedAttend:
             return self._pages.attend(q, k, v, PLAIN), _Sampled(self, q, k, v)
         return self.fast_attended(q, k, v)
 
-    def fast_attended(self, q: Tensor, k: Tensor, v: Tensor, way: Way | None = None) -> tuple[Tensor, Attended]:
-        """The same by `fast`."""
-        sizes = (k.shape[2], v.shape[2])
-        if (way or way_of(self._lengths, q.device, q.dtype, sizes, PLAIN)) is Way.FLASH:
+    def fast_attended(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Attended]:
+        """The same by the fastest way; every layer takes the first one's, since all have its shapes."""
+        if self._way is None:
+            self._way = way_of(self._lengths, q.device, q.dtype, (k.shape[2], v.shape[2]), PLAIN)
+        if self._way is Way.FLASH:
             mixed, *kept = self._flash(q, k, v, PLAIN)
             flash = _Flash(self._starts, self._longest, q, k, v, mixed, *kept[:3])
-            return mixed.view(len(q), -1), flash
-        if self._even:
-            given = (self._rectangle(q), self._rectangle(k), self._rectangle(v))
-            by_cudnn = q.is_cuda and self._takes_cudnn(*given)
-            mixed, even = _cudnn(*given) if by_cudnn else _graph(_mix_even, *given)
-            return mixed.transpose(1, 2).reshape(len(q), -1), _Even(self._rectangle, q.shape, even)
-        return _graph(lambda q, k, v: self._rectangles(0, q, k, v, PLAIN), q, k, v)
+            return mixed.view(q.shape[0], -1), flash
+        if not self._even:
+            return _graph(lambda q, k, v: self._rectangles(0, q, k, v, PLAIN), q, k, v)
+        given = (self._rectangle(q), self._rectangle(k), self._rectangle(v))
+        by_cudnn = q.is_cuda and self._takes_cudnn(*given)
+        mixed, even = _cudnn(*given) if by_cudnn else _graph(_mix_even, *given)
+        return mixed.transpose(1, 2).reshape(q.shape[0], -1), _Even(self._rectangle, q.shape, even)
 
     def _rectangle(self, x: Tensor) -> Tensor:
         """Packed heads [T, H, D] of sequences of one length as [n, H, length, D]."""
