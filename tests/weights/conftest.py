@@ -13,6 +13,8 @@ import pytest
 
 from turnwise.cli import main
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))  # for `architectures`
+
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:

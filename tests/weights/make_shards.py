@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictCon
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from engines.architectures import build, config_of
+sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
+from architectures import build, config_of
 
 ODD = {"intermediate_size": 49, "vocab_size": 97}
 """Sizes that no number of ranks divides."""

@@ -4,6 +4,7 @@ The grid's logits are computed as Megatron's ranks would, each with what it hold
 make alike, such as heads in the wrong order, shows here and not in the round trip.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,9 @@ def verify(
     grid: Grid, parts: Parts, tensors: Mapping[str, Stored], config: DecoderConfig, dtype: torch.dtype | None
 ) -> Proof:
     """Hold a grid against the Hugging Face tensors of the same model, both in `dtype` where one was changed to it."""
+    if dtype is not None:
+        parts = {key: _in_format(part, dtype) for key, part in parts.items()}
+        tensors = _in_format(tensors, dtype)
     compared = 0
     first, chunks = 0, list(grid.chunks())
     for number, (turn, stage) in enumerate(chunks):
@@ -55,7 +59,7 @@ def verify(
                 stored = parts[turn, stage, rank].get(slot.name)
                 if stored is None and slot.name == OUTPUT and config.tied:
                     continue  # a tied head that is not kept
-                if stored is None or not _same(slot, stored, tensors, config, rank, grid.tensor, dtype):
+                if stored is None or not _same(slot, stored.read(), tensors, config, rank, grid.tensor):
                     raise EngineError(
                         f"{slot.name} of stage {stage}, turn {turn}, rank {rank} is not the tensor it was"
                     )
@@ -63,7 +67,7 @@ def verify(
         first += layers
     tokens = torch.randint(config.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(SEED))
     with torch.inference_mode():
-        whole = {name: _as(stored.read(), dtype).float() for name, stored in tensors.items()}
+        whole = {name: stored.read() for name, stored in tensors.items()}
         model = Decoder(config, fuse(whole, config, torch.float32, "the model"))
         hidden = model(ModelInputs(tokens, positions([TOKENS])), packed([TOKENS]))
         wanted = model.logits(hidden)
@@ -74,24 +78,24 @@ def verify(
     return Proof(compared, gap)
 
 
-def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None else tensor.to(dtype)
+def _in_format(tensors: Mapping[str, Stored], dtype: torch.dtype) -> dict[str, Stored]:
+    return {
+        name: Stored(dtype, stored.shape, functools.partial(_read_as, stored, dtype))
+        for name, stored in tensors.items()
+    }
+
+
+def _read_as(stored: Stored, dtype: torch.dtype) -> Tensor:
+    return stored.read().to(dtype)
 
 
 def _same(
-    slot: Slot,
-    stored: Stored,
-    tensors: Mapping[str, Stored],
-    config: DecoderConfig,
-    rank: int,
-    ranks: int,
-    dtype: torch.dtype | None,
+    slot: Slot, held: Tensor, tensors: Mapping[str, Stored], config: DecoderConfig, rank: int, ranks: int
 ) -> bool:
     """Whether a rank holds its share of a slot; rows that pad the vocabulary say nothing."""
-    held = _as(stored.read(), dtype)
     if slot.cut is not Cut.rows:
-        return same_bits(held, _as(share(slot, tensors, config, rank, ranks, 1), dtype))
-    own = _as(tensors[slot.sources[0]].read(), dtype)[rank * len(held) : (rank + 1) * len(held)]
+        return same_bits(held, share(slot, tensors, config, rank, ranks, 1))
+    own = tensors[slot.sources[0]].read()[rank * len(held) : (rank + 1) * len(held)]
     return same_bits(held[: len(own)], own)
 
 
