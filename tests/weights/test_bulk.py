@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from turnwise.engines.model.checkpoint_format import DecoderConfig, write_folder
@@ -116,6 +117,27 @@ def test_a_checkpoint_of_ours_and_a_step_by_name(run: Path, model: Path, turnwis
     code, said = turnwise("weights", "merge", run, tmp_path / "one")
     assert code == 2 and "it has global_step_10, global_step_2, global_step_6: name one, or --all" in said
     assert turnwise("weights", "merge", run / "global_step_2", tmp_path / "one")[0] == 0
+
+
+def test_a_distributed_checkpoint_of_ours(model: Path, turnwise: Turnwise, tmp_path: Path) -> None:
+    """`learner` holds the masters by the decoder's names, moments and a critic beside them; `policy` the whole model."""
+    step = tmp_path / "step_000004"
+    decoder = Decoder.read(model)
+    tensors = {f"policy.{name}": tensor for name, tensor in decoder.tensors().items()}
+    more = {f"optimizer.policy.{name}.exp_avg": torch.zeros_like(tensor) for name, tensor in decoder.tensors().items()}
+    critic = {f"critic.trunk.{name}": tensor + 1 for name, tensor in decoder.tensors().items()}
+    dcp.save(tensors | more | critic, checkpoint_id=step / "learner", no_dist=True)
+    shutil.copytree(model, step / "policy")
+    for source in (step, step / "learner"):
+        code, said = turnwise("weights", "merge", source, tmp_path / "out", "--force")
+        assert code == 0, said
+        found, wanted = (load_file(at / "model.safetensors") for at in (tmp_path / "out", model))
+        assert found.keys() == wanted.keys() and all(same_bits(found[name], wanted[name]) for name in wanted)
+        assert ("from a distributed checkpoint" in said) == (source.name == "learner")
+    factors = {"policy.layers.0.q_proj_A": torch.ones(2, 16), "policy.layers.0.q_proj_B": torch.ones(16, 2)}
+    dcp.save(factors, checkpoint_id=step / "adapter", no_dist=True)
+    code, said = turnwise("weights", "merge", step / "adapter", tmp_path / "out", "--force")
+    assert code == 2 and f"the whole model is in {step / 'policy'}" in said
 
 
 # --- where it is written ------------------------------------------------------------------------------------------------

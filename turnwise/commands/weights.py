@@ -33,31 +33,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", type=Path, metavar="TARGET", help="the folder to write; it appears whole or not at all"
     )
     parser.add_argument("--dtype", choices=DTYPES, help="number format to write (default: as stored)")
-    parser.add_argument("--max-file-size", metavar="SIZE", help="of one safetensors file (default 5GB)")
-    parser.add_argument(
-        "--hf", type=Path, metavar="FOLDER", help="config and tokenizer, if they are not beside the weights"
-    )
-    parser.add_argument(
-        "--all", action="store_true", default=None, help="merge every global_step_* (or step_*) of SOURCE"
-    )
-    parser.add_argument(
-        "--base", type=Path, metavar="FOLDER", help="the model below LoRA factors that were saved alone"
-    )
-    parser.add_argument("--lora-alpha", type=float, metavar="ALPHA", help="of LoRA factors whose checkpoint lacks it")
-    parser.add_argument(
-        "--keep-adapter", action="store_true", default=None, help="write LoRA factors apart, in peft's format"
-    )
-    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (default 1)")
-    parser.add_argument("--pp", type=int, metavar="N", help="pipeline stages (default 1)")
-    parser.add_argument("--vpp", type=int, metavar="N", help="turns of each stage (default 1)")
-    parser.add_argument(
-        "--vocab-multiple", type=int, metavar="N", help="rows a rank's vocabulary is padded to (default 128)"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", default=None, help="compare there and back bit by bit, and the logits of both"
-    )
     parser.add_argument("--force", action="store_true", help="replace a TARGET that is there")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    folders = parser.add_argument_group("merge and from-mcore")
+    folders.add_argument(
+        "--hf", type=Path, metavar="FOLDER", help="config and tokenizer, if they are not beside the weights"
+    )
+    folders.add_argument("--max-file-size", metavar="SIZE", help="of one safetensors file (default 5GB)")
+    merge = parser.add_argument_group("merge")
+    merge.add_argument("--all", action="store_true", default=None, help="every global_step_* (or step_*) of SOURCE")
+    merge.add_argument("--base", type=Path, metavar="FOLDER", help="the model below LoRA factors that were saved alone")
+    merge.add_argument("--lora-alpha", type=float, metavar="ALPHA", help="of LoRA factors whose checkpoint lacks it")
+    merge.add_argument(
+        "--keep-adapter", action="store_true", default=None, help="write LoRA factors apart, as peft does"
+    )
+    grid = parser.add_argument_group("to-mcore")
+    grid.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (default 1)")
+    grid.add_argument("--pp", type=int, metavar="N", help="pipeline stages (default 1)")
+    grid.add_argument("--vpp", type=int, metavar="N", help="turns of each stage (default 1)")
+    grid.add_argument(
+        "--vocab-multiple", type=int, metavar="N", help="rows a rank's vocabulary is padded to (default 128)"
+    )
+    proof = parser.add_argument_group("to-mcore and from-mcore")
+    proof.add_argument(
+        "--verify", action="store_true", default=None, help="compare there and back bit by bit, and the logits of both"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,9 +20,9 @@ from turnwise.weights.stored import Stored, read_safetensors
 
 STEPS = ("global_step_*", "step_*")
 """How verl and Turnwise name the folders of a run's checkpoints."""
-ACTOR = "actor"
-PREFERRED = ("", "model.", "policy.", "weights.")
-"""What may stand before the names of a distributed checkpoint's weights, where its optimiser repeats them."""
+ACTOR, POLICY = "actor", "policy"
+PREFERRED = ("", "model.", "policy.", "policy.model.")
+"""What may stand before the names of a distributed checkpoint's weights, where its critic or optimiser repeats them."""
 
 
 class Kind(enum.Enum):
@@ -78,7 +78,7 @@ def find_checkpoint(place: Path, companions: Path | None) -> Checkpoint:
             raise ConfigError(f"--hf {companions} has no config.json; it must be a Hugging Face model folder")
         return Checkpoint(kind, folder, companions)
     near = [folder, folder.parent, folder.parent.parent] if folder != place else [folder, folder.parent]
-    places = [beside for around in near for beside in (around / "huggingface", around / "policy", around)]
+    places = [beside for around in near for beside in (around / "huggingface", around / POLICY, around)]
     beside = next((each for each in places if (each / "config.json").is_file()), None)
     if beside is None:
         raise ConfigError(f"{folder} has no folder `huggingface` with a config.json beside its weights: give --hf")
@@ -91,13 +91,17 @@ def _recognised(place: Path) -> tuple[Kind, Path] | None:
     grid = grid_folder(place)
     if grid is not None:
         return Kind.megatron, grid
-    for folder in (place, place / "dist_ckpt", place / "model" / "dist_ckpt", place / "learner", place / "model"):
+    if _is_model(place / POLICY):  # a checkpoint of ours: the whole model, an adapter merged
+        return Kind.hugging_face, place / POLICY
+    for folder in (place, place / "dist_ckpt", place / "model" / "dist_ckpt", place / "model"):
         if is_distributed(folder):
             return Kind.distributed, folder
-    for folder in (place, place / "policy", place / "huggingface", place / "model" / "huggingface"):
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-            return Kind.hugging_face, folder
-    return None
+    models = (place, place / "huggingface", place / "model" / "huggingface")
+    return next(((Kind.hugging_face, folder) for folder in models if _is_model(folder)), None)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def read_weights(checkpoint: Checkpoint, expected: Expected) -> dict[str, Stored]:
@@ -134,8 +138,9 @@ def _named(found: Mapping[str, Stored], expected: Expected, folder: Path) -> dic
             return _unfused(weights, expected.config, folder) if fused and expected.config is not None else weights
         if whole:
             raise StorageError(f"{folder} holds the model several times, under {listed(whole)}; save its weights alone")
+    hint = f"; the whole model is in {folder.parent / POLICY}" if _is_model(folder.parent / POLICY) else ""
     raise StorageError(
-        f"{folder} does not hold the model of {expected.where}/config.json; it has {listed(sorted(plain))}"
+        f"{folder} does not hold the model of {expected.where}/config.json; it has {listed(sorted(plain))}{hint}"
     )
 
 
