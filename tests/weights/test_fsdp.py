@@ -238,6 +238,20 @@ def test_pickles_of_older_torch_name_the_classes_elsewhere(shards: Path, turnwis
     assert same(weights(tmp_path / "out"), weights(shards / "two/qwen2/original"))
 
 
+def test_placements_that_are_not_put_together_are_named(shards: Path, turnwise: Turnwise, tmp_path: Path) -> None:
+    source = copy(shards / "two/qwen2", tmp_path)
+    for path in source.glob("*.pt"):
+        renamed(path, {b"placement_types\nShard\n": b"placement_types\nPartial\n"})
+    said = refused(turnwise, source)
+    assert "model.embed_tokens.weight is Partial over the ranks, which is not put together" in said
+    for path in source.glob("*.pt"):
+        renamed(
+            path,
+            {b"placement_types\nPartial\n": b"placement_types\nShard\n", b"_coordinate_on_dim": b"_coordinate_on_nil"},
+        )
+    assert "model.embed_tokens.weight does not say how it is sharded" in refused(turnwise, source)
+
+
 def test_the_classes_of_torch_that_this_process_knows_are_not_used(shards: Path) -> None:
     from torch.distributed.tensor import DTensor
 

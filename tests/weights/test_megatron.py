@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from architectures import build
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -111,6 +111,22 @@ def test_where_layers_heads_and_words_lie(models: Path, turnwise: Turnwise, tmp_
     first = torch.load(tmp_path / "grid/release/mp_rank_00_000/model_optim_rng.pt", weights_only=True)["model0"]
     assert torch.equal(first["embedding.word_embeddings.weight"][:97], source["model.embed_tokens.weight"])
     assert "decoder.final_layernorm.weight" in part and "output_layer.weight" not in first
+
+
+def test_another_number_format(models: Path, turnwise: Turnwise, tmp_path: Path) -> None:
+    words = ("--tp", 2, "--dtype", "bfloat16", "--verify")
+    code, said = turnwise("weights", "to-mcore", models / "llama_biased", tmp_path / "grid", *words)
+    assert code == 0, said
+    assert turnwise("weights", "from-mcore", tmp_path / "grid", tmp_path / "back")[0] == 0
+    wanted = {name: tensor.bfloat16() for name, tensor in weights(models / "llama_biased").items()}
+    assert same(weights(tmp_path / "back"), wanted)
+    assert json.loads((tmp_path / "back/config.json").read_text())["dtype"] == "bfloat16"
+    shutil.copytree(models / "llama_biased", tmp_path / "wide")
+    large = weights(tmp_path / "wide") | {"model.norm.weight": torch.full((32,), 1e6)}
+    save_file(large, tmp_path / "wide/model.safetensors", {"format": "pt"})
+    code, said = turnwise("weights", "to-mcore", tmp_path / "wide", tmp_path / "narrow", "--dtype", "float16")
+    assert code == 2 and "final_layernorm.weight holds NaN or infinite numbers as torch.float16" in said
+    assert not (tmp_path / "narrow").exists()
 
 
 def parts_by_hand(source: dict[str, Tensor], layers: list[range]) -> Iterator[dict[str, Tensor]]:

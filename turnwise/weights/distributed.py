@@ -8,7 +8,7 @@ from torch import Tensor
 
 from turnwise.errors import StorageError
 from turnwise.weights.names import listed
-from turnwise.weights.pickles import Record, read_head, read_part
+from turnwise.weights.pickles import Record, counts, read_head, read_part
 from turnwise.weights.stored import Piece, Stored, assembled
 
 HEAD = ".metadata"
@@ -44,18 +44,23 @@ def read_distributed(folder: Path) -> dict[str, Stored]:
 
 def _tensor(folder: Path, name: str, about: Record, held: list[tuple[Any, Record]]) -> Stored:
     known = about.fields()
-    shape, chunks = known.get("size"), known.get("chunks")
-    dtype = _number_format(known.get("properties"))
-    if not isinstance(shape, tuple) or not isinstance(chunks, list) or dtype is None:
+    shape, chunks, dtype = counts(known.get("size")), known.get("chunks"), _number_format(known.get("properties"))
+    if (
+        shape is None
+        or not isinstance(chunks, list)
+        or not all(isinstance(each, Record) for each in chunks)
+        or not dtype
+    ):
         raise StorageError(f"{folder / HEAD} does not say what {name} is")
-    sizes = {tuple(chunk.fields()["offsets"]): tuple(chunk.fields()["sizes"]) for chunk in chunks}
+    sizes = {counts(chunk.fields().get("offsets")): counts(chunk.fields().get("sizes")) for chunk in chunks}
     pieces: list[Piece] = []
     for offset, place in held:
-        at = tuple(offset) if offset is not None else tuple(0 for _ in shape)
-        if at not in sizes:
+        at = counts(offset) if offset is not None else tuple(0 for _ in shape)
+        size = sizes.get(at)
+        if at is None or size is None:
             raise StorageError(f"{folder / HEAD}: {name} has a part at {at}, and no chunk begins there")
-        pieces.append(Piece(at, _chunk(folder, name, dtype, sizes[at], place), str(place.fields()["relative_path"])))
-    return assembled(name, dtype, tuple(shape), pieces)
+        pieces.append(Piece(at, _chunk(folder, name, dtype, size, place), str(place.fields().get("relative_path"))))
+    return assembled(name, dtype, shape, pieces)
 
 
 def _number_format(properties: Any) -> torch.dtype | None:

@@ -15,7 +15,7 @@ from turnwise.engines.model.checkpoint_format import (
     layout,
     read_raw_config,
 )
-from turnwise.engines.model.config_fields import NotNative
+from turnwise.engines.model.config_fields import MOST_LAYERS, NotNative
 from turnwise.errors import EngineError, one_line
 from turnwise.weights.names import listed
 from turnwise.weights.stored import Stored, same_bits
@@ -82,6 +82,9 @@ def _of_transformers(folder: Path, classes: object) -> Expected:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise EngineError(f"num_hidden_layers {layers} is more than the {MOST_LAYERS} supported")
         with torch.device("meta"):
             model = known(config)
     except Exception as error:  # the library raises whatever the first broken field makes it stumble over
@@ -138,12 +141,12 @@ def _outward(found: Mapping[str, Stored], expected: Expected) -> dict[str, Store
 
     assert expected.model is not None
     shapes = expected.in_memory()
-    if not found.keys() >= shapes.keys() - expected.tied.keys() - {"lm_head.weight"}:
+    if not found.keys() >= shapes.keys() - expected.tied.keys():
         return dict(found)  # neither: what is missing will be named
     names = CheckpointNames(expected.model)
     held: dict[str, dict[str, Tensor]] = {}
     made: dict[str, Stored] = {}
-    for group in _groups(found, shapes):
+    for group in _groups(found):
         empty = {name: torch.empty(found[name].shape, dtype=found[name].dtype, device="meta") for name in group}
         key = group[0]
 
@@ -162,7 +165,8 @@ def _bound(read: Callable[[str], Tensor], name: str) -> Callable[[], Tensor]:
     return lambda: read(name)
 
 
-def _groups(found: Iterable[str], known: Mapping[str, object]) -> list[list[str]]:
+def _groups(found: Iterable[str]) -> list[list[str]]:
+    """The names of each layer; those of no layer stand by themselves."""
     from turnwise.engines.model.transformers_weights import LAYER
 
     groups: dict[str, list[str]] = {}

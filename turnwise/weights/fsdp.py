@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from turnwise.errors import StorageError
 from turnwise.weights.names import listed, plain_name
-from turnwise.weights.pickles import ListedRecord, PlacedRecord, Record, ShardedRecord, read_pickle
+from turnwise.weights.pickles import ListedRecord, PlacedRecord, Record, ShardedRecord, counts, read_pickle
 from turnwise.weights.stored import Piece, Stored, assembled
 
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -127,11 +126,13 @@ def _unplaced(name: str, held: list[tuple[str, Tensor]], wanted: tuple[int, ...]
 def _placed(name: str, held: list[tuple[str, PlacedRecord]]) -> list[Piece]:
     """The boxes of the ranks, from where each stands on the mesh of devices and how the mesh shares the tensor."""
     parts = [(file, value, *_placement(name, value, file)) for file, value in held]
-    sizes = [1 + max(place[axis] for *_, place in parts) for axis in range(len(parts[0][3]))]
+    axes = len(parts[0][3])
+    for file, _, placements, place in parts:
+        if len(place) != axes or len(placements) != axes:
+            raise StorageError(f"{file}: {name} lies on another mesh than in {held[0][0]}")
+    sizes = [1 + max(place[axis] for *_, place in parts) for axis in range(axes)]
     pieces: list[Piece] = []
     for file, value, placements, place in parts:
-        if len(place) != len(sizes) or len(placements) != len(sizes):
-            raise StorageError(f"{file}: {name} lies on another mesh than in {held[0][0]}")
         local = _attributes(value.said).get("_local_tensor")
         if not isinstance(local, Tensor) or isinstance(local, ShardedRecord):
             raise StorageError(f"{file}: {name} has no part of this rank")
@@ -153,16 +154,15 @@ def _placement(name: str, value: PlacedRecord, file: str) -> tuple[tuple[Record,
     spec = _attributes(value.said).get("_spec")
     known = spec.fields() if isinstance(spec, Record) else {}
     mesh = known.get("mesh", known.get("device_mesh"))
-    place = mesh.fields().get("_coordinate_on_dim") if isinstance(mesh, Record) else None
+    place = counts(mesh.fields().get("_coordinate_on_dim")) if isinstance(mesh, Record) else None
     placements = known.get("placements")
     if (
-        not isinstance(place, list | tuple)
+        place is None
         or not isinstance(placements, list | tuple)
-        or not all(type(each) is int and each >= 0 for each in place)
         or not all(isinstance(each, Record) for each in placements)
     ):
         raise StorageError(f"{file}: {name} does not say how it is sharded")
-    return tuple(placements), tuple(place)
+    return tuple(placements), place
 
 
 def _box(
@@ -194,9 +194,9 @@ def _listed_in(value: ListedRecord, file: str) -> list[Piece]:
     for shard in shards if isinstance(shards, list) else ():
         known = shard.fields() if isinstance(shard, Record) else {}
         where = known.get("metadata")
-        offsets = where.fields().get("shard_offsets") if isinstance(where, Record) else None
+        offsets = counts(where.fields().get("shard_offsets")) if isinstance(where, Record) else None
         local = known.get("tensor")
-        if not isinstance(local, torch.Tensor) or not isinstance(offsets, list | tuple):
+        if not isinstance(local, Tensor) or isinstance(local, ShardedRecord) or offsets is None:
             raise StorageError(f"{file} holds a shard that does not say where it belongs")
-        pieces.append(Piece(tuple(offsets), Stored.of(local), file))
+        pieces.append(Piece(offsets, Stored.of(local), file))
     return pieces

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.errors import StorageError
-from turnwise.weights.expected import HEAD
+from turnwise.weights.expected import HEAD, check_numbers
 from turnwise.weights.megatron_layout import (
     ALSO,
     LAYER,
@@ -125,7 +125,7 @@ def _part(table: Any, path: Path) -> Part:
             raise StorageError(f"{path}: {name} is no tensor")
         if name in part:
             raise StorageError(f"{path}: {name} stands there twice")
-        part[name] = Stored.of(value.detach())
+        part[name] = Stored.of(value)
     return part
 
 
@@ -231,6 +231,7 @@ def write_megatron(
                 for slot in slots:
                     made = share(slot, tensors, config, rank, grid.tensor, multiple)
                     part[slot.name] = made if dtype is None else made.to(dtype)
+                    check_numbers(slot.name, part[slot.name], made.dtype, "the grid")
                     advance(part[slot.name].nbytes)
                 turns.append(part)
             place = folder / "release" / rank_name(rank, stage, grid)

@@ -95,14 +95,13 @@ def _sweep(target: Path) -> None:
     for leftover in target.parent.glob(f".{_escaped(target.name[:100])}.*.tmp"):
         if not leftover.is_dir() or leftover.is_symlink():
             continue
-        descriptor = os.open(leftover, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(leftover, ignore_errors=True)
-        except OSError:
-            continue  # somebody is writing it, or there are no locks to tell
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(OSError):  # somebody is writing it, or there are no locks to tell
+            descriptor = os.open(leftover, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def _escaped(name: str) -> str:

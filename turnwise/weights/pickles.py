@@ -86,6 +86,13 @@ class Record:
         return found
 
 
+def counts(value: object) -> tuple[int, ...] | None:
+    """A shape or a place as a pickle has it; None for what is neither."""
+    if isinstance(value, list | tuple) and all(type(each) is int and each >= 0 for each in value):
+        return tuple(value)
+    return None
+
+
 class ShardedRecord(torch.Tensor):
     """A sharded tensor as a pickle has it: shape and number format of the whole, and the state with this rank's part.
 

@@ -49,12 +49,15 @@ class Checkpoint:
 
     def files(self) -> dict[str, list[int]]:
         """Size and time of everything that it is read from, to tell whether it changed since."""
-        return {
-            str(path.relative_to(folder)): [path.stat().st_size, path.stat().st_mtime_ns]
-            for folder in (self.companions, self.folder)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
+        try:
+            return {
+                str(path.relative_to(folder)): [path.stat().st_size, path.stat().st_mtime_ns]
+                for folder in (self.companions, self.folder)
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+        except OSError as error:  # a run that goes on removes old checkpoints
+            raise StorageError(f"{self.folder} changed while it was read: {error}") from error
 
 
 def find_checkpoint(place: Path, companions: Path | None) -> Checkpoint:

@@ -31,7 +31,8 @@ class Stored:
     @classmethod
     def of(cls, tensor: Tensor) -> "Stored":
         """A tensor that is there already, such as one mapped from a file."""
-        return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+        plain = tensor.detach()
+        return cls(plain.dtype, tuple(plain.shape), lambda: plain)
 
     @property
     def bytes(self) -> int:
