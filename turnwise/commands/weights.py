@@ -98,7 +98,7 @@ def _merge_one(args: argparse.Namespace) -> int:
 
 
 def _merge_all(args: argparse.Namespace) -> int:
-    from turnwise.weights.merging import merge_all
+    from turnwise.weights.merging import Result, merge_all
 
     merge = _options(args)
 
@@ -111,7 +111,7 @@ def _merge_all(args: argparse.Namespace) -> int:
             return bar(step, plan.bytes(merge.form))
 
         outcomes = merge_all(args.source, args.target, merge, begin, tell)
-    counts = {kind: sum(outcome.result == kind for outcome in outcomes) for kind in ("merged", "skipped", "failed")}
+    counts = {kind.value: sum(outcome.result is kind for outcome in outcomes) for kind in Result}
     _say(", ".join(f"{number} {kind}" for kind, number in counts.items()))
     _result(args, counts)
     return 1 if counts["failed"] else 0

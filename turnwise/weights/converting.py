@@ -12,8 +12,7 @@ from turnwise.weights.expected import fitting
 from turnwise.weights.megatron import distributed_part, read_parts, write_megatron
 from turnwise.weights.megatron_layout import Grid, check_grid, refuse_other_families
 from turnwise.weights.merging import Merge, Plan, write_merge
-from turnwise.weights.model_folder import Advance, appearing, carry, one_format, write_manifest
-from turnwise.weights.model_folder import Form as Form
+from turnwise.weights.model_folder import Advance, Form, appearing, carry, one_format, write_manifest
 from turnwise.weights.sources import Checkpoint, Kind
 from turnwise.weights.stored import read_safetensors
 from turnwise.weights.verifying import Parts, Proof, verify
@@ -44,9 +43,7 @@ def to_megatron(source: Path, target: Path, how: ToMegatron, begin: Callable[[in
     width = sum(stored.bytes // stored.dtype.itemsize * form.of(stored).itemsize for stored in tensors.values())
     advance = begin(width)
     with appearing(target, how.force, source) as folder:
-        write_megatron(
-            folder, tensors, config, how.grid, dtype=how.dtype, multiple=how.multiple, advance=advance
-        )  # fmt: skip
+        write_megatron(folder, tensors, config, how.grid, dtype=how.dtype, multiple=how.multiple, advance=advance)
         (folder / COMPANIONS).mkdir()
         carry(source, folder / COMPANIONS, one_format(tensors, form))
         write_manifest(folder, {"kind": checkpoint.kind.name, "files": checkpoint.files()})

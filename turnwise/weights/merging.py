@@ -1,6 +1,7 @@
 """From a checkpoint to a Hugging Face folder: one of them, or all steps of a run."""
 
 import dataclasses
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,13 +105,21 @@ def write_merge(
         check(folder)
 
 
+class Result(enum.StrEnum):
+    """What became of a step."""
+
+    merged = "merged"
+    skipped = "skipped"
+    """Its folder is there and whole."""
+    failed = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step: `Outcome("global_step_8", "failed", "... lacks model_world_size_2_rank_1.pt")`."""
+    """`Outcome("global_step_8", Result.failed, "... lacks model_world_size_2_rank_1.pt")`."""
 
     step: str
-    result: str
-    """merged, skipped or failed."""
+    result: Result
     reason: str = ""
 
 
@@ -127,7 +136,7 @@ def merge_all(
         try:
             outcome = _merge_step(step, target / step.name, merge, begin)
         except TurnwiseError as error:
-            outcome = Outcome(step.name, "failed", one_line(error))
+            outcome = Outcome(step.name, Result.failed, one_line(error))
         outcomes.append(outcome)
         say(outcome)
     return outcomes
@@ -139,7 +148,7 @@ def _merge_step(step: Path, target: Path, merge: Merge, begin: Callable[[str, Pl
     if target.is_dir() and any(target.iterdir()) and not merge.force:
         problem = missing_of(target, _made_of(checkpoint, merge))
         if problem is None:
-            return Outcome(step.name, "skipped", "done already")
+            return Outcome(step.name, Result.skipped, "done already")
         if not (target / MANIFEST).is_file():
             raise ConfigError(f"{target} exists and {problem}: it is another's, or half copied; --force replaces it")
         again = f"again: {problem}"
@@ -147,4 +156,4 @@ def _merge_step(step: Path, target: Path, merge: Merge, begin: Callable[[str, Pl
     check_target(target, merge.force, checkpoint.folder, checkpoint.companions)
     plan = plan_merge(checkpoint, merge)
     write_merge(plan, target, merge, begin(step.name, plan))
-    return Outcome(step.name, "merged", again)
+    return Outcome(step.name, Result.merged, again)

@@ -132,7 +132,7 @@ _GLOBALS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     *((PlacedRecord, f"{module}DTensor") for module in (_TENSOR, f"{_TENSOR}_api.", _OLD, f"{_OLD}api.")),
     (ListedRecord, f"{_SHARD}sharded_tensor.api.ShardedTensor"),
     (_inner, "builtins.getattr"),
-    (Record, "turnwise.weights.pickles.Record"),
+    (Record, f"{__name__}.Record"),  # what `_inner` gives must be known too
 ]
 
 
