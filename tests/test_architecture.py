@@ -16,7 +16,7 @@ LAYERS = (
     | {"concurrency", "time_budget", "image_bytes"},
     {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
     {"engines", "scoring"},
-    {"rollout", "training", "web"},
+    {"rollout", "training", "web", "weights"},
     {"task"},
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},

@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError, TurnwiseError, unknown
 VERBS = {
     "train and evaluate": ("eval", "train", "sft"),
     "before a run": ("check", "config", "prepare"),
-    "after a run": ("show", "board", "report", "replay", "rescore", "filter", "import-jsonl"),
+    "after a run": ("show", "board", "report", "replay", "rescore", "filter", "import-jsonl", "weights"),
     "services": ("sandbox", "judge"),
     "shell": ("completion",),
 }

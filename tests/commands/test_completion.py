@@ -40,6 +40,8 @@ def test_verbs_options_keys_and_values() -> None:
     assert offered("completion", "") == ["bash", "fish", "zsh"] and offered("completion", "bash", "") == []
     assert {"chat_env", "gsm8k", "swe"} <= set(offered("prepare", ""))
     assert offered("check", "san") == ["sandbox", "sandbox."]
+    assert offered("weights", "") == ["from-mcore", "merge", "to-mcore"]
+    assert offered("weights", "merge", "a", "b", "--dtype", "") == ["bfloat16", "float16", "float32"]
     assert offered("eval", "--config", "") == [], "the shell's own files"
     assert offered("eval", "model.path=") == []
 
@@ -107,5 +109,5 @@ press turnwise train algorithm.loss=g; press turnwise eval sampling.temp; press 
 """
         said = " ".join(shell("zsh", press, environment))
         known = "_turnwise compadd -- algorithm.loss=gspo compadd -S -- sampling.temperature= compadd -- --help "
-        assert said.startswith(known) and said.endswith(" train")
+        assert said.startswith(known) and said.endswith(" train weights")
     assert all("__complete" in script for script in SCRIPTS.values())

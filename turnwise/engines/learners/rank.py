@@ -31,7 +31,7 @@ from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
 from turnwise.engines.learners.sharded_models import RankModels, Whole, local_part, open_models, shared_out_as
 from turnwise.engines.learners.state import below, check_names, differences
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.model.tensor_file import write_stream
+from turnwise.engines.model.tensor_file import formats_of, write_stream
 from turnwise.errors import EngineError, StorageError
 
 STREAM_BYTES = 64 * 2**20
@@ -254,7 +254,9 @@ class Rank:
         model, first = self._models.policy, self._place.rank == 0
         stream = model.weights(self._whole)
         if first:
-            write_stream(folder / "policy" / "model.safetensors", self._models.kinds, stream, {"format": "pt"})
+            write_stream(
+                folder / "policy" / "model.safetensors", formats_of(self._models.kinds), stream, {"format": "pt"}
+            )
             model.save_config(folder / "policy")
         else:
             for _ in stream:

@@ -270,7 +270,7 @@ def layout(config: DecoderConfig) -> Iterator[Fused]:
 
 def read_tensors(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Our tensors by our names, from one safetensors file or a sharded index; every tensor must be used or known."""
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     tensors: dict[str, Tensor] = {}
     for path in files:
         try:
@@ -318,7 +318,7 @@ def check_weights(folder: Path, layers: int, config: DecoderConfig | None = None
     """Open the files of a folder's weights and read none; a model has a tensor for each of its layers at least, and
     the decoder of this config those it names, in their shapes. Returns how many numbers they hold."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in _tensor_files(folder):
+    for path in tensor_files(folder):
         try:
             with safe_open(path, framework="pt") as shard:
                 shapes |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118
@@ -340,7 +340,8 @@ def _check_part(part: Fused, shapes: Mapping[str, tuple[int, ...]], where: str) 
             raise EngineError(f"{where}: {name} is {shapes[name]}, config.json says {expected}")
 
 
-def _tensor_files(folder: Path) -> list[Path]:
+def tensor_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one, or those of its index."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         try:

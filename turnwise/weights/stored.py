@@ -1,0 +1,125 @@
+"""A tensor that is read when it is wanted: what is known of it before, and how the pieces of one are put together."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from turnwise.engines.model.checkpoint_format import tensor_files
+from turnwise.engines.model.tensor_file import DTYPES
+from turnwise.errors import StorageError
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes, to compare numbers by their bits: NaN is not itself."""
+NUMBER_FORMATS = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """`Stored(torch.bfloat16, (4, 8), read)`; every call of `read` gives the tensor anew, and nobody keeps it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Stored":
+        """A tensor that is there already, such as one mapped from a file."""
+        plain = tensor.detach()
+        return cls(plain.dtype, tuple(plain.shape), lambda: plain)
+
+    @property
+    def bytes(self) -> int:
+        """Size of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def changed(self, shape: tuple[int, ...], change: Callable[[Tensor], Tensor]) -> "Stored":
+        """What a function makes of it, in the same number format."""
+        return Stored(self.dtype, shape, lambda: change(self.read()))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor: where it begins, and the file it is from."""
+
+    offsets: tuple[int, ...]
+    content: Stored
+    origin: str
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers to the last bit."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    kind = BITS[one.element_size()] if one.dtype.is_floating_point else one.dtype
+    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
+
+
+def assembled(name: str, dtype: torch.dtype, shape: tuple[int, ...], pieces: Sequence[Piece]) -> Stored:
+    """The tensor whose boxes these are; several of the same box must hold the same bits, and none may be missing."""
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Piece]] = {}
+    for piece in pieces:
+        if piece.content.dtype != dtype:
+            raise StorageError(f"{piece.origin}: {name} is {piece.content.dtype} there and {dtype} elsewhere")
+        if math.prod(piece.content.shape):
+            boxes.setdefault((piece.offsets, piece.content.shape), []).append(piece)
+    if math.prod(shape) and not _tile(list(boxes), shape, 0):
+        found = ", ".join(f"{piece.content.shape} at {piece.offsets} of {piece.origin}" for piece in pieces[:4])
+        raise StorageError(f"the pieces of {name} do not make up {shape}: {found}{', ...' if len(pieces) > 4 else ''}")
+
+    def read() -> Tensor:
+        whole = torch.empty(shape, dtype=dtype)
+        for (offsets, sizes), copies in boxes.items():
+            first = copies[0].content.read()
+            for other in copies[1:]:
+                if not same_bits(first, other.content.read()):
+                    raise StorageError(
+                        f"{name} differs between {copies[0].origin} and {other.origin}, where both hold it"
+                    )
+            place = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+            whole[place] = first
+        return whole
+
+    return Stored(dtype, shape, read)
+
+
+def _tile(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...], axis: int) -> bool:
+    """Whether boxes fill a shape without gap or overlap, cut along one axis after the other as all shardings are."""
+    if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in boxes):
+        return False
+    if axis == len(shape):
+        return len(boxes) == 1
+    slabs: dict[tuple[int, int], list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    for box in boxes:
+        slabs.setdefault((box[0][axis], box[1][axis]), []).append(box)
+    end = 0
+    for (start, size), inside in sorted(slabs.items()):
+        if start != end or not _tile(inside, shape, axis + 1):
+            return False
+        end += size
+    return end == shape[axis]
+
+
+def read_safetensors(folder: Path) -> dict[str, Stored]:
+    """The tensors of a Hugging Face folder, none of them read yet."""
+    found: dict[str, Stored] = {}
+    for path in tensor_files(folder):
+        try:
+            file: Any = safe_open(path, framework="pt")  # its stubs lack types
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if name in found:
+                    raise StorageError(f"{path}: {name} stands in another file of {folder} too")
+                head = file.get_slice(name)
+                if head.get_dtype() not in NUMBER_FORMATS:
+                    raise StorageError(f"{path}: {name} holds {head.get_dtype()}; unquantised weights are supported")
+                read = functools.partial(file.get_tensor, name)
+                found[name] = Stored(NUMBER_FORMATS[head.get_dtype()], tuple(head.get_shape()), read)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+    return found
