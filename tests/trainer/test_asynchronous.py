@@ -75,15 +75,15 @@ def sample_ids(report: TrainReport) -> list[str]:
 def test_tokens_are_as_old_as_max_lag_allows_and_weighed_from_there_on(tmp_path: Path) -> None:
     used = []
     for lag in (0, 1, 2):
-        report = run(tmp_path, f"run=lag{lag}", f"training.max_lag={lag}", "training.steps=4")
+        report = run(tmp_path, f"run=lag{lag}", f"training.max_lag={lag}", "training.steps=3")
         oldest = check_metrics(report, lag)
         assert oldest[: lag + 1] == list(range(lag + 1)), "what was collected at the start is of the first weights"
         weighed = ["rollout_corr/rollout_is_mean" in line for line in steps(report)]
-        assert weighed == [lag > 0] * 4, "on by itself exactly where tokens may be stale"
+        assert weighed == [lag > 0] * 3, "on by itself exactly where tokens may be stale"
         plan = (report.run / "plan.txt").read_text()
         assert ("correction token, truncate" in plan) is (lag > 0) and f"staleness    max_lag {lag}\n" in plan
         used.append(sample_ids(report))
-    assert used[0] == used[1] == used[2] and len(used[0]) == 12, "lag changes when, never what"
+    assert used[0] == used[1] == used[2] and len(used[0]) == 9, "lag changes when, never what"
 
 
 SLOW = """
@@ -129,7 +129,7 @@ def weights(report: TrainReport, step: int) -> dict[str, torch.Tensor]:
 def test_recorded_groups_are_trained_on_again_and_a_resumed_run_goes_on_the_same(
     tmp_path: Path, exact_engine: None
 ) -> None:
-    whole = run(tmp_path, "run=whole", "training.steps=5", *REPLAY)
+    whole = run(tmp_path, "run=whole", "training.steps=4", *REPLAY)
     check_metrics(whole, 2)
     times: dict[tuple[int, str], int] = {}
     for line in steps(whole):
@@ -147,24 +147,24 @@ def test_recorded_groups_are_trained_on_again_and_a_resumed_run_goes_on_the_same
             assert np.array_equal(here[0].segments[0].logprobs, origin[0].segments[0].logprobs), "their writer's"
             assert here[0].segments[0].training != origin[0].segments[0].training, "what this step computed"
     assert times and max(times.values()) <= 2
-    written = sum(turn.completion_tokens for step in range(1, 6) for one in recorded(whole, step) for turn in one.turns)
+    written = sum(turn.completion_tokens for step in range(1, 5) for one in recorded(whole, step) for turn in one.turns)
     assert whole.tokens == written, "an episode is counted once"
 
-    run(tmp_path, "run=parts", "training.steps=3", *REPLAY)
-    parts = run(tmp_path, "run=parts", "training.steps=5", "resume=auto", *REPLAY)
-    a, b = weights(whole, 5), weights(parts, 5)
+    run(tmp_path, "run=parts", "training.steps=2", *REPLAY)
+    parts = run(tmp_path, "run=parts", "training.steps=4", "resume=auto", *REPLAY)
+    a, b = weights(whole, 4), weights(parts, 4)
     assert all(torch.equal(a[name], b[name]) for name in a)
-    for step in (4, 5):
+    for step in (3, 4):
         one, two = (recorded(report, step, "reused") for report in (whole, parts))
         assert [(t.reused_from, t.sample.id, t.sibling) for t in one] == [
             (t.reused_from, t.sample.id, t.sibling) for t in two
         ]
         assert [t.segments for t in one] == [t.segments for t in two]
 
-    shutil.rmtree(parts.run / "checkpoints" / "step_000005")
-    (parts.run / "trajectories" / "step_000004.parquet").unlink()
-    with pytest.raises(StorageError, match=r"trajectories/step_000004\.parquet"):
-        run(tmp_path, "run=parts", "training.steps=6", "resume=auto", *REPLAY)
+    shutil.rmtree(parts.run / "checkpoints" / "step_000004")
+    (parts.run / "trajectories" / "step_000003.parquet").unlink()
+    with pytest.raises(StorageError, match=r"trajectories/step_000003\.parquet"):
+        run(tmp_path, "run=parts", "training.steps=5", "resume=auto", *REPLAY)
 
 
 def test_a_checkpoint_from_before_the_buffer_is_read_and_a_wrong_buffer_is_not() -> None:
