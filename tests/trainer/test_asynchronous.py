@@ -31,9 +31,18 @@ REPLAY = (
 )  # fmt: skip
 
 
+PLUG = """
+def score(trajectory):
+    return float(trajectory.sibling % 2)
+
+def score_thirds(trajectory):
+    return score(trajectory) if int(trajectory.sample.id.rpartition(":")[2]) % 3 == 0 else 0.0
+"""
+
+
 def run(folder: Path, *overrides: str) -> TrainReport:
     """Siblings always get different rewards, so that every group teaches something."""
-    (folder / "plug.py").write_text("def score(trajectory):\n    return float(trajectory.sibling % 2)\n")
+    (folder / "plug.py").write_text(PLUG)
     scorer = f"scoring.scorers={{default: '{folder}/plug.py:score'}}"
     return train(configure(*SMALL, scorer, f"runs_dir={folder}", *overrides), console=Console(quiet=True))
 
@@ -84,6 +93,17 @@ def test_tokens_are_as_old_as_max_lag_allows_and_weighed_from_there_on(tmp_path:
         assert ("correction token, truncate" in plan) is (lag > 0) and f"staleness    max_lag {lag}\n" in plan
         used.append(sample_ids(report))
     assert used[0] == used[1] == used[2] and len(used[0]) == 9, "lag changes when, never what"
+
+
+def test_what_dynamic_sampling_leaves_out_is_counted_and_makes_nothing_older(tmp_path: Path) -> None:
+    thirds = f"scoring.scorers={{default: '{tmp_path}/plug.py:score_thirds'}}"
+    drop = ("training.drop_constant_groups=true", thirds)
+    report = run(tmp_path, "run=drop", "training.max_lag=1", "training.steps=2", *drop)
+    for line in steps(report):
+        found = recorded(report, line["step"])
+        assert line["groups/drawn"] == 9 and line["groups/left_out"] == 6 and line["groups/total"] == 3
+        assert len(found) == 12 and ages(found, line["step"]).max() <= 1 and line["staleness/left_out"] == 0
+    assert sample_ids(report) == [f"arithmetic/train:{number}" for number in range(0, 18, 3)], "in their order"
 
 
 SLOW = """
