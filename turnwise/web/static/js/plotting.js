@@ -128,7 +128,7 @@ export function picture(view) {
 
 // The y range of what the x range shows, so that zooming in on steps zooms in on their values too.
 export function yRange(view) {
-  if (view.stacked) return [0, 1];
+  if (view.stacked && !view.logY) return [0, 1];
   const [from, to] = view.range ?? [-Infinity, Infinity];
   let low = Infinity;
   let high = -Infinity;
