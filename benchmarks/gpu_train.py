@@ -48,7 +48,7 @@ def config_of(arguments: argparse.Namespace, runs: str, *, turns: int = 1) -> An
         "training.shuffle=false", "training.eval_every=0", "training.save_every=0", "eval.samples=1",
         "algorithm.advantage=grpo", f"learner.lr={LR}", f"runs_dir={runs}", "run=benchmark",
         f"rollout.concurrency={arguments.prompts * arguments.siblings}",
-        f"training.max_lag={arguments.max_lag}",
+        f"training.max_lag={arguments.max_lag}", "algorithm.old_logprobs=sampler",  # one pass, as on the other side
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def knob(default: Any, *marks: dict[str, Any]) -> Any:
 
 
 def only(key: str, *values: str) -> dict[str, Any]:
-    """This knob is read only when another has one of these values ("*" means: when it is set, PLUGIN: the user's)."""
+    """This knob is read only when another has one of these values ("*": when it is set, PLUGIN: the user's, "null")."""
     return {"only": (key, values)}
 
 
@@ -140,7 +140,7 @@ def is_wanted(value: object, wanted: tuple[str, ...]) -> bool:
     """Whether a knob marked `only(key, *wanted)` is read when that key has this value."""
     if wanted == ("*",):
         return bool(value)
-    text = str(value.value if isinstance(value, enum.Enum) else value)
+    text = "null" if value is None else str(value.value if isinstance(value, enum.Enum) else value)
     return text in wanted or (PLUGIN in wanted and is_plugin(text))
 
 

@@ -1,31 +1,27 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.assemble import Prepared, format_of
-from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
+from turnwise.choices import Aggregation, Correction, EngineName, Excess, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.training.optimise import beside_policy
+from turnwise.training.replay import replayed_per_step
+from turnwise.training.staleness import treatment, unbounded
 
 
 def config_warnings(config: Config) -> list[str]:
     """Choices that can be made together but seldom should be: what each does, and what to set instead."""
     algorithm = config.algorithm
-    corrected = algorithm.old_logprobs is OldLogprobs.learner and algorithm.correction is not Correction.none
-    found = []
-    if config.training.max_lag > 0 and algorithm.old_logprobs is OldLogprobs.learner and not corrected:
-        # No ratio to the sampler, so no clip and no weight.
-        found.append(
-            f"episodes may be {config.training.max_lag} step(s) old and old log-probs are the learner's: nothing "
-            "bounds how far a stale episode pushes, and such a run can collapse; set algorithm.correction=token"
-        )
+    found = [] if (stale := unbounded(config)) is None else [stale]
     if algorithm.loss == PolicyLoss.gspo and algorithm.aggregation is not Aggregation.sequence_mean_token_mean:
         found.append(
             f"gspo gives every token of a trajectory one ratio and algorithm.aggregation={algorithm.aggregation.value} "
             "weighs trajectories by their length; gspo is defined with sequence_mean_token_mean"
         )
-    if corrected and algorithm.correction is Correction.geometric and algorithm.correction_mode is Excess.truncate:
+    truncated = algorithm.correction_mode is Excess.truncate
+    if treatment(config).correction is Correction.geometric and truncated:
         found.append(
             "the geometric mean of ratios is made for rejecting: truncated, it neither corrects as a weight "
             "does nor leaves anything out; set algorithm.correction_mode=reject, or algorithm.correction=token"
@@ -87,6 +83,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
             f"algorithm    advantage {algorithm.advantage}, loss {algorithm.loss}, {algorithm.aggregation.value}, "
             f"{config.training.groups} groups of {config.training.group_size} a step"
         )
+        lines += _staleness(config)
     lines += [f"warning      {choice}" for choice in config_warnings(config)]
     for route, count in sorted(prepared.plan.routes.items(), key=lambda item: (item[0].data_source, -item[1])):
         lines.append(f"data source  {route.data_source} ({count} samples)")
@@ -98,6 +95,23 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _staleness(config: Config) -> list[str]:
+    """How old what is learned from may be, and what is done about it."""
+    training, found = config.training, treatment(config)
+    again = ""
+    if training.replay_groups:
+        again = (
+            f"; of {training.replay_groups} kept groups {replayed_per_step(training)} a step are trained on again, "
+            f"{training.replay_uses} time(s) within {training.replay_age} step(s)"
+        )
+    weighed = found.correction is not Correction.none
+    how = f"{found.correction.value}, {config.algorithm.correction_mode.value}" if weighed else "none"
+    return [
+        f"staleness    max_lag {training.max_lag}{again}",
+        f"             correction {how}; ratio to the {found.old_logprobs.value}'s log-probs ({found.why})",
+    ]
 
 
 def _engine(config: Config) -> str:

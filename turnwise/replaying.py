@@ -27,7 +27,7 @@ from turnwise.run import new_run, printer
 from turnwise.scoring.scorer import apply
 from turnwise.storage.checkpoints import MANIFEST
 from turnwise.storage.differences import Differences, differences
-from turnwise.storage.run_dir import RunDir
+from turnwise.storage.run_dir import REUSED, TRAINED, RunDir
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, Trajectory, Turn, VersionRun
 from turnwise.web.replays import FILE
@@ -98,7 +98,8 @@ class Recorded:
     @classmethod
     def find(cls, run: RunDir, row: int, file: str | None = None) -> "Recorded":
         """The row of a file; of the newest one where none is named."""
-        files = sorted([*run.path.glob("eval/*.parquet"), *run.path.glob("trajectories/*.parquet")])
+        # In this order: what was trained on again lies in files of its own, and is never the newest.
+        files = [path for folder in ("eval", REUSED, TRAINED) for path in sorted(run.path.glob(f"{folder}/*.parquet"))]
         names = [path.relative_to(run.path).with_suffix("").as_posix() for path in files]
         if not names:
             raise StorageError(f"{run.path} holds no trajectories yet")

@@ -20,6 +20,7 @@ from turnwise.run import printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
+from turnwise.storage.run_dir import trajectory_file
 from turnwise.task_metrics import declared_by
 from turnwise.train_report import TrainReport
 from turnwise.trainer.collecting import Collected, Groups
@@ -107,25 +108,27 @@ async def learn(run: TrainRun, engines: Engines, collected: Collected, lag: Loop
     check_scoring(trajectories, config.scoring.max_failures)
     stats = count(groups)
     stats.stop_if_failing(config.rollout.max_failures)
-    file = f"trajectories/step_{run.progress.step + 1:06d}.parquet"  # the step that they make, as in metrics.jsonl
+    file = trajectory_file(run.progress.step + 1)  # the step that they make, as in metrics.jsonl
     if (problem := render_problem(trajectories)) is not None:
         await run.recorder.record(file, trajectories)
         raise TurnwiseError(f"{problem}; the episodes of the step are in {run.dir.path / file}")
-    sequences = to_sequences(groups)
-    metrics = stats.metrics() | collected.scoring | step_metrics(trajectories, declared_by(config.task))
+    again = await run.reuse()
+    sequences = to_sequences([*groups, *again.groups])
+    metrics = stats.metrics() | collected.metrics | step_metrics(trajectories, declared_by(config.task))
     if trainable(sequences):
         if run.first_step:
             run.note(await engines.compare(sequences, config))
         run.mid_update = True
         try:
-            metrics |= await engines.update(sequences, config, run.progress.step, collected.baselines)
+            baselines = collected.baselines | again.baselines(len(groups))
+            metrics |= await engines.update(sequences, config, run.progress.step, baselines)
         except NotFinite as error:
             await run.recorder.record(file, trajectories)
             raise TurnwiseError(f"{error}; the episodes of the step are in {run.dir.path / file}") from error
-        write_back(sequences, trajectories)
+        write_back(sequences, [*trajectories, *again.trajectories])
     await engines.publish(run.progress.step + 1)  # first: what is collected meanwhile comes from the new weights
-    await run.recorder.record(file, trajectories)
-    run.finish_step(collected.prompt_batches, trajectories)
+    await run.record_step(trajectories, again)
+    metrics |= run.finish_step(collected, trajectories, again)
     metrics |= run.timings(trajectories, time.perf_counter() - start) | engines.device_metrics()
     for text in run.alerts.after_step(metrics, trajectories):
         run.note(text)

@@ -322,6 +322,8 @@ class Trajectory:
     first_right: bool | None = None
     remarks: list[Remark] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
+    reused_from: int | None = None
+    """The step that trained on it first, where a later one did again; None for a new episode."""
 
     @property
     def right(self) -> bool | None:

@@ -85,6 +85,22 @@ def test_bounds_on_running_and_ahead_are_kept(running, ahead):
     asyncio.run(main())
 
 
+def test_it_says_what_is_finished_and_what_would_be_waited_for():
+    async def main():
+        runs = Runs()
+        async with Collector(samples(6), runs, running=4, ahead=4) as collector:
+            assert (collector.finished, collector.unfinished(3)) == (0, 3)
+            runs.open("s1", "s2", "s3")
+            await settle()
+            assert (collector.finished, collector.unfinished(3)) == (3, 1), "the oldest is waited for, in its turn"
+            runs.open("s0")
+            assert ids(await collector.next_groups(3)) == ["s0", "s1", "s2"]
+            await settle()
+            assert (collector.finished, collector.unfinished(2), collector.unfinished(9)) == (1, 1, 8)
+
+    asyncio.run(main())
+
+
 def test_a_finished_group_makes_room_before_it_is_handed_out():
     async def main():
         runs = Runs()

@@ -57,3 +57,14 @@ def test_the_summary_has_the_reward_the_error_bars_and_what_to_do_next() -> None
     stopped = str(TrainReport(Path("runs/a"), "stopped by a signal", 0, 3.0, 0, {}, {}, [], "turnwise train run=a"))
     assert stopped.startswith("training, 0 steps, 3 s: stopped by a signal; nothing was evaluated yet")
     assert report.as_json()["warnings"] == report.warnings and report._repr_html_().startswith("<pre>")
+
+
+@pytest.mark.parametrize(
+    ("age", "told"), [({}, ""), ({"staleness/mean": 1.25}, "; tokens are 1.2 step(s) old on average")]
+)
+def test_a_gap_between_sampler_and_learner_says_how_old_the_tokens_are(age: dict[str, float], told: str) -> None:
+    metrics = line(1, 0, advantage=1.0, grad=0.2, **{"rollout_corr/abs_diff_mean": 0.2}, **age)
+    (found,) = Alerts(configure(), Path("runs/a")).after_step(metrics, [])
+    assert found == (
+        f"warning: sampler and learner log-probs differ by 0.2 on average (training.warn_logprob_gap{told})"
+    )

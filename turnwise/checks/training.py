@@ -12,6 +12,7 @@ from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check
 from turnwise.training.custom import check_choices
 from turnwise.training.optimise import beside_policy
+from turnwise.training.staleness import check_correction
 
 
 def check_training(config: Config) -> None:
@@ -28,6 +29,7 @@ def check_training(config: Config) -> None:
         credit=algorithm.credit,
         turn_gamma=algorithm.turn_gamma,
     )
+    check_correction(config)
     if algorithm.overlong_tokens and config.rollout.max_tokens is None:
         raise ConfigError("algorithm.overlong_tokens lies before rollout.max_tokens, which is not set")
     if training.minibatches > training.groups * training.group_size:

@@ -65,8 +65,19 @@ class TrainingConfig:
     """Steps by which collection may run ahead of the weights; 0 is on-policy. With 0 every episode is written by the
     newest weights; with 1 the next step's episodes are collected while this step's are trained on, so that a step takes
     the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers. Each
-    further step makes episodes staler and clips more tokens: above 1, set algorithm.old_logprobs=learner and
-    algorithm.correction=token. Lower it when the reward falls or the log-prob gap grows."""
+    further step makes episodes staler (staleness/* on the board); algorithm.correction weighs that by itself. Lower it
+    when the reward falls or the log-prob gap grows."""
+    replay_groups: int = knob(0, at_least(0))
+    """Recorded groups that later steps may train on again (a replay buffer); 0 keeps none. Those whose rewards differ
+    most are kept. Set it, a few times training.groups, when episodes are dear."""
+    replay_share: float = knob(0.25, more_than(0, 0.9), only("training.replay_groups", "*"))
+    """The share of a step's groups that comes from the buffer, beside the training.groups new ones. Lower it when the
+    reward falls or the log-prob gap grows."""
+    replay_age: int = knob(4, at_least(1), only("training.replay_groups", "*"))
+    """Steps after which a kept group is forgotten. Lower it when few of its tokens survive the correction
+    (rollout_corr/rollout_is_eff_sample_size)."""
+    replay_uses: int = knob(1, at_least(1), only("training.replay_groups", "*"))
+    """How often a group is trained on again at most. Raise it when the buffer runs empty (replay/kept)."""
     samples: int | None = knob(4096, at_least(1))
     """Samples to train on, from the start of the files or the generator; null takes all. Lower it for a quick trial."""
     shuffle: bool = True
@@ -150,14 +161,21 @@ class AlgorithmConfig:
     value_clip: float | None = knob(0.5, more_than(0), only("algorithm.advantage", "gae"))
     """How far a new value may lie from the old one before it is pulled back in the loss; null never. Raise it when
     rewards are much larger than 1."""
-    old_logprobs: OldLogprobs = OldLogprobs.sampler
-    """Whose log-probs the ratio of the policy loss is taken against. Take `learner` when sampler and learner differ, as
-    with a large training.max_lag or bfloat16; it costs one more forward pass."""
-    correction: Correction = knob(Correction.none, only("algorithm.old_logprobs", "learner"))
-    """Importance weight for the gap between sampler and learner. Set `token` with stale episodes (training.max_lag)."""
-    correction_mode: Excess = knob(Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric"))
+    old_logprobs: OldLogprobs | None = None
+    """Whose log-probs the ratio of the policy loss is taken against; null takes the learner's where
+    algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
+    in bfloat16; it costs one more forward pass."""
+    correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
+    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. It takes
+    `token` with training.max_lag or training.replay_groups and none without; none too where the ratio itself is to the
+    sampler's log-probs (algorithm.old_logprobs=sampler). Set `none` to leave the gap alone."""
+    correction_mode: Excess = knob(
+        Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric", "null")
+    )
     """What happens to importance ratios outside the threshold. Take `reject` with geometric."""
-    correction_threshold: float = knob(2.0, at_least(1), only("algorithm.correction", "token", "sequence", "geometric"))
+    correction_threshold: float = knob(
+        2.0, at_least(1), only("algorithm.correction", "token", "sequence", "geometric", "null")
+    )
     """The largest importance ratio used as it is. Lower it when single tokens rule the gradient."""
     overlong_tokens: int = knob(0, at_least(0))
     """Length of the zone before `rollout.max_tokens` in which the reward falls; 0 switches it off. Set it when many

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -71,6 +72,16 @@ class Collector(Generic[T]):
             self.fill()
         groups, self._ready = self._ready[:count], self._ready[count:]
         return groups
+
+    @property
+    def finished(self) -> int:
+        """Groups that are done and not handed out."""
+        return len(self._ready) + sum(task.done() for task in self._started)
+
+    def unfinished(self, count: int) -> int:
+        """How many of the next `count` groups would have to be waited for now."""
+        first = islice(self._started, max(0, count - len(self._ready)))
+        return max(0, count - len(self._ready) - sum(task.done() for task in first))
 
     async def _oldest_is_done(self) -> bool:
         """Wait for the oldest group; False when there is none."""

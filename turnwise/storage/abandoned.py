@@ -33,7 +33,7 @@ def abandon_after(run: RunDir, step: int) -> list[str]:
     metrics = _sorted(run, step)
     files = [
         path
-        for pattern in ("trajectories/*.parquet", "eval/*.parquet", "eval/*.json")
+        for pattern in ("trajectories/*.parquet", "reused/*.parquet", "eval/*.parquet", "eval/*.json")
         for path in sorted(run.path.glob(pattern))
         if (found := _STEP.search(path.name)) and int(found[1]) > step
     ]

@@ -5,6 +5,7 @@ runs/<name>/
   status.json                         how it is doing, see storage/status.py
   metrics.jsonl                       one object a step
   trajectories/step_000012.parquet    see storage/trajectories.py
+  reused/step_000012.parquet          episodes of earlier steps that this one trained on again
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
   checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
   policy/, policy_adapter/            what a fine-tuning made
@@ -30,6 +31,8 @@ from turnwise.files import cannot, check_regular, replacing
 
 CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.txt"
 TOKENIZER = "tokenizer.json"
+TRAINED, REUSED = "trajectories", "reused"
+"""Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
 _LONGEST_NAME = 200
 
 
@@ -157,6 +160,11 @@ class RunDir:
                 except json.JSONDecodeError as error:
                     raise StorageError(f"{self.path / name}, line {number}: not valid JSON: {error}") from error
         return records
+
+
+def trajectory_file(step: int, folder: str = TRAINED) -> str:
+    """The name of the file with the episodes of a training step."""
+    return f"{folder}/step_{step:06d}.parquet"
 
 
 def _append_whole(descriptor: int, line: bytes) -> None:

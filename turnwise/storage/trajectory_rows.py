@@ -39,6 +39,7 @@ Made = dict[int, Row]
 _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
 _REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
 _BRANCHES_KEY = "turnwise:branches"
+_REUSED_KEY = "turnwise:reused_from"
 
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
 _PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
@@ -134,6 +135,8 @@ def words_row(trajectory: Trajectory) -> Row:
     beside: Row = {}
     if trajectory.remarks:
         beside[_REMARKS_KEY] = [asdict(remark) for remark in trajectory.remarks]
+    if trajectory.reused_from is not None:
+        beside[_REUSED_KEY] = trajectory.reused_from
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
@@ -181,6 +184,9 @@ def from_words_row(row: Row) -> Trajectory:
     interaction, check, artifacts = row["interaction"], row["render_check"], from_json(row["artifacts"])
     remarks = [_remark(entry) for entry in artifacts.pop(_REMARKS_KEY, ())]
     branches = [_branch(entry) for entry in artifacts.pop(_BRANCHES_KEY, ())]
+    reused_from = artifacts.pop(_REUSED_KEY, None)
+    if type(reused_from) not in (int, type(None)):
+        raise ValueError("a step that trained first and is none")
     sample = Sample(
         id=row["sample_id"],
         prompt=_messages(row["prompt"]),
@@ -211,6 +217,7 @@ def from_words_row(row: Row) -> Trajectory:
         first_right=row["first_right"],
         remarks=remarks,
         branches=branches,
+        reused_from=reused_from,
     )
 
 

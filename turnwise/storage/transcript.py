@@ -152,6 +152,8 @@ def _tokens(ledger: Ledger, decode: Decode) -> Styled:
 
 def _outcome(trajectory: Trajectory) -> Iterator[Styled]:
     yield Styled.assemble("\n", ("stopped: ", "bold"), trajectory.stop_reason.value)
+    if trajectory.reused_from is not None:
+        yield Styled.assemble(("trained on again: ", "bold"), f"it is of step {trajectory.reused_from}")
     if trajectory.failure is not None:
         yield Styled.assemble(("failure: ", "bold red"), (visible(trajectory.failure), "red"))
     last = trajectory.turns[-1] if trajectory.turns else None

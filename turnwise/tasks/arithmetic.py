@@ -316,6 +316,7 @@ TASK = Task(
         "training.groups": 24,
         "training.minibatches": 2,
         "training.max_lag": 1,
+        "algorithm.old_logprobs": "sampler",
         "training.eval_every": 19,
         "training.save_every": 19,
         "learner.lr": 3e-4,

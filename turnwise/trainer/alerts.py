@@ -28,9 +28,10 @@ class Alerts:
         self._named |= broken.keys()
         gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)
         if not gap <= self._config.training.warn_logprob_gap:  # nan too
-            found.append(
-                f"warning: sampler and learner log-probs differ by {gap:.3g} on average (training.warn_logprob_gap)"
-            )
+            age = metrics.get("staleness/mean", 0.0)
+            old = f"; tokens are {age:.2g} step(s) old on average" if age else ""
+            said = f"sampler and learner log-probs differ by {gap:.3g} on average"
+            found.append(f"warning: {said} (training.warn_logprob_gap{old})")
         self._in_a_row = 0 if has_signal(metrics) else self._in_a_row + 1
         if self._in_a_row in WARN_AT:
             found.append(f"warning: no learning signal for {self._in_a_row} steps: {self._why(metrics)}")

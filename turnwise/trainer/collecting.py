@@ -1,5 +1,6 @@
 """What a training step learns from: samples drawn in order, rolled out in groups and scored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from turnwise.assemble import Prepared
@@ -12,6 +13,7 @@ from turnwise.rollout.group import run_group
 from turnwise.scoring.scorer import apply, apply_all
 from turnwise.trainer.engines import Engines
 from turnwise.training.shaping import keep_varied
+from turnwise.training.staleness import age_of
 from turnwise.types import Group, Sample, Trajectory
 
 MOST_DRAWS = 3
@@ -59,15 +61,15 @@ class Collected:
     baselines: dict[int, float | None]
     """remax: the greedy reward by index of the group."""
     prompt_batches: int
-    scoring: dict[str, float]
-    """Metrics of how scoring went meanwhile."""
+    metrics: dict[str, float]
+    """How collecting and scoring went meanwhile."""
 
 
 class Groups:
     """Rolls out the stream and hands a step its groups. `allow` is called when new weights have been published."""
 
     def __init__(self, engines: Engines, prepared: Prepared, loader: Loader, first_batch: int) -> None:
-        self._config, self._scoring = prepared.config, prepared.scoring
+        self._config, self._scoring, self._engines = prepared.config, prepared.scoring, engines
         self._context = engines.context(prepared, self._config.sampling)
         wanted = self._config.algorithm.advantage == Advantage.remax
         self._greedy = engines.context(prepared, replace(self._config.sampling, temperature=0.0)) if wanted else None
@@ -85,14 +87,19 @@ class Groups:
         self.collector.fill()
 
     async def next_step(self, first_batch: int) -> Collected:
-        """The next step's groups; with dynamic sampling, batches are drawn until enough groups differ in reward."""
-        training = self._config.training
+        """The next step's groups; with dynamic sampling, batches are drawn until enough groups differ in reward.
+
+        A step waits for its groups, however long their episodes take: nothing is left out for being slow.
+        """
+        training, collector = self._config.training, self.collector
         most = MOST_DRAWS if training.drop_constant_groups else 1
+        waited, drawn, stale = collector.unfinished(training.groups), 0, 0
         kept: list[Group] = []
         alone: dict[int, Trajectory | None] = {}
         for prompt_batches in range(1, most + 1):
-            groups = await self.collector.next_groups(training.groups)
+            groups = await collector.next_groups(training.groups)
             alone |= {id(group): self._alone.pop(id(group), None) for group in groups}
+            drawn, stale = drawn + len(groups), stale + leave_out_stale(groups, self._engines.version, training.max_lag)
             kept += keep_varied(groups).kept if training.drop_constant_groups else groups
             if len(kept) >= training.groups:
                 break
@@ -101,7 +108,10 @@ class Groups:
         chosen = kept[: training.groups]
         greedy = [alone[id(group)] for group in chosen]
         baselines = {number: None if one is None else one.reward for number, one in enumerate(greedy)}
-        return Collected(chosen, baselines, prompt_batches, self._scoring.metrics())
+        counted = {"waited_for": waited, "ahead": collector.finished, "drawn": drawn, "left_out": drawn - len(chosen)}
+        metrics = {f"groups/{name}": float(number) for name, number in counted.items()}
+        metrics["staleness/left_out"] = float(stale)
+        return Collected(chosen, baselines, prompt_batches, metrics | self._scoring.metrics())
 
     async def _play(self, draw: Draw) -> Group:
         size = self._config.training.group_size
@@ -115,3 +125,18 @@ class Groups:
         await apply_all(scorer, group.trajectories)
         if self._greedy is not None:
             await apply(scorer, self._alone[id(group)])
+
+
+def leave_out_stale(groups: Sequence[Group], version: int, max_lag: int) -> int:
+    """Let episodes fail that hold tokens older than `max_lag` steps; returns how many.
+
+    The order of collecting makes none, so they come from an engine that did not take the weights it was given.
+    """
+    found = 0
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        age = age_of(trajectory, version)
+        if trajectory.failure is None and age > max_lag:
+            trajectory.failure = f"stale: tokens of weights {age} step(s) old, training.max_lag={max_lag}"
+            trajectory.reward, trajectory.parts = None, {}
+            found += 1
+    return found

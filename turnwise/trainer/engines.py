@@ -46,6 +46,8 @@ class Engines:
     clock: DeviceClock | None = None
     device: torch.device = CPU
     """Where the learner computes."""
+    version: int = 0
+    """Of the weights that were published last."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
@@ -83,6 +85,7 @@ class Engines:
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
         await self.sampler.publish(self.learner.weights(), version)
+        self.version = version
         if self.take_turns:
             await self.sampler.wake()
 

@@ -1,6 +1,6 @@
 """How far a run had come, as its checkpoints say it beside the learner's own state; read strictly, to resume from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from turnwise.data.loader import LoaderState
 from turnwise.errors import StorageError
 from turnwise.files import cannot, replacing
+from turnwise.training.replay import Kept
 
 STATE = "state.json"
 FORMAT: Literal[4] = 4
@@ -41,6 +42,8 @@ class Progress:
     """What the first evaluation found."""
     after: dict[str, Number] | None = None
     """What the last one found, when the run had come to its end."""
+    replay: list[Kept] = field(default_factory=list)
+    """The replay buffer: which recorded groups later steps may train on again."""
 
 
 class KLState(BaseModel):

@@ -14,15 +14,18 @@ from turnwise.data.loader import Loader, LoaderState
 from turnwise.errors import EngineError, StorageError
 from turnwise.report import is_detail, shown
 from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
-from turnwise.storage.run_dir import RunDir
+from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
 from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
 from turnwise.trainer.alerts import Alerts
+from turnwise.trainer.collecting import Collected
 from turnwise.trainer.engines import Engines
 from turnwise.trainer.given import write_given
 from turnwise.trainer.resumable_run import ResumableRun, open_run
 from turnwise.trainer.resuming import resume_command
+from turnwise.trainer.reusing import Reused, reuse
 from turnwise.trainer.state import Progress, RunState, read_state
+from turnwise.training.replay import candidates, renew
 from turnwise.types import Sample, Trajectory
 
 T = TypeVar("T")
@@ -76,12 +79,30 @@ class TrainRun(ResumableRun[RunState]):
         """From here on time is the next step's; evaluations and checkpoints between two steps belong to neither."""
         self._step_started = time.perf_counter()
 
-    def finish_step(self, prompt_batches: int, trajectories: list[Trajectory]) -> None:
-        """Count a step whose groups took this many batches of prompts."""
+    async def reuse(self) -> Reused:
+        """What the present step trains on again, read from the run's files; nothing where no groups are kept."""
+        if not self.config.training.replay_groups:
+            return Reused()
+        return await self.recorder.do(reuse, self.dir, self.config, self.progress.replay, self.progress.step + 1)
+
+    async def record_step(self, trajectories: list[Trajectory], again: Reused) -> None:
+        """Write the present step's new episodes, and apart from them those that it trained on again."""
+        await self.recorder.record(trajectory_file(self.progress.step + 1), trajectories)
+        if again.trajectories:
+            await self.recorder.record(trajectory_file(self.progress.step + 1, REUSED), again.trajectories)
+
+    def finish_step(self, collected: Collected, trajectories: list[Trajectory], again: Reused) -> dict[str, float]:
+        """Count a step that learned from these groups, and from some again; returns metrics of the replay buffer."""
         self.first_step, self.mid_update = False, False
         self.progress.step += 1
-        self.progress.prompt_batches += prompt_batches
+        self.progress.prompt_batches += collected.prompt_batches
         self.progress.tokens += sum(turn.completion_tokens for t in trajectories for turn in t.every_turn)
+        if not self.config.training.replay_groups:
+            return {}
+        step, progress = self.progress.step, self.progress
+        new = candidates(collected.groups, step, collected.baselines)
+        progress.replay = renew(progress.replay, again.kept, new, step, self.config.training)
+        return again.metrics(step, progress.replay)
 
     def log_evaluation(self, found: dict[str, float]) -> None:
         """Log an evaluation; the best accuracy so far is kept. One that scored nothing has no accuracy."""

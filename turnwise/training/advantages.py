@@ -258,10 +258,14 @@ def _write_all(episodes: list[_Episode], values: Floats) -> None:
 
 
 def _metrics(episodes: list[_Episode]) -> dict[str, float]:
-    """verl's names: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens."""
+    """verl's names: score is the task's reward, rewards the same less KL, if any; the rest is over policy tokens.
+
+    Rewards are those of new episodes, where there are any: what the policy of earlier steps got is told there.
+    """
+    new = [episode for episode in episodes if not episode.sequences[0].reused] or episodes
     arrays = {
-        "critic/score": np.array([episode.reward for episode in episodes]),
-        "critic/rewards": np.array([episode.score for episode in episodes]),
+        "critic/score": np.array([episode.reward for episode in new]),
+        "critic/rewards": np.array([episode.score for episode in new]),
     }
     for name in ("advantages", "returns", "values"):
         if all(getattr(s, name) is not None for episode in episodes for s in episode.sequences):

@@ -21,6 +21,7 @@ from turnwise.training.advantages import assign
 from turnwise.training.packing import fill, minibatches, pack, tokens_by_trajectory, write
 from turnwise.training.sequences import TrainSequence, trainable
 from turnwise.training.shaping import shape_overlong
+from turnwise.training.staleness import measure, oldest_allowed, treatment
 from turnwise.training.turn_credit import add_turn_credit
 
 GAP_SEQUENCES = 32
@@ -60,7 +61,8 @@ def optimise(
     A KL penalty in the reward needs its `kl_controller`, remax its `baselines`; a learner that keeps no reference or
     critic where the algorithm needs one says so.
     """
-    metrics = score_sequences(learner, sequences, config)
+    metrics = measure(trainable(sequences), step, oldest_allowed(config))
+    metrics |= score_sequences(learner, sequences, config)
     metrics |= assign_credit(sequences, config, kl_controller, baselines)
     chosen = trainable(sequences)
     seen: dict[str, list[float]] = defaultdict(list)
@@ -70,7 +72,7 @@ def optimise(
         for part in minibatches(chosen, parts, seed=config.seed + step, epoch=epoch):
             for name, value in _update(learner, part, config).items():
                 seen[name].append(value)
-            if len(seen["loss"]) == 1 and config.algorithm.old_logprobs is OldLogprobs.sampler:
+            if len(seen["loss"]) == 1 and treatment(config).old_logprobs is OldLogprobs.sampler:
                 metrics |= _first_gap(part)
     return metrics | {name: sum(values) / len(values) for name, values in seen.items()}
 
@@ -118,7 +120,7 @@ def score_sequences(learner: Learner, sequences: Sequence[TrainSequence], config
     """What models say of the tokens before the first update: old and reference log-probs, and the critic's values."""
     budget, chosen = config.learner.token_budget or learner.token_budget, trainable(sequences)
     metrics: dict[str, float] = {}
-    if config.algorithm.old_logprobs is OldLogprobs.learner:
+    if treatment(config).old_logprobs is OldLogprobs.learner:
         score(learner, Who.POLICY, chosen, "old_logprobs", budget)
         for sequence in chosen:
             sequence.first_logprobs = sequence.old_logprobs
@@ -156,8 +158,8 @@ def assign_credit(
     )
     if algorithm.credit is Credit.turn:
         metrics |= add_turn_credit(chosen, algorithm.turn_weight, algorithm.turn_gamma)
-    if algorithm.correction is not Correction.none:
-        level, excess = importance.Level(algorithm.correction.value), algorithm.correction_mode
+    if (correction := treatment(config).correction) is not Correction.none:
+        level, excess = importance.Level(correction.value), algorithm.correction_mode
         metrics |= importance.correct(chosen, importance.Correction(level, excess, algorithm.correction_threshold))
     return metrics
 
@@ -174,7 +176,10 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
     `exact` computes with the sampler's own arithmetic, where the difference must be zero to the last bit. Otherwise
     the mean and the 99th percentile are judged; see `training.max_logprob_gap`.
     """
-    checked = [replace(sequence) for sequence in trainable(sequences)[:GAP_SEQUENCES]]
+    new = [sequence for sequence in trainable(sequences) if not sequence.reused]  # others are of older weights
+    checked = [replace(sequence) for sequence in new[:GAP_SEQUENCES]]
+    if not checked:
+        return "sampler and learner are not compared: no new episode can be trained on"
     budget = config.learner.token_budget or learner.token_budget
     score(learner, Who.SAMPLER if exact else Who.POLICY, checked, "old_logprobs", budget)
     gaps = importance.mismatch(checked)

@@ -70,6 +70,8 @@ class TrainSequence:
     """Which of the trajectory's ledgers this is."""
     branch: int = 0
     """Which of its conversations this belongs to: 0 is the main one. Each ends in the trajectory's reward."""
+    reused: bool = False
+    """Whether an earlier step trained on it too: it says nothing of how the policy does now."""
 
     policy: Ints = field(init=False, repr=False)
     """The places of the policy's tokens: where `loss_mask` is True."""
@@ -150,6 +152,7 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             turn_scores={turn.index: sum(turn.scores.values()) for turn in _trained_turns(trajectory) if turn.scores},
             segment=segment,
             branch=branch,
+            reused=trajectory.reused_from is not None,
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, branch in _trained_segments(trajectory)

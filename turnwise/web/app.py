@@ -27,7 +27,7 @@ MOST_RUNS = 32
 MOST_SERIES = 400
 
 Names = Annotated[str, Query(max_length=16_000)]
-Split = Literal["train", "eval", "greedy", "all"]
+Split = Literal["train", "eval", "greedy", "reused", "all"]
 Shard = Annotated[str, Query(max_length=200)]
 Row = Annotated[int, Query(ge=0, le=10_000_000)]
 Expression = Annotated[str, Query(max_length=2000)]

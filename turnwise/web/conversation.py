@@ -58,6 +58,7 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "verdicts": verdicts(trajectory),
         "stop_reason": trajectory.stop_reason.value,
         "failure": plain(trajectory.failure),
+        "reused_from": trajectory.reused_from,
         "ground_truth": plain(sample.ground_truth),
         "info": plain(sample.info),
         "artifacts": plain(trajectory.artifacts),

@@ -20,6 +20,7 @@ from turnwise.errors import ConfigError, StorageError
 from turnwise.storage.json_text import to_json
 from turnwise.storage.run_dir import RunDir
 from turnwise.web import shell
+from turnwise.web.columns import SPLITS
 from turnwise.web.conversation import conversation
 from turnwise.web.filters import BadFilter
 from turnwise.web.groups import group
@@ -238,7 +239,7 @@ class _Frozen:
             answer["neighbours"] = {"previous": before[-1] if before else None, "next": after[0] if after else None}
             answer["siblings"] = [one for one in answer["siblings"] if one in rows]
         shown = self.answers[f"{self._base}/tools"]
-        links = {("", split): None for split in ("all", "train", "eval", "greedy")}
+        links = {("", split): None for split in ("all", *SPLITS)}
         links |= dict.fromkeys(_finding_links(findings))
         links |= dict.fromkeys(tool_links(shown))
         for filter, split in links:

@@ -94,13 +94,16 @@ class GrowingRun:
         self.run.write_text("plan.txt", "arithmetic -> tool_calling\n")
         shutil.copy(TOKENIZER, self.run.path / "tokenizer.json")
 
-    def grow(self, hostile=False):
+    def grow(self, hostile=False, again=False):
         self.step += 1
         step = self.step
         made = [self.trajectory(f"train:{step * 4 + n}", sibling) for n in range(4) for sibling in range(4)]
         if hostile:
             made += [self.trajectory(f"evil:{HOSTILE}", sibling, HOSTILE) for sibling in range(2)]
         record(self.run, f"trajectories/step_{step:06d}.parquet", made)
+        if again:
+            twice = [replace(one, reused_from=step - 1) for one in made[:2]]
+            record(self.run, f"reused/step_{step:06d}.parquet", twice)
         rewards = [t.reward for t in made if t.reward is not None]
         self.tokens += 1000
         line = {"step": step, "seconds": 10.0 * step, "tokens": self.tokens}
@@ -108,6 +111,9 @@ class GrowingRun:
         line |= {"train/accuracy/arithmetic": sum(rewards) / len(rewards), "reward_parts/arithmetic/acc": 0.5}
         line |= {"actor/entropy": 1.0 / (1 + step), "actor/ppo_kl": 0.001 * step, "response_length/mean": 40.0 + step}
         line |= {"response_length/max": 60.0, "response_length/min": 20.0, "num_turns/mean": 2.0, "timing_s/gen": 1.0}
+        fresh = 1 / step  # ever more tokens are a step old
+        line |= {"staleness/mean": 1 - fresh, "staleness/max": 1.0, "staleness/min": 0.0, "staleness/left_out": 0.0}
+        line |= {"staleness/age_0": fresh, "staleness/age_1": 1 - fresh, "groups/waited_for": 1.0, "replay/groups": 2.0}
         line |= {"timing_s/step": 2.5, "perf/throughput": 400.0, "actor/grad_norm": 0.5}
         self.run.append_jsonl("metrics.jsonl", line)
         if step % 5 == 0:
@@ -196,7 +202,7 @@ def other(runs_folder):
     (runs_folder / "other").mkdir()
     run = GrowingRun(RunDir(runs_folder / "other"), Random(8))
     for _ in range(5):
-        run.grow()
+        run.grow(again=True)
     run.finish()
     return run
 

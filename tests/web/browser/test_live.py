@@ -64,6 +64,34 @@ def test_a_panel_is_saved_as_a_picture_and_as_numbers(open_page, growing):
     assert saved.value.path().read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_age_of_trained_tokens_is_a_histogram_of_every_step(open_page, growing):
+    page = open_page("#/run/live/curves")
+    ages = page.locator(".panel", has=page.get_by_role("heading", name="Trained tokens by age", exact=True))
+    ages.scroll_into_view_if_needed()
+    expect(ages.locator(".main-svg").first).to_be_visible()
+    expect(ages.locator(".legend-key")).to_have_count(2)
+    expect(ages.locator(".legend-key").last).to_contain_text("1 step")
+    tops = ages.locator(".plot").evaluate(
+        "(plot) => plot.calcdata.map((trace) => trace.map((point) => point.sNorm ?? point.y))"
+    )
+    assert [round(value, 6) for value in tops[0]] == [round(1 / step, 6) for step in range(1, growing.step + 1)]
+    assert [round(value, 6) for value in tops[1]] == [1.0] * growing.step, "the shares of a step stand on each other"
+    with page.expect_download() as saved:
+        page.get_by_label("save the numbers: Trained tokens by age", exact=True).click()
+    assert "1 step,2,0.5" in saved.value.path().read_text()
+    for title in ("Age of trained tokens, steps", "Groups a step waited for", "Groups trained on again"):
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_attached()
+
+
+def test_episodes_trained_on_again_are_a_list_of_their_own_and_name_their_step(open_page, other):
+    page = open_page("#/run/other/trajectories?split=reused")
+    expect(page.locator(".list-status")).to_contain_text("10")
+    page.get_by_role("button", name="Trained on again").click()
+    page.locator("tbody tr").first.get_by_role("link").first.click()
+    expect(page).to_have_url(re.compile(r"shard=reused/step_"))
+    expect(page.locator(".fact-list")).to_contain_text(f"first in step {other.step - 1}")
+
+
 def test_a_new_step_appears_without_a_reload(open_page, growing):
     page = open_page("#/run/live/curves")
     page.evaluate("window.sameDocument = true")

@@ -3,7 +3,7 @@
 const FAMILY = /^(.+)\/(mean|max|min)$/;
 const REFERENCE_KL = /^actor\/(kl_|reward_kl)/; // written only where the policy is held to a reference
 
-// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
+// panelSections(names, spreads) -> [{title, note, panels: [{id, title, percent, stacked, lines: [{label, dash, metric, low, high, error, spread}]}], searchable}]
 // A line's low, high and error (a standard error) are metric names too; spread names a series of /spread, whose band replaces them.
 export function panelSections(names, spreads = []) {
   const left = new Set(names);
@@ -20,6 +20,7 @@ export function panelSections(names, spreads = []) {
     { title: "Accuracy by data source", panels: others },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
+    { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
@@ -33,7 +34,7 @@ export function singleSections(names) {
   return panelSections(names).map((section) => ({
     ...section,
     panels: section.panels.flatMap((panel) => panel.lines.map((line) => ({
-      ...panel, id: line.metric, lines: [{ label: line.label, metric: line.metric, error: line.error }],
+      ...panel, stacked: false, id: line.metric, lines: [{ label: line.label, metric: line.metric, error: line.error }],
       title: panel.lines.length > 1 ? `${panel.title}: ${line.label}` : panel.title,
     }))),
   }));
@@ -113,6 +114,19 @@ function mismatch(left) {
   return [...families(left, ["rollout_corr/", "mismatch/", "training/rollout_probs_diff"]), ...byTurn];
 }
 
+const AGE = /^staleness\/age_(\d+)(_up)?$/;
+
+// The histogram of every step as a column of shares, and the spread of the ages beside it.
+function staleness(left) {
+  const lines = [...left].filter((name) => AGE.test(name)).sort((a, b) => AGE.exec(a)[1] - AGE.exec(b)[1]).map((name) => {
+    const [, age, up] = AGE.exec(take(left, name));
+    return { label: `${age}${up ? " and more" : ""} ${age === "1" ? "step" : "steps"}`, metric: name };
+  });
+  if (!lines.length) return []; // on-policy: lines of zeros, among all other metrics
+  const shares = panel("Trained tokens by age", lines, { percent: true, stacked: true });
+  return [shares, ...families(left, ["staleness/", "groups/waited_for", "groups/ahead", "replay/"])];
+}
+
 const LEARNING = [
   ["Policy loss", ["actor/pg_loss"]], ["Clipped share", ["actor/pg_clipfrac", "actor/pg_clipfrac_lower", "critic/vf_clipfrac"]],
   ["Change of the policy in an update", ["actor/ppo_kl"]], ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]], ["Learning rate", ["actor/lr", "critic/lr"]],
@@ -158,7 +172,7 @@ function families(left, prefixes) {
 
 function panel(title, lines, more) {
   const id = lines.map((line) => line.metric ?? line.spread).join(" ");
-  return { id, title, lines, percent: false, ...more };
+  return { id, title, lines, percent: false, stacked: false, ...more };
 }
 
 function take(left, name) {
@@ -181,6 +195,8 @@ const PLAIN = {
   "training/rollout_probs_diff_max": "Largest probability difference", "training/rollout_probs_diff_mean": "Mean probability difference", "training/rollout_probs_diff_std": "Deviation of the probability difference",
   "timing_s/gen": "rollouts", "timing_s/update_actor": "update", "timing_s/step": "whole step", "timing_s/loop_lag_max": "longest wait of the event loop",
   "timing_s/agent_loop/generate_sequences": "Generating, seconds per episode", "timing_s/agent_loop/tool_calls": "Waiting for tools and users, seconds per episode",
+  "staleness": "Age of trained tokens, steps", "staleness/left_out": "Episodes left out as too old", "groups/waited_for": "Groups a step waited for", "groups/ahead": "Groups ready before their step",
+  "replay/age": "Age of groups trained on again, steps", "replay/groups": "Groups trained on again", "replay/kept": "Groups kept for later steps", "replay/trajectories": "Episodes trained on again",
   "rollout/engine_lost": "Tries whose engine was lost", "response_length/clip_ratio": "Truncated share", "tool_call_counts": "Tool calls", "perf/total_num_tokens": "Tokens of the step", "perf/sampler_tokens_per_second": "Tokens the sampler writes per second", "gpu/idle_share": "GPU without work", "gpu/memory_gib": "GPU memory at most, GiB", "critic/ref_reward": "Reference reward", "critic/valid_reward": "Validation reward",
 };
 const SPELT_OUT = [

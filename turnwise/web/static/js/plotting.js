@@ -23,6 +23,7 @@ export function data(view) {
 }
 
 function lines(view, trace, colour, visible) {
+  if (view.stacked) return stacked(view, trace, colour, visible);
   const sparse = trace.x.length <= 24;
   const line = {
     type: "scatter", name: plain(trace.name), x: trace.x, y: trace.y, visible, connectgaps: true,
@@ -44,6 +45,17 @@ function lines(view, trace, colour, visible) {
   }
   const edge = { type: "scatter", mode: "lines", x: trace.x, hoverinfo: "skip", visible, line: { width: 0, color: colour }, connectgaps: true };
   return [{ ...edge, y: trace.low }, { ...edge, y: trace.high, fill: "tonexty", fillcolor: tint(colour, 0.14) }, trace.faint ? quiet(line) : line];
+}
+
+// Shares of one whole, each on top of those before it; of a smoothed one the raw values are in its hover only.
+function stacked(view, trace, colour, visible) {
+  if (trace.faint) return [];
+  const format = view.percent ? ".1%" : ".4~g";
+  const value = trace.raw ? `%{customdata:${format}}` : `%{y:${format}}`;
+  return [{
+    type: "scatter", mode: "lines", name: plain(trace.name), x: trace.x, y: trace.y, visible, stackgroup: "all", customdata: trace.raw,
+    line: { color: colour, width: 1 }, fillcolor: tint(colour, 0.45), hovertemplate: value,
+  }];
 }
 
 function quiet(line) {
@@ -116,6 +128,7 @@ export function picture(view) {
 
 // The y range of what the x range shows, so that zooming in on steps zooms in on their values too.
 export function yRange(view) {
+  if (view.stacked && !view.logY) return [0, 1];
   const [from, to] = view.range ?? [-Infinity, Infinity];
   let low = Infinity;
   let high = -Infinity;

@@ -139,7 +139,7 @@ class Sheet {
   }
 
   add(panel, grid) {
-    const figure = chart(grid, { title: panel.title, note: metricsOf(panel).join("\n"), percent: panel.percent, traces: [], xTitle: this.titles[this.view.x], height: 200 });
+    const figure = chart(grid, { title: panel.title, note: metricsOf(panel).join("\n"), percent: panel.percent, stacked: panel.stacked, traces: [], xTitle: this.titles[this.view.x], height: 200 });
     const item = { panel, figure, fresh: false };
     this.panels.set(panel.id, item);
     this.link.add(figure);

@@ -116,6 +116,7 @@ function facts(data) {
     ["Print-only code", entry.print_only > 0 ? badge(entry.print_only, "warn") : "0"],
     ["Funnel", funnel(entry)],
     ["Policy version", versions.length > 0 ? versions.join(", ") : "–"],
+    ...(data.reused_from === null || data.reused_from === undefined ? [] : [["Trained on again", `first in step ${data.reused_from}`]]),
     ["Ledger", renderCheck(data.render_check)],
     ["Sampler–learner gap", number(entry.gap)],
     ["Mean entropy", number(entry.entropy)],

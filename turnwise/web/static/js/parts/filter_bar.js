@@ -7,6 +7,7 @@ const SPLITS = [
   ["train", "Train"],
   ["eval", "Eval"],
   ["greedy", "Greedy"],
+  ["reused", "Trained on again"],
 ];
 
 function later(wait, action) {

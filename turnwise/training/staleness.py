@@ -1,0 +1,108 @@
+"""Episodes that older weights wrote: how old the trained tokens are, and what corrects for it where nobody chose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.choices import Correction, OldLogprobs, PolicyLoss
+from turnwise.config import AlgorithmConfig, Config
+from turnwise.errors import ConfigError
+from turnwise.training.packing import gather
+from turnwise.training.sequences import TrainSequence
+from turnwise.types import Trajectory
+
+MOST_AGES = 16
+"""Ages with a share of their own; what is older shares the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What is done about tokens of older weights: `Treatment(OldLogprobs.learner, Correction.token, "...")`."""
+
+    old_logprobs: OldLogprobs
+    correction: Correction
+    why: str
+
+
+def oldest_allowed(config: Config) -> int:
+    """How many steps old a trained token may be."""
+    training = config.training
+    return training.max_lag + (training.replay_age if training.replay_groups else 0)
+
+
+def treatment(config: Config) -> Treatment:
+    """The choices in force: those of the config, and where it leaves them open, those that its staleness asks for.
+
+    A ratio to the sampler's log-probs is a correction by itself, which the clip bounds: with those chosen, no weight
+    is added.
+    """
+    algorithm, old = config.algorithm, oldest_allowed(config)
+    correction, logprobs = algorithm.correction, algorithm.old_logprobs
+    why = "as set"
+    if correction is None:
+        needed = old > 0 and logprobs is not OldLogprobs.sampler
+        correction = Correction.token if needed else Correction.none
+        if old == 0:
+            why = "every token is of the newest weights"
+        elif needed:
+            why = f"tokens may be {old} step(s) old"
+        else:
+            why = f"tokens may be {old} step(s) old, and the loss's own ratio is to the log-probs of their writers"
+    if logprobs is None:
+        logprobs = OldLogprobs.sampler if correction is Correction.none else OldLogprobs.learner
+    return Treatment(logprobs, correction, why)
+
+
+def unbounded(config: Config) -> str | None:
+    """What is wrong with stale episodes that nothing weighs and no clip bounds; None where that is not so."""
+    found, old = treatment(config), oldest_allowed(config)
+    if old == 0 or found.correction is not Correction.none:
+        return None
+    if found.old_logprobs is OldLogprobs.learner:  # no ratio to the sampler, so no clip and no weight
+        reason = "old log-probs are the learner's"
+    elif config.algorithm.loss == PolicyLoss.reinforce:
+        reason = "reinforce has no ratio"
+    else:
+        return None
+    return (
+        f"episodes may be {old} step(s) old and {reason}: nothing bounds how far a stale episode pushes, and such a "
+        "run can collapse; set algorithm.old_logprobs=learner algorithm.correction=token"
+    )
+
+
+def check_correction(config: Config) -> None:
+    """Refuse options of a correction that this config leaves out."""
+    if config.algorithm.correction is not None or treatment(config).correction is not Correction.none:
+        return
+    for name in ("correction_mode", "correction_threshold"):
+        if (value := getattr(config.algorithm, name)) != getattr(AlgorithmConfig, name):
+            raise ConfigError(
+                f"algorithm.{name}={getattr(value, 'value', value)} is never read: nothing is corrected here "
+                f"({treatment(config).why}); set algorithm.old_logprobs=learner and algorithm.correction=token"
+            )
+
+
+def age_of(trajectory: Trajectory, version: int) -> int:
+    """By how many steps the oldest of its policy tokens lags behind this version."""
+    written = [ledger.versions[ledger.loss_mask] for ledger in trajectory.segments]
+    return version - int(min((versions.min() for versions in written if len(versions)), default=version))
+
+
+def measure(sequences: Sequence[TrainSequence], version: int, expected: int = 0) -> dict[str, float]:
+    """How old the trained tokens are, in steps: mean, range, and the share of every age up to the `expected` one.
+
+    `version` is that of the weights about to be updated.
+    """
+    if not sequences:
+        return {}
+    ages = np.maximum(version - gather(sequences, "versions").astype(np.int64), 0)
+    metrics = {"mean": ages.mean(), "max": ages.max(), "min": ages.min()}
+    last = min(max(expected, int(ages.max())), MOST_AGES)
+    if last:
+        shares = np.bincount(np.minimum(ages, last), minlength=last + 1) / len(ages)
+        names = [f"age_{age}" for age in range(last + 1)]
+        if last == MOST_AGES:
+            names[-1] += "_up"
+        metrics |= dict(zip(names, shares, strict=True))
+    return {f"staleness/{name}": float(value) for name, value in metrics.items()}
