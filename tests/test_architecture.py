@@ -21,7 +21,7 @@ LAYERS = (
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},
     {"assemble", "report"},
-    {"plan_text", "checks", "train_report", "demonstrations"},
+    {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},
     {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
     {"train", "sft"},
