@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.compose import Composed, compose, unread
+from turnwise.compose import ENVIRONMENT, Composed, compose, unread
 from turnwise.config_check import COMMAND_LINE, DEFAULT
 from turnwise.errors import ConfigError, unknown
 from turnwise.strict_yaml import read_yaml
@@ -106,7 +106,7 @@ def _of(origin: str) -> str:
 
 
 def _is_given(origin: str) -> bool:
-    return origin != DEFAULT and not origin.startswith("task ")
+    return origin != DEFAULT and not origin.startswith(("task ", ENVIRONMENT))
 
 
 def unread_of_verl(rollout: Mapping[str, Any]) -> list[str]:
