@@ -366,7 +366,8 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
-    where = "task or profile: " if any(line.startswith("In 'task_values/given'") for line in lines) else where
+    if any(line.startswith("In 'task_values/given'") for line in lines):
+        where = "the profile's or the task's defaults: "
     knobs = knobs_of(Config)
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)
