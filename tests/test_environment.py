@@ -59,6 +59,9 @@ def test_data_files_that_are_not_here_are_looked_for(repository: Path, monkeypat
     monkeypatch.setenv("DATA_REPO", "/no/such/folder")
     with pytest.raises(ConfigError, match=r"DATA_REPO=/no/such/folder is no folder.*data.eval_files=sums/rows.jsonl"):
         compose(FILES)
+    monkeypatch.setenv("DATA_REPO", str(repository))
+    assert compose(["task=null", f"data.eval_files=[{'x' * 5000}]"]).config.data.eval_files == ["x" * 5000]
+    monkeypatch.setenv("DATA_REPO", "/no/such/folder")
     assert told(compose())["DATA_REPO"] == ("no data file read there", False)  # nobody needs it: told, not refused
     Path("sums").mkdir()
     Path("sums/rows.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -114,6 +117,8 @@ def test_the_judges_addresses_and_the_hubs_folder(tmp_path: Path, monkeypatch: p
             judge_addresses()
     assert told(compose())["LLM_AS_A_JUDGE_BASE"] == ("no scorer asks a judge", False)
     assert told(compose(["scoring.scorers={default: judge}"]))["LLM_AS_A_JUDGE_BASE"][1]
+    monkeypatch.setenv("LLM_AS_A_JUDGE_BASE", "http://me:s3cret@judge:1/v1")
+    assert judge_addresses() == ("http://me:s3cret@judge:1/v1",) and "s3cret" not in str(uses(compose().config))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="HF_HOME=.*file is no folder, and model.path=somebody/model"):

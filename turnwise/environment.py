@@ -7,6 +7,7 @@ it is needed is a ConfigError, and one that nobody needs is told too.
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ _OURS = {
 }
 """Variables of wandb that a run decides itself, and how."""
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
+_PASSWORD = re.compile(r"//[^/\s]*@")
+"""Of an address."""
 _NOT_IN_NAMES = "/\\#?%:"
 
 
@@ -68,19 +71,20 @@ def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, s
         name, path = named
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
         changed["model.path"] = name
-    files = {"train_files": config.data.train_files, "eval_files": config.data.eval_files}
-    for key, names in files.items():
+    data = dataclasses.replace(config.data)
+    for key in ("train_files", "eval_files"):
+        names: list[str] = getattr(data, key)
         placed = [_placed(one, f"data.{key}") for one in names]
-        if placed != [(one, None) for one in names]:
-            files[key] = [one for one, _ in placed]
-            changed[f"data.{key}"] = next(variable for _, variable in placed if variable is not None)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **files))
+        if found := [variable for _, variable in placed if variable is not None]:
+            setattr(data, key, [one for one, _ in placed])
+            changed[f"data.{key}"] = found[0]
+    config = dataclasses.replace(config, data=data)
     if _tracks(config):
         _check_wandb()
         if "tracking.project" in unset and (project := value(PROJECT)) is not None:
             config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, project=project))
             changed["tracking.project"] = PROJECT
-    if (home := value(HUB)) is not None and _from_hub(config) and Path(home).exists() and not Path(home).is_dir():
+    if (home := value(HUB)) is not None and _from_hub(config) and _exists(Path(home)) and not Path(home).is_dir():
         raise ConfigError(f"{HUB}={home} is no folder, and model.path={config.model.path} is kept in one")
     return config, changed
 
@@ -91,7 +95,7 @@ def uses(config: Config) -> list[Use]:
     for name in _NAMED:
         if (given := value(name)) is not None:
             effect, used = _effect(name, given, config)
-            found.append(Use(name, given, effect, used))
+            found.append(Use(name, _PASSWORD.sub("//(secret)@", given), effect, used))
     found += [_wandb_use(name, config) for name in sorted(os.environ) if name.startswith(WANDB) and os.environ[name]]
     return found
 
@@ -101,7 +105,9 @@ def judge_addresses() -> tuple[str, ...]:
     found = tuple(one.strip() for one in (value(JUDGE) or "").split(",") if one.strip())
     for one in found:
         if not _is_address(one):
-            raise ConfigError(f"{JUDGE}: the address {one!r} must be like http://localhost:18901/v1")
+            raise ConfigError(
+                f"{JUDGE}: the address {_PASSWORD.sub('//(secret)@', one)!r} must be like http://localhost:18901/v1"
+            )
     return found
 
 
@@ -127,17 +133,16 @@ def _model() -> tuple[str, str] | None:
 
 def _placed(file: str, key: str) -> tuple[str, str | None]:
     """(the file, the variable in whose folder it was found); as it was named where it is here, or nowhere."""
-    if Path(file).is_absolute() or file.startswith("~") or Path(file).exists():
+    roots = {name: root for name in (DATA, CACHE) if (root := value(name)) is not None}
+    if not roots or Path(file).is_absolute() or file.startswith("~") or _exists(Path(file)):
         return file, None
-    for name in (DATA, CACHE):
-        if (root := value(name)) is None:
-            continue
+    for name, root in roots.items():
         folder = _folder(root)
         if not folder.is_dir():
             raise ConfigError(
                 f"{name}={root} is no folder, and {key}={file} is not here ({Path.cwd()}) but perhaps there"
             )
-        if (folder / file).exists():
+        if _exists(folder / file):
             return str((folder / file).absolute()), name
     return file, None
 
@@ -165,7 +170,8 @@ def _effect(name: str, given: str, config: Config) -> tuple[str, bool]:
 def _wandb_use(name: str, config: Config) -> Use:
     given = " ".join(os.environ[name].split())  # notes may have several lines
     secret = any(word in name for word in ("KEY", "TOKEN", "SECRET"))
-    shown = "(secret)" if secret else "".join(one for one in given[:80] if one.isprintable())
+    printable = "".join(one for one in given[:200] if one.isprintable())
+    shown = "(secret)" if secret else _PASSWORD.sub("//(secret)@", printable)
     if not _tracks(config):
         return Use(name, shown, "not used, tracking.to has no wandb", used=False)
     if name in _OURS:
@@ -185,7 +191,9 @@ def _check_wandb() -> None:
     if (mode := value(MODE)) is not None and mode not in _MODES:
         raise ConfigError(f"{MODE}: {unknown('mode', mode, _MODES)}")
     if (address := value(ADDRESS)) is not None and not _is_address(address):
-        raise ConfigError(f"{ADDRESS}={address}: an address is like https://wandb.example.com")
+        raise ConfigError(
+            f"{ADDRESS}={_PASSWORD.sub('//(secret)@', address)}: an address is like https://wandb.example.com"
+        )
     if (key := value(KEY)) is not None and (not key.isascii() or " " in key):
         raise ConfigError(f"{KEY} has characters that no key has")
 
@@ -197,7 +205,7 @@ def _tracks(config: Config) -> bool:
 def _from_hub(config: Config) -> bool:
     """Whether the model may be one of the hub's: a name with an owner that leads nowhere here."""
     path = config.model.path
-    return config.engine.name != EngineName.openai and "/" in path and not _folder(path).exists()
+    return config.engine.name != EngineName.openai and "/" in path and not _exists(_folder(path))
 
 
 def _folder(given: str) -> Path:
@@ -205,6 +213,13 @@ def _folder(given: str) -> Path:
         return Path(given).expanduser()
     except RuntimeError:  # ~ of nobody
         return Path(given)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or has a null character: whoever reads it says so
+        return False
 
 
 def _is_address(text: str) -> bool:
