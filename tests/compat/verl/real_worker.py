@@ -34,7 +34,6 @@ class Server:
         self.asked = []
 
     async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, priority=0):
-        self.asked.append((list(prompt_ids), dict(sampling_params)))
         params = SamplingParams(
             sampling_params["max_tokens"],
             sampling_params["temperature"],
@@ -43,6 +42,7 @@ class Server:
         )
         noise = NoiseKey(0, 0, str(priority), 0)
         found = await self.sampler.generate(Request(request_id, np.array(prompt_ids), params, noise))
+        self.asked.append((list(prompt_ids), found.token_ids.tolist(), found.logprobs.tolist()))
         logprobs = found.logprobs.tolist() if sampling_params["logprobs"] else None
         return TokenOutput(
             token_ids=found.token_ids.tolist(),
@@ -134,7 +134,7 @@ def main(folder: Path) -> None:
         play(str(folder / "agents.yaml"))
     except Exception as error:
         problems["server"] = f"{type(error).__name__}: {error}"
-    sys.stdout.write(json.dumps({"rows": rows, "asked": [ids for ids, _ in asked], "problems": problems}) + "\n")
+    sys.stdout.write(json.dumps({"rows": rows, "asked": asked, "problems": problems}) + "\n")
 
 
 if __name__ == "__main__":
