@@ -139,7 +139,8 @@ class _Shared:
         # The rows are not known yet, but which loop plays them, and whether it can be found, is.
         plan = Plan([Sample(ANY, (Message(Role.USER, ""),), ANY)], config.rollout, toolbox, users)
         sources = [ANY if name == "default" else name for name in config.scoring.scorers]
-        scoring = Scoring.of(config.scoring, sources, known=known_scorers())
+        self._known = known_scorers()
+        scoring = Scoring.of(config.scoring, sources, known=self._known)
         self.prepared = Prepared(config, [], 0, None, self.renderer, toolbox, users, plan, scoring)
         limit = config.rollout.concurrency
         self.room: AbstractAsyncContextManager[Any] = nullcontext() if limit is None else asyncio.Semaphore(limit)
@@ -185,7 +186,7 @@ class _Shared:
         config, scoring = self.prepared.config, self.prepared.scoring
         scorer = None
         if self.entry.reward is Reward.turnwise:
-            scorer = scoring.scorer_for(sample.data_source, config.scoring, known=known_scorers())
+            scorer = scoring.scorer_for(sample.data_source, config.scoring, known=self._known)
         top_k = int(params.get("top_k") or 0)
         sampling = replace(
             config.sampling,
