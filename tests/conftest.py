@@ -20,6 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only `-m gpu` shows a GPU to the tests: all others are about what happens without one, on every machine."""
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    for name in (
+        "BASE_MODEL_PATH",
+        "VLLM_MODEL_PATH",
+        "DATA_REPO",
+        "DATA_CACHE",
+        "LLM_AS_A_JUDGE_BASE",
+        "WANDB_PROJECT",
+    ):
+        os.environ.pop(name, None)  # they fill in what a config leaves open, and tests leave much open
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ LAYERS = (
     {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
-    | {"concurrency", "time_budget", "image_bytes"},
+    | {"concurrency", "time_budget", "image_bytes", "environment"},
     {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},
@@ -21,7 +21,7 @@ LAYERS = (
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs"},
     {"assemble", "report"},
-    {"plan_text", "checks", "train_report", "demonstrations"},
+    {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},
     {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
     {"train", "sft"},

@@ -309,7 +309,7 @@ def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_wha
 
 
 HARMLESS = {
-    "run", "runs_dir", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
+    "run", "runs_dir", "profile", "chat.template", "chat.template_kwargs", "chat.tool_format", "data.prompt_key", "data.default_source",
     "engine.model", "engine.script", "sampling.stop", "scoring.weights", "learner.device",
     "tracking.project", "eval.dump_jsonl", "sft.recorded", "rollout.tool_options",
 }  # fmt: skip
@@ -319,6 +319,7 @@ NEEDED = {
     "rollout.interaction_kwargs": ["rollout.interaction='a:b'"], "rollout.agent_options": ["rollout.agent='a:b'"],
 }  # fmt: skip
 VALUES = {
+    "profile": "=laptop",  # a run's own is a name that is shown: its values are in the run's config already
     "tracking.to": "=[console,wandb]", "model.path": "=somebody/model", "model.trust_remote_code": "=true", "scoring.weights": ".acc=2", "chat.template_kwargs": ".a=b",
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
     "rollout.tool_options": ".calculate.timeout=5",

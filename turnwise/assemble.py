@@ -193,7 +193,11 @@ def make_renderer(config: Config) -> Renderer:
     if config.chat.tool_format is not None:
         load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
-    tokenizer = read_tokenizer(model_source(config), config.chat.template)
+    return renderer_of(config, read_tokenizer(model_source(config), config.chat.template))
+
+
+def renderer_of(config: Config, tokenizer: Tokenizer) -> Renderer:
+    """The renderer of a tokenizer, wherever that is from."""
     call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs

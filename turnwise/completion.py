@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 RUNS = Path("runs")
 NAMED = {
     "chat.tool_format": "chat/formats",
+    "profile": "conf/profiles",
     "rollout.agent": "rollout/agent_loops",
     "rollout.interaction": "rollout/interactions",
     "rollout.tools": "rollout/tools",
@@ -97,7 +98,7 @@ def _values(key: str, knob: Knob) -> Iterator[str]:
     if key == "run":
         yield from (path.name for path in _runs())
     if key in NAMED:
-        names = (path.stem for path in (FOLDER / NAMED[key]).glob("*.py"))
+        names = (path.stem for path in (FOLDER / NAMED[key]).glob("*.yaml" if key == "profile" else "*.py"))
         yield from (name for name in names if name not in NOT_NAMES)
 
 

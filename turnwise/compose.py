@@ -1,4 +1,4 @@
-"""From the command line to a Config: defaults, then the task's, then the user's file, then key=value overrides."""
+"""From the command line to a Config: defaults, the task's, the profile's, the user's file, then key=value overrides."""
 
 import dataclasses
 import enum
@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
+from turnwise.environment import fill_in
 from turnwise.errors import ConfigError, nearest, one_line, unknown
 from turnwise.knobs import Knob, is_plugin, is_wanted, kind_of, knobs_of
 from turnwise.strict_yaml import read_yaml, write_yaml
@@ -24,6 +25,8 @@ INPUTS = (
     "sft.script", "sft.recorded", "algorithm.advantage", "algorithm.loss", "engine.name",
 )  # fmt: skip
 """Keys that name something to read; in a config file such a path may be relative to that file."""
+ENVIRONMENT = "environment"
+"""The origin of a value from there, before the variable's name."""
 _VALUE = re.compile(r"(?:Value|Cannot convert .* to string:) ('.*?')(?: of type .*)?$")
 """The value in a sentence of OmegaConf's."""
 
@@ -36,8 +39,8 @@ class Composed:
     origins: dict[str, str]
     recorded: Path | None = None
     """The config of the run that is resumed."""
-    from_task: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What the task sets, by section."""
+    beneath: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the task and the profile set, by section."""
 
     def values(self) -> dict[str, Any]:
         """Every key with its value."""
@@ -65,14 +68,20 @@ def compose(
     from_task = _task_layer(task, knobs, is_named=named is not DEFAULT)
     if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
-    config = _hydra(from_task, from_file, list(on_line.values()), config_file or recorded)
+    profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
+    from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
+    beneath = _over(from_task, from_profile)
+    config = _hydra(beneath, from_file, list(on_line.values()), config_file or recorded)
     origins = dict.fromkeys(knobs, DEFAULT)
     origins |= {_knob_of(key, knobs): f"task {task}" for key in _flatten(from_task)}
+    origins |= {_knob_of(key, knobs): f"profile {profile}" for key in _flatten(from_profile)}
     origins |= {_knob_of(key, knobs): str(recorded) for key in _flatten(from_run)}
     origins |= {_knob_of(key, knobs): str(config_file) for key in _flatten(anew)}
     origins |= {_knob_of(key, knobs): COMMAND_LINE for key in on_line}
+    config, filled = fill_in(config, [key for key, origin in origins.items() if origin == DEFAULT])
+    origins |= {key: f"{ENVIRONMENT} {variable}" for key, variable in filled.items()}
     check_config(config, origins)
-    return Composed(config, origins, recorded, from_task)
+    return Composed(config, origins, recorded, beneath)
 
 
 def configure(*overrides: str, config_file: str | Path | None = None) -> Config:
@@ -89,7 +98,7 @@ def unread(composed: Composed) -> list[str]:
     """
     values = composed.values()
     # A recorded config holds every key: most say nothing new.
-    unset = dict(_flatten_config(_hydra(composed.from_task, {}, [], None)))
+    unset = dict(_flatten_config(_hydra(composed.beneath, {}, [], None)))
     found = []
     for key, knob in knobs_of(Config).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
@@ -306,8 +315,20 @@ def _task_layer(task: Any, knobs: Mapping[str, Knob], *, is_named: bool) -> dict
     return tree
 
 
+def _profile_layer(profile: str, knobs: Mapping[str, Knob]) -> dict[str, Any]:
+    """What a profile sets: one of ours by its name, or a file. It says how to run, never what."""
+    ours = {entry.stem: entry for entry in (CONF / "profiles").glob("*.yaml")}
+    if profile not in ours and not profile.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{unknown('profile', profile, ours)} Your own is a YAML file: profile=FILE.yaml")
+    path = ours.get(profile, Path(profile))
+    found = _read_file(path, knobs)
+    if what := [key for key in ("task", "run", "resume", "profile") if key in found]:
+        raise ConfigError(f"{path}: a profile says how to run, and {', '.join(what)} what: set that beside it")
+    return found
+
+
 def _hydra(
-    from_task: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
+    beneath: dict[str, Any], from_file: dict[str, Any], overrides: list[str], config_file: Path | None
 ) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
@@ -321,7 +342,7 @@ def _hydra(
     if "schema.yaml" not in store.repo:  # a quarter of the time that composing takes
         store.store(name="schema", node=Config)
     layers = []
-    for group, tree in (("task_values", from_task), ("user_file", from_file)):
+    for group, tree in (("task_values", beneath), ("user_file", from_file)):
         if tree:
             store.store(group=group, name="given", node=tree, package="_global_")
             layers.append(f"+{group}=given")
@@ -345,7 +366,8 @@ def _readable(error: Exception, config_file: Path | None) -> str:
     lines = [line.strip() for link in reversed(chain) for line in str(link).splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
     where = f"{config_file}: " if any(line.startswith("In 'user_file/given'") for line in lines) else ""
-    where = "the task's defaults: " if any(line.startswith("In 'task_values/given'") for line in lines) else where
+    if any(line.startswith("In 'task_values/given'") for line in lines):
+        where = "the profile's or the task's defaults: "
     knobs = knobs_of(Config)
     if (knob := knobs.get(_knob_of(key.partition("[")[0], knobs))) is not None:
         value = next((found[1] for line in lines if (found := _VALUE.match(line))), None)

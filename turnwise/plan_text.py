@@ -6,6 +6,7 @@ from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
+from turnwise.environment import told
 from turnwise.training.optimise import beside_policy
 from turnwise.training.replay import replayed_per_step
 from turnwise.training.staleness import treatment, unbounded
@@ -37,7 +38,8 @@ def trusted_code(config: Config) -> str:
 def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
-    lines = [f"engine       {_engine(config)}"]
+    lines = [] if config.profile is None else [f"profile      {config.profile}"]
+    lines += [*told(config), f"engine       {_engine(config)}"]
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]

@@ -19,6 +19,7 @@ from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import model_source
+from turnwise.environment import uses
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
 from turnwise.storage.trackers.choose import check_trackers
@@ -35,6 +36,9 @@ def preflight(composed: Composed) -> Report:
         report.add("unread keys", Outcome.ERROR, text)
     if not report.findings:
         report.add("unread keys", Outcome.OK, "every key that was set is read")
+    with report.recording("environment"):
+        for use in uses(config):
+            report.add("environment", Outcome.OK if use.used else Outcome.WARNING, str(use))
     _lint(config, report)
     with report.recording("trackers"):
         check_trackers(config.tracking.to)

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnwise.environment import data_folder
 from turnwise.errors import ConfigError, DataError, PluginError, unknown
 from turnwise.metrics import Reduction
 from turnwise.plugins import call, load, names_in
@@ -178,7 +179,7 @@ def prepare_files(spec: str, arguments: Sequence[str]) -> Mapping[Path, int]:
     if prepare is None:
         raise ConfigError(f"task {spec} makes its rows when they are needed: there is nothing to prepare")
     parser = argparse.ArgumentParser(f"turnwise prepare {spec}", description=inspect.getdoc(prepare))
-    folder = Path("data") / task.name
+    folder = data_folder(Path("data") / task.name)
     parser.add_argument("--out", type=Path, default=folder, help=f"output folder (default {folder})")
     for name, arguments_of in _options(prepare, spec):
         parser.add_argument(f"--{name.replace('_', '-')}", **arguments_of)

@@ -3,8 +3,12 @@
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from turnwise.commands import add_config, add_json, refuse_unread
+
+if TYPE_CHECKING:
+    from turnwise.config import Config
 
 HELP = "train with reinforcement learning, then evaluate"
 
@@ -15,9 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-run", action="store_true", help="resume=auto: import and reach what only the run's own config names"
     )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan, the memory and an estimate of the time; write nothing"
+    )
     parser.epilog = """\
 examples:
   turnwise train run=first board=true                        with a live board
+  turnwise train profile=laptop --dry-run                    what it would take here
   turnwise train run=first resume=auto training.steps=100    resume it, and go further
   turnwise train model.path=FOLDER data.train_files=train.parquet data.eval_files=test.parquet
   turnwise train algorithm.advantage=gae training.max_lag=1 learner.lora_rank=16
@@ -32,10 +40,27 @@ def run(args: argparse.Namespace) -> int:
     refuse_unread(composed)
     from rich.console import Console
 
+    if args.dry_run:
+        return _dry_run(composed.config, json_too=args.json)
     from turnwise.train import train
 
     report = train(composed.config)
     Console().print(report, highlight=False, soft_wrap=True)
     if args.json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    return 0
+
+
+def _dry_run(config: "Config", *, json_too: bool) -> int:
+    """What would be done, and how long it would take."""
+    from rich.console import Console
+
+    from turnwise.run import printer
+    from turnwise.stopping import run_stoppable
+    from turnwise.trainer.dry_run import dry_run
+
+    found = run_stoppable(dry_run(config, printer(Console(stderr=True))))
+    sys.stdout.write(found.text())
+    if json_too:
+        sys.stdout.write(json.dumps(found.as_json) + "\n")
     return 0

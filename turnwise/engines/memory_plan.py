@@ -152,6 +152,42 @@ def memory_here(
     return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
 
 
+def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
+    """What sampler and learner take of the machine's own memory, for those of them that compute on the CPU."""
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    seen = look()
+    samples = config.engine.name in IN_PROCESS and not (chosen := choose(config, seen)).on_gpu
+    learns = training is not None and device_of(config.learner.device, seen) == "cpu"
+    if not (samples or learns):
+        return
+    source = find_model(config.model.path, config.model.trust_remote_code)
+    facts = model_facts(source, choose_implementation(source, config.model.implementation))
+    if facts.cached_numbers is None or facts.hidden_size is None:
+        yield "the CPU's: config.json does not tell what the model takes"
+        return
+    size = ModelSize(facts.weights, facts.hidden_size, facts.layers, facts.vocab_size, facts.cached_numbers)
+    if samples:
+        length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
+        length = length if facts.context_length is None else min(length, facts.context_length)
+        itemsize = _itemsize(chosen.precision)
+        cache = _size(chosen.max_batch * length * size.cached * itemsize)
+        weights = _size(size.weights * itemsize)
+        most = f"{chosen.max_batch} sequences of {length:,} tokens"
+        yield f"the CPU's, sampler: weights {weights}, cache {cache} at most ({most})"
+    if learns and training is not None:
+        learner = config.learner
+        trained = size.adapter(learner.lora_rank) if learner.lora_rank else size.weights
+        models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
+        tokens = learner.token_budget or TOKEN_BUDGET
+        kept = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
+        moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
+        yield (
+            f"the CPU's, learner: weights {_size(4 * models * size.weights)}, gradients and optimizer "
+            f"{_size((4 + moments) * trained)}, activations {_size(kept)} at most (passes of {tokens:,} tokens)"
+        )
+
+
 def shares_weights(config: Config, chosen: Chosen, implementation: ModelImplementation) -> bool:
     """Whether sampler and learner on one GPU compute with the same tensors, so that publishing copies nothing.
 
@@ -282,3 +318,7 @@ def _does_not_fit(plan: MemoryPlan, short: int, advice: str) -> ConfigError:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def _size(size: int) -> str:
+    return _gib(size) if size >= 2**29 else f"{size / 2**20:.1f} MiB"

@@ -40,7 +40,7 @@ class Plan:
         self.loops = Loops(config)
         chosen = [self.route(sample) for sample in samples]
         self.routes: Counter[Route] = Counter(chosen)
-        self.notices = [*_notices(self.routes, toolbox, config), *_idle_kwargs(samples, chosen, toolbox)]
+        self.notices = [*_notices(self.routes, toolbox, config), *idle_kwargs(samples, chosen, toolbox)]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -115,7 +115,7 @@ def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
     return f"sample {sample.id} has tools_kwargs for the tool {name!r}, which is not among rollout.tools: {hint}"
 
 
-def _idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
+def idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Toolbox) -> list[str]:
     """tools_kwargs that no tool will read. A tool that nobody knows is refused, and a key that it does not know."""
     idle: Counter[tuple[str, tuple[str, ...]]] = Counter()
     unread: Counter[str] = Counter()

@@ -64,6 +64,14 @@ class Scoring:
         made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
         return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
 
+    def scorer_for(self, source: str, config: ScoringConfig, *, known: Mapping[str, str] | None = None) -> Scorer:
+        """That of a data source which may be new: rows that another trainer brings are not known beforehand."""
+        if source not in self.scorers:
+            name = spec_for(source, config.scorers, known)
+            made = self.runner.scorer(ScorerSpec(name, _options(config, name)))
+            self.scorers[source] = weighted(made, config.weights)
+        return self.scorers[source]
+
     @staticmethod
     def check(config: ScoringConfig, samples: Sequence[Sample], *, known: Mapping[str, str] | None = None) -> None:
         """DataError for a sample without the ground truth that its scorer needs."""

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise.environment import judge_addresses
 from turnwise.errors import ConfigError, unknown
 
-BASE_ENV = "LLM_AS_A_JUDGE_BASE"
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240
 
@@ -103,7 +103,7 @@ class JudgeSettings:
 
     def urls(self) -> tuple[str, ...]:
         """The endpoints: those named, or the environment's, or the default; each once."""
-        urls = self.base_urls or tuple(split_urls(os.environ.get(BASE_ENV, ""))) or (DEFAULT_URL,)
+        urls = self.base_urls or judge_addresses() or (DEFAULT_URL,)
         for url in urls:
             _check_url(url)
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from turnwise.environment import KEY, MODE, value
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.tracker import Point, foreign
@@ -52,7 +53,7 @@ class WandbTracker:
             silent=True, console="off", disable_git=True, disable_code=True, reinit="create_new",
             init_timeout=START_SECONDS, finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
         )  # fmt: skip
-        mode = os.environ.get("WANDB_MODE") or ("online" if _has_key(wandb, settings) else "offline")
+        mode = value(MODE) or ("online" if _has_key(wandb, settings) else "offline")
         self._run = wandb.init(
             project=self._project, name=run.name, id=identity, resume="allow", dir=str(run.path.resolve()), mode=mode,
             config=config, settings=settings,
@@ -84,7 +85,7 @@ def _identity(run: RunDir) -> str:
 
 def _has_key(wandb: ModuleType, settings: Any) -> bool:
     """Whether there is a key for the server that would be used; wandb itself checks whether it is right."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+    if value(KEY) or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     base_url = wandb.setup(settings).settings.base_url
     hosts = {urlsplit(base_url).netloc} | ({_CLASSIC_HOST} if base_url == wandb.Settings().base_url else set())

@@ -1,0 +1,236 @@
+"""Variables of the environment that fill in what a config leaves open: each is read here, and told with what it does.
+
+docs/environment.md lists them. A config that says something itself always stands; a variable that cannot be used where
+it is needed is a ConfigError, and one that nobody needs is told too.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from turnwise.choices import EngineName, TrackerName
+from turnwise.config import Config
+from turnwise.errors import ConfigError, unknown
+
+MODEL, SAMPLED_MODEL = "BASE_MODEL_PATH", "VLLM_MODEL_PATH"
+DATA, CACHE = "DATA_REPO", "DATA_CACHE"
+HUB = "HF_HOME"
+JUDGE = "LLM_AS_A_JUDGE_BASE"
+WANDB, PROJECT, ENTITY, KEY, MODE, ADDRESS = (
+    "WANDB_", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL",
+)  # fmt: skip
+_NAMED = (MODEL, SAMPLED_MODEL, DATA, CACHE, HUB, JUDGE)
+_OURS = {
+    "WANDB_DIR": "its files lie in the run's folder",
+    "WANDB_NAME": "a run is called as its folder is",
+    "WANDB_RUN_ID": "the run's folder has its id",
+    "WANDB_RESUME": "a run is resumed with resume=auto",
+    "WANDB_SILENT": "it never prints",
+}
+"""Variables of wandb that a run decides itself, and how."""
+_MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
+_PASSWORD = re.compile(r"//[^/\s]*@")
+"""Of an address."""
+_NOT_IN_NAMES = "/\\#?%:"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One variable that is set: `Use("DATA_REPO", "/data", "data.train_files is there")`."""
+
+    name: str
+    value: str
+    """As it may be shown; a secret is not."""
+    effect: str
+    used: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}: {self.effect}"
+
+
+def value(name: str) -> str | None:
+    """The variable's value; None where it is not set or empty. ConfigError for one that no text can be."""
+    found = os.environ.get(name, "").strip()
+    if not found.isprintable():
+        raise ConfigError(f"the environment variable {name} has characters that cannot be used; a line break?")
+    return found or None
+
+
+def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, str]]:
+    """The config with what the environment says of keys that nobody set, and the variable behind each key.
+
+    Data files of relative paths that are not here are looked for in DATA_REPO, then in DATA_CACHE, whoever named them.
+    """
+    changed: dict[str, str] = {}
+    if "model.path" in unset and config.engine.name != EngineName.openai and (named := _model()) is not None:
+        name, path = named
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
+        changed["model.path"] = name
+    data = dataclasses.replace(config.data)
+    for key in ("train_files", "eval_files"):
+        names: list[str] = getattr(data, key)
+        placed = [_placed(one, f"data.{key}") for one in names]
+        if found := [variable for _, variable in placed if variable is not None]:
+            setattr(data, key, [one for one, _ in placed])
+            changed[f"data.{key}"] = found[0]
+    config = dataclasses.replace(config, data=data)
+    if _tracks(config):
+        _check_wandb()
+        if "tracking.project" in unset and (project := value(PROJECT)) is not None:
+            config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, project=project))
+            changed["tracking.project"] = PROJECT
+    if (home := value(HUB)) is not None and _from_hub(config) and _exists(Path(home)) and not Path(home).is_dir():
+        raise ConfigError(f"{HUB}={home} is no folder, and model.path={config.model.path} is kept in one")
+    return config, changed
+
+
+def uses(config: Config) -> list[Use]:
+    """Every variable of the page that is set, with what it does in a run of this config."""
+    found = []
+    for name in _NAMED:
+        if (given := value(name)) is not None:
+            effect, used = _effect(name, given, config)
+            found.append(Use(name, _PASSWORD.sub("//(secret)@", given), effect, used))
+    found += [_wandb_use(name, config) for name in sorted(os.environ) if name.startswith(WANDB) and os.environ[name]]
+    return found
+
+
+def judge_addresses() -> tuple[str, ...]:
+    """The endpoints of LLM_AS_A_JUDGE_BASE, comma separated."""
+    found = tuple(one.strip() for one in (value(JUDGE) or "").split(",") if one.strip())
+    for one in found:
+        if not _is_address(one):
+            raise ConfigError(
+                f"{JUDGE}: the address {_PASSWORD.sub('//(secret)@', one)!r} must be like http://localhost:18901/v1"
+            )
+    return found
+
+
+def data_folder(under: Path) -> Path:
+    """Where `turnwise prepare` writes what it is not told a place for."""
+    cache = value(CACHE)
+    return under if cache is None else _folder(cache) / under
+
+
+# --- one by one ---------------------------------------------------------------------------------------------------
+
+
+def _model() -> tuple[str, str] | None:
+    """(the variable, the model) that the environment names. Both would be one: what samples is what is trained."""
+    found = {name: given for name in (MODEL, SAMPLED_MODEL) if (given := value(name)) is not None}
+    if len(set(found.values())) > 1:
+        raise ConfigError(
+            f"{MODEL}={found[MODEL]} and {SAMPLED_MODEL}={found[SAMPLED_MODEL]} differ, and the sampler writes with "
+            "the weights that are trained: set one of them, or model.path"
+        )
+    return next(iter(found.items()), None)
+
+
+def _placed(file: str, key: str) -> tuple[str, str | None]:
+    """(the file, the variable in whose folder it was found); as it was named where it is here, or nowhere."""
+    roots = {name: root for name in (DATA, CACHE) if (root := value(name)) is not None}
+    if not roots or Path(file).is_absolute() or file.startswith("~") or _exists(Path(file)):
+        return file, None
+    for name, root in roots.items():
+        folder = _folder(root)
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{name}={root} is no folder, and {key}={file} is not here ({Path.cwd()}) but perhaps there"
+            )
+        if _exists(folder / file):
+            return str((folder / file).absolute()), name
+    return file, None
+
+
+def _effect(name: str, given: str, config: Config) -> tuple[str, bool]:
+    """(what a variable does here, whether it does anything)."""
+    if name in (MODEL, SAMPLED_MODEL):
+        used = config.model.path == given
+        return ("model.path" if used else f"not used, model.path={config.model.path} was given"), used
+    if name in (DATA, CACHE):
+        root = _folder(given).absolute()
+        files = {"data.train_files": config.data.train_files, "data.eval_files": config.data.eval_files}
+        there = [key for key, names in files.items() if any(Path(one).is_relative_to(root) for one in names)]
+        prepared = "; `turnwise prepare` writes there" if name == CACHE else ""
+        read = " and ".join(there) or "no data file"
+        return f"{read} read there{prepared}", bool(there)
+    if name == HUB:
+        used = _from_hub(config)
+        kept = "hub models and datasets are kept there"
+        return (kept if used else f"{kept}; model.path={config.model.path} is none"), True
+    asked = "judge" in json.dumps([config.scoring.scorers, config.scoring.options], default=str)
+    return ("the judge's endpoints, where scoring.options names none" if asked else "no scorer asks a judge"), asked
+
+
+def _wandb_use(name: str, config: Config) -> Use:
+    given = " ".join(os.environ[name].split())  # notes may have several lines
+    secret = any(word in name for word in ("KEY", "TOKEN", "SECRET"))
+    printable = "".join(one for one in given[:200] if one.isprintable())
+    shown = "(secret)" if secret else _PASSWORD.sub("//(secret)@", printable)
+    if not _tracks(config):
+        return Use(name, shown, "not used, tracking.to has no wandb", used=False)
+    if name in _OURS:
+        return Use(name, shown, f"not used: {_OURS[name]}", used=False)
+    if name == PROJECT:
+        used = config.tracking.project == given
+        said = "tracking.project" if used else f"not used, tracking.project={config.tracking.project} was given"
+        return Use(name, shown, said, used)
+    return Use(name, shown, "read by wandb")
+
+
+def _check_wandb() -> None:
+    """What wandb would refuse when the run has begun."""
+    for name in (PROJECT, ENTITY):
+        if (given := value(name)) is not None and (any(one in _NOT_IN_NAMES for one in given) or len(given) > 128):
+            raise ConfigError(f"{name}={given[:80]}: a name of at most 128 characters without any of {_NOT_IN_NAMES}")
+    if (mode := value(MODE)) is not None and mode not in _MODES:
+        raise ConfigError(f"{MODE}: {unknown('mode', mode, _MODES)}")
+    if (address := value(ADDRESS)) is not None and not _is_address(address):
+        raise ConfigError(
+            f"{ADDRESS}={_PASSWORD.sub('//(secret)@', address)}: an address is like https://wandb.example.com"
+        )
+    if (key := value(KEY)) is not None and (not key.isascii() or " " in key):
+        raise ConfigError(f"{KEY} has characters that no key has")
+
+
+def _tracks(config: Config) -> bool:
+    return TrackerName.wandb.value in config.tracking.to
+
+
+def _from_hub(config: Config) -> bool:
+    """Whether the model may be one of the hub's: a name with an owner that leads nowhere here."""
+    path = config.model.path
+    return config.engine.name != EngineName.openai and "/" in path and not _exists(_folder(path))
+
+
+def _folder(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # ~ of nobody
+        return Path(given)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or has a null character: whoever reads it says so
+        return False
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0 and " " not in text
+    except ValueError:
+        return False
+
+
+def told(config: Config) -> Iterator[str]:
+    """The variables that are set, as lines of a plan."""
+    for number, use in enumerate(uses(config)):
+        yield f"{'' if number else 'environment':13}{use}"
