@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from turnwise import configure
-from turnwise.assemble import make_renderer, prepare, token_context
+from turnwise.assemble import prepare, token_context
 from turnwise.choices import Precision
 from turnwise.engines import opening, opening_gpu
 from turnwise.engines.devices import Gpu, Seen, choose
@@ -19,6 +19,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.opened import Together
 from turnwise.engines.opening import LearnerParts, OpenEngines, open_engines, open_sampler
+from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights

@@ -78,6 +78,15 @@ class EngineName(enum.StrEnum):
     """Lines from `engine.script`: no model; for trying out tools, users and scorers."""
 
 
+class ClusterName(enum.Enum):
+    """Where samplers, learner, scorers and sandboxes run."""
+
+    none = "none"
+    """On this machine."""
+    ray = "ray"
+    """In actors of a Ray cluster, on all its nodes (docs/cluster.md)."""
+
+
 class TrackerName(enum.Enum):
     """Where a training's numbers may go."""
 

@@ -1,10 +1,11 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.assemble import Prepared, format_of
-from turnwise.choices import Aggregation, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
+from turnwise.assemble import Prepared
+from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
+from turnwise.engines.rendering import format_of
 from turnwise.training.optimise import beside_policy
 
 
@@ -40,7 +41,7 @@ def trusted_code(config: Config) -> str:
 def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
-    lines = [f"engine       {_engine(config)}"]
+    lines = [f"engine       {_engine(config)}", *_cluster(config, training)]
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
@@ -104,6 +105,21 @@ def _engine(config: Config) -> str:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
     return f"{choose_devices(config)}, model {config.model.path}"
+
+
+def _cluster(config: Config, training: bool) -> list[str]:
+    """What runs on other machines, where a cluster is used."""
+    cluster = config.cluster
+    if cluster.name is ClusterName.none:
+        return []
+    where = "started on this machine" if cluster.address is None else f"at {cluster.address}"
+    samplers = f"{cluster.samplers} sampler(s) of {cluster.sampler_cpus:g} CPUs and {cluster.sampler_gpus:g} GPUs"
+    learner = f", a learner of {cluster.learner_cpus:g} CPUs and {cluster.learner_gpus:g} GPUs" if training else ""
+    lines = [f"cluster      {cluster.name.value} {where}: {samplers}{learner}"]
+    services = {"scorers": cluster.scorers, "sandboxes": cluster.sandboxes}
+    there = ", ".join(f"{count} {name}" for name, count in services.items() if count)
+    here = ", ".join(["the loop", *(name for name, count in services.items() if not count), "tools", "users"])
+    return [*lines, f"             {there + ' there, ' if there else ''}here: {here}"]
 
 
 def _memory(config: Config, training: bool) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from turnwise.assemble import Prepared, choose_model, prepare
+from turnwise.assemble import Prepared, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
@@ -19,6 +19,7 @@ from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import model_source
+from turnwise.engines.rendering import choose_model
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
 from turnwise.storage.trackers.choose import check_trackers

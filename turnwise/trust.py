@@ -159,6 +159,8 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
         yield "engine.name", engine.name
     if engine.name == EngineName.openai:
         yield "engine.base_url", engine.base_url
+    if config.cluster.address is not None:
+        yield "cluster.address", config.cluster.address
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
     if sandbox.swe_url is not None:

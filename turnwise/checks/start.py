@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from turnwise.assemble import Prepared, choose_model
+from turnwise.assemble import Prepared
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
@@ -13,6 +13,7 @@ from turnwise.choices import EngineName
 from turnwise.data.lint import faults
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import find_own, open_endpoint
+from turnwise.engines.rendering import choose_model
 from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError, EngineError
 from turnwise.knobs import is_plugin

@@ -1,7 +1,7 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise.assemble import Prepared
-from turnwise.choices import Decay, Precision
+from turnwise.choices import ClusterName, Decay, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
@@ -44,7 +44,8 @@ def check_training(config: Config) -> None:
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
             "learner learns and cannot sleep; set training.max_lag=0"
         )
-    device_of(config.learner.device)
+    if config.cluster.name is ClusterName.none:  # else it is looked for where the learner runs
+        device_of(config.learner.device)
     memory_here(config, beside_policy(config))
 
 
@@ -53,6 +54,8 @@ def check_fine_tuning(config: Config) -> None:
     check_config(config)
     if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
+    if config.cluster.name is not ClusterName.none:
+        raise ConfigError(f"fine-tuning runs on this machine: cluster={config.cluster.name.value} is for rollouts")
     if config.model.precision not in (None, Precision.float32):
         raise ConfigError(
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.engines.devices import Chosen
+from turnwise.engines.learners.learner import Learner
 from turnwise.engines.memory_plan import MemoryPlan
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.sampler import Sampler
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
-    from turnwise.engines.learners.local import LocalLearner
     from turnwise.engines.model.attention import Regime
     from turnwise.engines.model.policy_model import PolicyModel
 
@@ -43,12 +43,21 @@ class LearnerParts:
     reference: bool = False
 
 
+class OpenLearner(Learner, Protocol):
+    """A learner that runs."""
+
+    @property
+    def device(self) -> "torch.device":
+        """Where this process has to look for what it computes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenEngines:
     """The sampler and the learner of a training."""
 
     sampler: Sampler
-    learner: "LocalLearner"
+    learner: "OpenLearner"
     exact: bool
     """Whether their log-probs are the same to the last bit: proven, or by kernels that both share."""
     threads: int
@@ -56,6 +65,8 @@ class OpenEngines:
     """Whether the sampler gives its memory back while the learner learns."""
     clock: "DeviceClock | None" = None
     """Of the GPU that the sampler writes on."""
+    metrics: Callable[[], dict[str, float]] | None = None
+    """What each step's line says of where they run."""
 
 
 @dataclass(frozen=True, slots=True)
