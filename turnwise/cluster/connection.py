@@ -19,6 +19,8 @@ from turnwise.sandbox.process import SandboxLost
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
 """No statistics to Ray's makers, no packing up of this environment, and no line of an actor left out."""
+TOKEN_ENV, MODE_ENV = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
+"""By which Ray's processes know each other, and whether they ask."""
 LOCAL_STORE = 512 * 2**20
 """Bytes of the object store of a cluster that is started here, where the model does not need more."""
 
@@ -202,6 +204,8 @@ def _init(ray: Any, config: ClusterConfig) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     local: dict[str, Any] = {}
     if config.address is None:
+        if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
+            os.environ[TOKEN_ENV] = secrets.token_hex(32)
         local = {"include_dashboard": False, "object_store_memory": LOCAL_STORE, "num_cpus": _cpus(config)}
     try:
         ray.init(

@@ -230,7 +230,7 @@ class ActorLearner:
                 self._in_a_row += 1
                 if self._in_a_row > MOST_LOSSES:
                     raise EngineError(f"the learner went away {MOST_LOSSES} times in a row: {error or 'it is gone'}")
-                self._say(f"lost the learner: {error or 'it is gone'}; it is made again from the last checkpoint")
+                self._say(f"{error or 'the learner is gone'}; it is made again from the last checkpoint")
                 self.connection.kill(self._actor)
                 try:
                     self._say(self._restore(wanted))

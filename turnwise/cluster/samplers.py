@@ -22,6 +22,7 @@ PING_SECONDS = 60.0
 """For an actor to answer that it lives; its node may be busy."""
 
 PUT_TRIES = 5
+ACTOR = "its process"
 PAUSE_SECONDS = 1.0
 """Before an actor is made again that went away before it was ready."""
 
@@ -58,7 +59,7 @@ class ActorSampler:
     async def start(self) -> SamplerFacts:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
         self.placed, self._actor = False, self._make()
-        with self._connection.calling(self.name):
+        with self._connection.calling(ACTOR):
             await self._actor.ping.remote()
             self.placed = True
             facts: SamplerFacts = await self._actor.open.remote()
@@ -93,13 +94,13 @@ class ActorSampler:
         """Have the actor fetch the weights; this process does not touch them."""
         actor = self._actor
         if not isinstance(update, LearnerWeights):
-            with self._connection.calling(self.name):
+            with self._connection.calling(ACTOR):
                 await actor.publish_files.remote(update, version)
             return
         for _ in range(PUT_TRIES):
             parts = await update.parts()
             try:
-                with self._connection.calling(self.name):
+                with self._connection.calling(ACTOR):
                     await actor.publish.remote(update.plan.shapes, parts, version)
                 return
             except NeedLost:
@@ -107,11 +108,11 @@ class ActorSampler:
         raise EngineLost(f"{self.name} finds no weights of version {version}")
 
     async def sleep(self) -> None:
-        with self._connection.calling(self.name):
+        with self._connection.calling(ACTOR):
             await self._actor.sleep.remote()
 
     async def wake(self) -> None:
-        with self._connection.calling(self.name):
+        with self._connection.calling(ACTOR):
             await self._actor.wake.remote()
 
     async def close(self) -> None:
@@ -158,7 +159,7 @@ class ActorSampler:
             freed, self._freed = self._freed, []
             wanted = [entry for entry in outbox if entry[0] in self._waiting]
             try:
-                with self._connection.calling(self.name):
+                with self._connection.calling(ACTOR):
                     await self._actor.submit.remote(PackedRequests.of(wanted), dropped, freed)
             except EngineLost as error:
                 self._fail(error)
@@ -170,7 +171,7 @@ class ActorSampler:
         """Hand out results for as long as the actor lives."""
         try:
             while True:
-                with self._connection.calling(self.name):
+                with self._connection.calling(ACTOR):
                     packed: PackedOutcomes = await actor.collect.remote()
                 for outcome in packed.outcomes():
                     self._answer(outcome)
@@ -237,20 +238,21 @@ async def open_samplers(
             f"a sampler (cluster.sampler_cpus={chosen.sampler_cpus:g}, sampler_gpus={chosen.sampler_gpus:g})",
         )
         await asyncio.wait({task for task, one in starting.items() if one.placed})
-        ready = [one for task, one in starting.items() if task.done()]
-        for task in [task for task in starting if task.done()]:
-            task.result()
+        ready = [one for task, one in starting.items() if task.done() and task.exception() is None]
+        for task in starting:
+            if task.done() and not isinstance(task.exception(), EngineLost):  # that one is tried again
+                task.result()
         pool = ClusterSamplers(ready, say)
         for note in first.notes:
             say(note)
         say(_words(ready, chosen.samplers))
         joining = {
-            asyncio.create_task(_join(pool, task, one, say)) for task, one in starting.items() if not task.done()
+            asyncio.create_task(_join(pool, task, one, say)) for task, one in starting.items() if one not in ready
         }
         yield pool, first
     finally:
-        for task in (*joining, *starting):
-            task.cancel()
+        for running in (*joining, *starting):
+            running.cancel()
         await asyncio.gather(*joining, *starting, return_exceptions=True)
         if pool is not None:
             await asyncio.shield(asyncio.ensure_future(pool.close()))

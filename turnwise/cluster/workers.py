@@ -98,7 +98,7 @@ class Workers:
             return
         self._connection.count_loss(self._kind)
         self._in_a_row += 1
-        self._connection.say(f"lost {error}; another one takes its place")
+        self._connection.say(f"{error}; another one takes its place")
         self._connection.kill(actor)
         worker.actor = None
         if self._in_a_row > MOST_LOSSES:
