@@ -190,11 +190,12 @@ def test_a_cluster_that_a_run_starts_ends_with_it(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
          "from turnwise.cli import main; import sys; sys.exit(main(sys.argv[1:]))", "train", *settings],
-        env=environment | {"HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment | {"HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
     )  # fmt: skip
-    assert process.stderr is not None
+    assert process.stdout is not None
     lines = []
-    for line in process.stderr:
+    for line in process.stdout:
         lines.append(line)
         if "step 2/1000" in line:
             process.send_signal(signal.SIGINT)

@@ -89,9 +89,11 @@ class SamplerActor:
         for conversation in freed:
             await self.sampler.release(conversation)
 
-    async def collect(self) -> PackedOutcomes:
-        """All that ended since the last call, at least one."""
+    async def collect(self, patience: float) -> PackedOutcomes:
+        """All that ended since the last call, at least one, and those of so many seconds after it."""
         await self._some.wait()
+        if patience:
+            await asyncio.sleep(patience)
         self._some.clear()
         done, self._done = self._done, []
         return PackedOutcomes.of(done)

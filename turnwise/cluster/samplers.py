@@ -23,6 +23,9 @@ PING_SECONDS = 60.0
 
 PUT_TRIES = 5
 ACTOR = "its process"
+PATIENCE_SHARE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.01, 0.005, 0.25
+LATELY = 0.05
+"""The weight of one turn in what turns took lately."""
 PAUSE_SECONDS = 1.0
 """Before an actor is made again that went away before it was ready."""
 
@@ -33,8 +36,8 @@ MakeActor = Callable[[], Any]
 class ActorSampler:
     """One sampler on a node, as a `Replica`. `start` comes first; until then nothing is known of it.
 
-    Requests that come while a message is on its way go with the next one, and so do results: the more there are, the
-    less each costs.
+    Requests that come while a message is on its way go with the next one, and so do results. A message also waits for
+    more of them, a hundredth of the time that turns take here: it costs as much CPU as several turns.
     """
 
     capabilities: Capabilities
@@ -53,6 +56,8 @@ class ActorSampler:
         self._outbox: list[tuple[int, Request]] = []
         self._dropped: list[int] = []
         self._freed: list[str] = []
+        self._turn_seconds = 0.0
+        """What turns took lately."""
         self._sending: asyncio.Task[None] | None = None
         self._collecting: asyncio.Task[None] | None = None
 
@@ -77,8 +82,11 @@ class ActorSampler:
         self._waiting[number] = future
         self._outbox.append((number, request))
         self._send()
+        start = time.monotonic()
         try:
-            return await future
+            found = await future
+            self._turn_seconds += LATELY * (time.monotonic() - start - self._turn_seconds)
+            return found
         except asyncio.CancelledError:
             if self._waiting.pop(number, None) is not None:
                 self._dropped.append(number)
@@ -147,6 +155,12 @@ class ActorSampler:
         await self.close()
         return await self.start()
 
+    @property
+    def _patience(self) -> float:
+        """Seconds that a message waits for company; 0 where turns are so short that waiting would show."""
+        seconds = min(PATIENCE_SHARE * self._turn_seconds, LONGEST_PATIENCE)
+        return seconds if seconds >= SHORTEST_PATIENCE else 0.0
+
     def _send(self) -> None:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_all())
@@ -154,6 +168,8 @@ class ActorSampler:
     async def _send_all(self) -> None:
         """One message at a time; what comes meanwhile goes with the next."""
         while self._outbox or self._dropped or self._freed:
+            if patience := self._patience:
+                await asyncio.sleep(patience)
             outbox, self._outbox = self._outbox, []
             dropped, self._dropped = self._dropped, []
             freed, self._freed = self._freed, []
@@ -172,7 +188,7 @@ class ActorSampler:
         try:
             while True:
                 with self._connection.calling(ACTOR):
-                    packed: PackedOutcomes = await actor.collect.remote()
+                    packed: PackedOutcomes = await actor.collect.remote(self._patience)
                 for outcome in packed.outcomes():
                     self._answer(outcome)
         except EngineLost as error:
