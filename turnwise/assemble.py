@@ -250,7 +250,7 @@ async def _engine(
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
-    sampler = open_sampler(config, renderer, say or (lambda text: None), script=script).sampler
+    sampler = (await open_sampler(config, renderer, say or (lambda text: None), script=script)).sampler
     try:
         yield token_context(prepared, renderer, sampler, config.sampling)
     finally:

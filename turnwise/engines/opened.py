@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import Renderer
@@ -56,6 +57,8 @@ class OpenEngines:
     """Whether the sampler gives its memory back while the learner learns."""
     clock: "DeviceClock | None" = None
     """Of the GPU that the sampler writes on."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
 
 
 @dataclass(frozen=True, slots=True)

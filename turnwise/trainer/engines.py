@@ -13,7 +13,7 @@ from turnwise.assemble import Prepared, make_renderer, token_context
 from turnwise.checks.training import check_training, total_updates
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines import opening
+from turnwise.engines import opening, publishing
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.clocked import ClockedLearner
 from turnwise.engines.learners.learner import Learner
@@ -46,6 +46,8 @@ class Engines:
     clock: DeviceClock | None = None
     device: torch.device = CPU
     """Where the learner computes."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
@@ -82,7 +84,7 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.learner.weights(), version)
+        await publishing.publish(self.learner, self.sampler, version, self.place)
         if self.take_turns:
             await self.sampler.wake()
 
@@ -135,4 +137,5 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
             opened.take_turns,
             opened.clock,
             opened.learner.device,
+            opened.place,
         )
