@@ -1,4 +1,4 @@
-"""Runs a command as the child of another process that may be killed at any time: `guard.py LOG COMMAND...`.
+"""Runs a command as the child of another process that may be killed at any time: `server_guard.py COMMAND...`.
 
 Standard input is a pipe from that process. When it closes, the command's whole session ends, kindly and then not. This
 file is run by its path, so that it starts at once: it needs nothing but the standard library.
@@ -14,14 +14,11 @@ import time
 KIND_SECONDS = 10.0
 
 
-def main(log: str, command: list[str]) -> int:
+def main(command: list[str]) -> int:
     """The command's exit code, or 0 when it was ended from above."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which says when we are to end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with open(log, "ab") as output:
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         while server.poll() is None:
             readable, _, _ = select.select([0], [], [], 0.2)
@@ -47,4 +44,4 @@ def end(server: "subprocess.Popen[bytes]") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -96,14 +96,15 @@ class ServerProcess:
         command = [str(part) for part in self._command(self.port)]
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("a", encoding="utf-8") as file:
-                file.write(f"--- {' '.join(command)}\n")
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-I", server_guard.__file__, str(self.log), *command,
-                stdin=asyncio.subprocess.PIPE,
-                env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl-C is for us, who may want to finish a step
-            )  # fmt: skip
+            with self.log.open("ab") as log:
+                log.write(f"--- {' '.join(command)}\n".encode())
+                log.flush()
+                return await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", server_guard.__file__, *command,
+                    stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,  # Ctrl-C is for us, who may want to finish a step
+                )  # fmt: skip
         except OSError as error:
             raise EngineError(f"{self.name} cannot be started: {error.strerror or error}") from error
 

@@ -61,7 +61,8 @@ class StreamedSampler(ABC):
         """Held by who changes weights or memory."""
         self._open = asyncio.Event()
         self._open.set()
-        self._asleep = False
+        self._asleep = self._down = False
+        """Whether nobody is to write, and whether the engine has given its memory back."""
         self._failed: EngineError | None = None
         """Why nobody can write: weights that are half new, a server that is gone, the end."""
 
@@ -121,9 +122,8 @@ class StreamedSampler(ABC):
             raise EngineError(f"the {self.name} takes {taken}, not {type(update).__name__}")
         async with self._changing:
             await self._cut()
-            if self._asleep:
-                await self._get_up()
             try:
+                await self._take_memory()
                 await self._load(update, version)
             except BaseException as error:  # half of the weights may be new: nobody writes with them
                 self._failed = _ending(f"publishing version {version} failed: {error}", error)
@@ -136,16 +136,16 @@ class StreamedSampler(ABC):
         """Lend memory; turns under way wait."""
         async with self._changing:
             await self._cut()
-            if not self._asleep:
+            self._asleep = True
+            if not self._down:
                 await self._lie_down()
-                self._asleep = True
+                self._down = True
 
     async def wake(self) -> None:
         """Go on."""
         async with self._changing:
-            if self._asleep:
-                await self._get_up()
-                self._asleep = False
+            await self._take_memory()
+            self._asleep = False
             self._go_on()
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class StreamedSampler(ABC):
 
     def _is_back(self) -> None:
         """With the weights it starts from, awake."""
-        self._failed, self._asleep, self.version = None, False, 0
+        self._failed, self._asleep, self._down, self.version = None, False, False, 0
 
     # --- one turn ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +181,12 @@ class StreamedSampler(ABC):
             one.cancel()
         if reading:
             await asyncio.wait(reading)
+
+    async def _take_memory(self) -> None:
+        """Weights have to be somewhere, also those of an engine that sleeps on."""
+        if self._down:
+            await self._get_up()
+            self._down = False
 
     def _go_on(self) -> None:
         if not self._asleep:
