@@ -12,6 +12,8 @@ import sys
 import time
 
 KIND_SECONDS = 10.0
+LAST_SECONDS = 1.0
+"""For workers after their server has ended, and for the system to bury the dead."""
 
 
 def main(command: list[str]) -> int:
@@ -32,14 +34,17 @@ def main(command: list[str]) -> int:
 
 def end(server: "subprocess.Popen[bytes]") -> None:
     """Its session, whoever of it is left: workers may outlive the server."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, seconds in ((signal.SIGTERM, KIND_SECONDS), (signal.SIGKILL, LAST_SECONDS)):
+        until, ended = time.monotonic() + seconds, False
         try:
             os.killpg(server.pid, number)
+            while time.monotonic() < until:
+                if server.poll() is not None:
+                    os.killpg(server.pid, 0)  # is a worker left?
+                    until, ended = (until, True) if ended else (time.monotonic() + LAST_SECONDS, True)
+                time.sleep(0.02)
         except ProcessLookupError:
             break
-        until = time.monotonic() + KIND_SECONDS
-        while server.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
     server.wait()
 
 
