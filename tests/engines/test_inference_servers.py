@@ -161,6 +161,10 @@ def test_an_update_pauses_the_engine_clears_its_cache_and_other_updates_are_refu
         await server.publish(Adapter(folder(tmp_path / "b", 2)), 2)
         await server.publish(Adapter(folder(tmp_path / "c", 3)), 3)
         assert list(model.adapters.values()) == [3]  # the one before is unloaded
+        assert (await server.generate(request([1], max_tokens=1))).token_ids.tolist() == [5]
+        await server.publish(WeightsFolder(folder(tmp_path / "d", 9)), 3)
+        assert not model.adapters  # all weights are new: no adapter stands on them
+        assert (await server.generate(request([1], max_tokens=1))).token_ids.tolist() == [11]
         with pytest.raises(EngineError, match="takes Adapter and WeightsFolder, not FullWeights"):
             await server.publish(FullWeights({}, iter(())), 4)
         assert (await server.generate(request([1], max_tokens=1))).versions == (VersionRun(3, 1),)

@@ -1,5 +1,6 @@
 """An SGLang server as a sampler: its native generate route with token ids, and its routes for new weights."""
 
+import itertools
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ class SglangServer(InferenceServer):
     """
 
     _adapter: str | None = None
+    _numbers = itertools.count()
 
     async def _look(self) -> None:
         info = await self._server.ask("GET", "/get_model_info", seconds=ASK_SECONDS)
@@ -67,18 +69,23 @@ class SglangServer(InferenceServer):
 
     async def _load(self, update: Update, version: int) -> None:
         if isinstance(update, Adapter):
-            before, name = self._adapter, f"policy-{version}"
+            name = f"policy-{version}-{next(self._numbers)}"
             path = str(update.folder.resolve())
             await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": path})
-            self._adapter = name
-            if before not in (None, name):
-                await self._succeed("/unload_lora_adapter", {"lora_name": before})
+            await self._take_off(name)
         elif isinstance(update, WeightsFolder):
             body = {
                 "model_path": str(update.folder.resolve()), "flush_cache": True, "abort_all_requests": True,
                 "weight_version": str(version),
             }  # fmt: skip
             await self._succeed("/update_weights_from_disk", body)
+            await self._take_off(None)
+
+    async def _take_off(self, adapter: str | None) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._adapter = self._adapter, adapter
+        if before is not None:
+            await self._succeed("/unload_lora_adapter", {"lora_name": before})
 
     async def _succeed(self, path: str, body: dict[str, Any]) -> None:
         found = await self._order(path, body)

@@ -79,16 +79,22 @@ class VllmEngine(StreamedSampler):
 
     async def _load(self, update: Update, version: int) -> None:
         if isinstance(update, Adapter):
-            before, number, kinds = self._lora, next(self._numbers), import_module("vllm.lora.request")
-            self._lora = kinds.LoRARequest(f"version {version}", number, str(update.folder.resolve()))
-            await self._order(self._llm.add_lora(self._lora))
-            if before is not None:
-                await self._order(self._llm.remove_lora(before.lora_int_id))
+            number, kinds = next(self._numbers), import_module("vllm.lora.request")
+            adapter = kinds.LoRARequest(f"version {version}", number, str(update.folder.resolve()))
+            await self._order(self._llm.add_lora(adapter))
+            await self._take_off(adapter)
         elif isinstance(update, WeightsFolder):
             await self._order(self._llm.pause_generation(mode="abort"))
             await self._order(self._llm.collective_rpc("turnwise_load", args=(str(update.folder.resolve()),)))
             await self._order(self._llm.resume_generation())
+            await self._take_off(None)
         await self._order(self._llm.reset_prefix_cache())
+
+    async def _take_off(self, adapter: Any) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._lora = self._lora, adapter
+        if before is not None:
+            await self._order(self._llm.remove_lora(before.lora_int_id))
 
     async def _order(self, work: Any) -> None:
         try:

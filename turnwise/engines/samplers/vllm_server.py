@@ -89,19 +89,24 @@ class VllmServer(InferenceServer):
 
     async def _load(self, update: Update, version: int) -> None:
         if isinstance(update, Adapter):
-            before, name = self._adapter, f"{self._model} version {version} ({next(self._numbers)})"
+            name = f"{self._model} version {version} ({next(self._numbers)})"
             await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
-            self._adapter = name
-            if before is not None:
-                await self._order("/v1/unload_lora_adapter", {"lora_name": before})
+            await self._take_off(name)
         elif isinstance(update, WeightsFolder):
             await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
             key = "folder" if self._loader == "turnwise_load" else "weights_path"
             rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve())}}
             await self._order("/collective_rpc", rpc)
             await self._order("/resume")
+            await self._take_off(None)
         # Its memory: what was computed with other weights is under another salt and would not be found again.
         await self._order("/reset_prefix_cache")
+
+    async def _take_off(self, adapter: str | None) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._adapter = self._adapter, adapter
+        if before is not None:
+            await self._order("/v1/unload_lora_adapter", {"lora_name": before})
 
     async def _lie_down(self) -> None:
         if self.capabilities.sleeps:
