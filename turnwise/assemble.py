@@ -226,7 +226,7 @@ async def _engine(
         async with open_there(config, say or (lambda text: None)) as there:
             yield token_context(prepared, renderer, there, config.sampling)
         return
-    sampler = open_sampler(config, renderer, say or (lambda text: None), script=script).sampler
+    sampler = (await open_sampler(config, renderer, say or (lambda text: None), script=script)).sampler
     try:
         yield token_context(prepared, renderer, sampler, config.sampling)
     finally:

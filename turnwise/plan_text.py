@@ -3,8 +3,10 @@
 from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, OldLogprobs, PolicyLoss
 from turnwise.config import Config
+from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
+from turnwise.engines.opening_foreign import described
 from turnwise.engines.rendering import format_of
 from turnwise.training.optimise import beside_policy
 
@@ -104,6 +106,8 @@ def _engine(config: Config) -> str:
     if engine.name == EngineName.openai:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
+    if engine.name in FOREIGN:
+        return f"{described(config)}, model {config.model.path}"
     return f"{choose_devices(config)}, model {config.model.path}"
 
 

@@ -13,7 +13,7 @@ from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import Precision
 from turnwise.compose import Composed, unread
 from turnwise.config import Config
-from turnwise.config.inputs import IN_PROCESS
+from turnwise.config.inputs import IN_PROCESS, TRAINABLE
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
@@ -70,7 +70,7 @@ def preflight(composed: Composed) -> Report:
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
     files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
-    return config.engine.name in IN_PROCESS and bool(files.train_files or (generated and not files.eval_files))
+    return config.engine.name in TRAINABLE and bool(files.train_files or (generated and not files.eval_files))
 
 
 def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:

@@ -3,7 +3,7 @@
 from turnwise.assemble import Prepared
 from turnwise.choices import ClusterName, Decay, Precision
 from turnwise.config import Config
-from turnwise.config.inputs import IN_PROCESS
+from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
 from turnwise.engines.devices import device_of
 from turnwise.engines.memory_plan import Training, memory_here
@@ -17,7 +17,7 @@ from turnwise.training.optimise import beside_policy
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
+    if config.engine.name not in TRAINABLE and not is_plugin(config.engine.name):
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(
@@ -52,7 +52,7 @@ def check_training(config: Config) -> None:
 def check_fine_tuning(config: Config) -> None:
     """Refuse a config that cannot be fine-tuned with."""
     check_config(config)
-    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
+    if config.engine.name not in TRAINABLE and not is_plugin(config.engine.name):
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
     if config.cluster.name is not ClusterName.none:
         raise ConfigError(f"fine-tuning runs on this machine: cluster={config.cluster.name.value} is for rollouts")

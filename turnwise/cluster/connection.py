@@ -158,6 +158,8 @@ async def joined(config: ClusterConfig) -> Connection:
     loop = asyncio.get_running_loop()
     found = _CONNECTIONS.get(loop)
     if found is not None and not found[1].done():
+        if found[0].config.address != config.address:
+            raise ConfigError(f"this program has joined {found[0].config.address}, not {config.address}")
         return found[0]
     ray = load_ray()
     if ray.is_initialized():
@@ -189,8 +191,8 @@ async def _keep(connection: Connection, opened: "asyncio.Future[None]") -> None:
         await asyncio.shield(joining)
         opened.set_result(None)
         await asyncio.Event().wait()
-    except TurnwiseError as error:
-        if opened.done():
+    except BaseException as error:  # whoever waits for it gets it
+        if opened.done() or isinstance(error, asyncio.CancelledError):
             raise
         opened.set_exception(error)
     finally:

@@ -14,8 +14,8 @@ from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ClusterSamplers, open_samplers
 from turnwise.config import Config
 from turnwise.engines.opening import LearnerParts, OpenEngines
-from turnwise.engines.samplers.sampler import Logprobs, Sampler
-from turnwise.errors import ConfigError
+from turnwise.engines.publishing import check_trainable
+from turnwise.engines.samplers.sampler import Sampler
 
 
 @asynccontextmanager
@@ -34,8 +34,7 @@ async def open_engines(config: Config, parts: LearnerParts, say: Say) -> AsyncIt
     """
     connection = await joined(config.cluster)
     async with _learner_place(connection, config) as strategy, open_samplers(connection, config, say) as (pool, facts):
-        if facts.capabilities.logprobs is Logprobs.NONE:
-            raise ConfigError(f"training needs log-probs: engine={config.engine.name} gives none")
+        check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
         learner = ActorLearner(connection, lambda: _make(connection, config, parts, facts, strategy), say)
         try:
             found = await asyncio.to_thread(learner.start)

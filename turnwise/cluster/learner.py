@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from turnwise.cluster.connection import Connection, Say
-from turnwise.cluster.learner_actor import CHUNK_BYTES, LearnerFacts, Reply
+from turnwise.cluster.learner_actor import CHUNK_BYTES, LearnerFacts, Reply, StaleWeights
 from turnwise.cluster.stored_weights import WeightsPlan
 from turnwise.engines.learners.learner import Floats, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
@@ -27,6 +27,9 @@ from turnwise.storage.run_dir import RunDir
 
 MOST_LOSSES = 3
 """In a row, without an update in between; then something kills every learner."""
+
+STALE_SECONDS = 1.0
+"""Before a sampler asks again for weights that the learner has already changed."""
 
 T = TypeVar("T")
 
@@ -46,8 +49,11 @@ class LearnerWeights(StoredWeights):
     def __init__(self, learner: "ActorLearner", step: int) -> None:
         self.plan: WeightsPlan = learner.facts.plan
         self._learner, self._step = learner, step
-        self._refs: list[Any] = learner.put_weights(step)
         self._lock = asyncio.Lock()
+        self._put()
+
+    def _put(self) -> None:
+        self._by, self._refs = self._learner.put_weights(self._step)
 
     async def parts(self) -> list[Any]:
         """References to all parts, once they are in the store; those of a learner that died are put again."""
@@ -58,14 +64,17 @@ class LearnerWeights(StoredWeights):
                     with self._learner.connection.calling("the learner"):
                         await refs[-1]
                     return refs[:-1]
-                except EngineLost:
-                    await asyncio.to_thread(self._learner.revive)
-                    self._refs = self._learner.put_weights(self._step)
+                except StaleWeights as error:
+                    await asyncio.sleep(STALE_SECONDS)
+                    raise EngineLost(f"{error}: newer weights are on their way") from error
+                except EngineLost as error:
+                    await asyncio.to_thread(self._learner.revive, self._by, error)
+                    self._put()
 
     def put_again(self, lost: Sequence[Any]) -> None:
         """These parts could not be read: their node went away."""
         if self._refs[:-1] == list(lost):
-            self._refs = self._learner.put_weights(self._step)
+            self._put()
 
 
 class ActorLearner:
@@ -132,11 +141,11 @@ class ActorLearner:
         """The policy's weights as they are after the last update, put into the object store once for all samplers."""
         return LearnerWeights(self, self._step)
 
-    def put_weights(self, step: int) -> list[Any]:
-        """References to the parts of the weights after this many updates, and one to a number when all are there."""
-        count = len(self.facts.plan.parts) + 1
-        found: list[Any] = self._actor.weights.options(num_returns=count).remote(step)
-        return found
+    def put_weights(self, step: int) -> tuple[Any, list[Any]]:
+        """The actor that puts them, and references to the parts of the weights after this many updates; the last one is
+        to a number, when all are there."""
+        actor, count = self._actor, len(self.facts.plan.parts) + 1
+        return actor, actor.weights.options(num_returns=count).remote(step)
 
     def save(self, folder: Path) -> None:
         """Everything needed to go on from here."""
@@ -148,6 +157,10 @@ class ActorLearner:
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it."""
         self._surely(lambda: self._save(folder, policy=True))
+
+    def save_adapter(self, folder: Path) -> bool:
+        """Not from here: samplers of a cluster are given all weights, an adapter merged."""
+        return False
 
     def load(self, folder: Path) -> None:
         """Go on from a saved state."""
@@ -217,20 +230,20 @@ class ActorLearner:
 
     # --- a learner that went away -----------------------------------------------------------------------------------
 
-    def revive(self, lost: Any = None, error: EngineLost | None = None) -> None:
+    def revive(self, lost: Any, error: EngineLost) -> None:
         """Another learner instead of one that went away, with the same weights and moments."""
         with self._reviving:
             if self._closed:
                 raise EngineError("the learner is closed")
-            if lost is not None and lost is not self._actor:
+            if lost is not self._actor:
                 return  # somebody else was faster
             wanted = self._step
             while True:
                 self.losses += 1
                 self._in_a_row += 1
                 if self._in_a_row > MOST_LOSSES:
-                    raise EngineError(f"the learner went away {MOST_LOSSES} times in a row: {error or 'it is gone'}")
-                self._say(f"{error or 'the learner is gone'}; it is made again from the last checkpoint")
+                    raise EngineError(f"the learner went away {MOST_LOSSES} times in a row: {error}")
+                self._say(f"{error}; it is made again from the last checkpoint")
                 self.connection.kill(self._actor)
                 try:
                     self._say(self._restore(wanted))

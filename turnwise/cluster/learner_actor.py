@@ -26,6 +26,10 @@ CHUNK_BYTES = 32 * 2**20
 """Of a file that is sent."""
 
 
+class StaleWeights(EngineError):
+    """Weights were asked for that an update has changed since."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerOrders:
     """What a learner is opened with."""
@@ -109,7 +113,7 @@ class LearnerActor:
     def weights(self, step: int) -> Iterator[Part | int]:
         """The parts of the plan, one object each, and then the step that they are of."""
         if self._learner.step != step:
-            raise EngineError(f"the learner has made {self._learner.step} updates, not {step}")
+            raise StaleWeights(f"the learner has made {self._learner.step} updates, not {step}")
         yield from pack(self._plan, self._learner.weights().tensors)
         yield step
 

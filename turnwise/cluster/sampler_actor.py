@@ -1,9 +1,12 @@
 """The actor that hosts a sampler: takes many requests with one call and gives many results with another."""
 
 import asyncio
+import shutil
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turnwise.choices import Precision
@@ -13,11 +16,12 @@ from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.stored_weights import Part, Shapes, unpack
 from turnwise.config import Config
 from turnwise.engines.devices import choose
-from turnwise.engines.opening import OpenSampler, open_sampler
+from turnwise.engines.opening import OpenSampler, model_source, open_sampler
+from turnwise.engines.publishing import needs_files, weights_place, write_weights
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
-from turnwise.engines.updates import Update
+from turnwise.engines.updates import WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 from turnwise.knobs import is_plugin
 
@@ -50,11 +54,14 @@ class SamplerActor:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._done: list[Outcome] = []
         self._some = asyncio.Event()
+        self._opened = ExitStack()
+        self._place: Path | None = None
+        """Where files of weights are put for a sampler that takes only those."""
 
     async def open(self) -> SamplerFacts:
         """Load the model; returns when requests can be served."""
         notes: list[str] = []
-        opened = await asyncio.to_thread(self._open, notes)
+        opened = await self._open(notes)
         self._sampler = opened.sampler
         precision = Precision.float32 if is_plugin(self._config.engine.name) else choose(self._config).precision
         return SamplerFacts(
@@ -68,9 +75,12 @@ class SamplerActor:
             node_name(),
         )
 
-    def _open(self, notes: list[str]) -> OpenSampler:
-        """What an actor of another kind may do otherwise."""
-        return open_sampler(self._config, make_renderer(self._config), notes.append)
+    async def _open(self, notes: list[str]) -> OpenSampler:
+        """The configured sampler, and a place for files of weights where it takes no others."""
+        opened = await open_sampler(self._config, make_renderer(self._config), notes.append)
+        if needs_files(opened.sampler.capabilities, lora=False):
+            self._place = self._opened.enter_context(weights_place(model_source(self._config).weight_bytes, None))
+        return opened
 
     @property
     def sampler(self) -> Sampler:
@@ -115,11 +125,16 @@ class SamplerActor:
     async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
         """Write with weights of the object store; they are all on this node before the sampler hears of them."""
         here: list[Part] = await asyncio.gather(*parts)
-        await self.sampler.publish(unpack(shapes, here), version)
-
-    async def publish_files(self, update: Update, version: int) -> None:
-        """Write with weights of a folder that this node sees."""
-        await self.sampler.publish(update, version)
+        weights = unpack(shapes, here)
+        if self._place is None:
+            await self.sampler.publish(weights, version)
+            return
+        folder = self._place / str(version)
+        await asyncio.to_thread(write_weights, weights, folder)
+        await self.sampler.publish(WeightsFolder(folder), version)
+        for before in self._place.iterdir():
+            if before != folder:
+                await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
     async def sleep(self) -> None:
         await self.sampler.sleep()
@@ -131,6 +146,7 @@ class SamplerActor:
         """Free everything; pending requests fail."""
         if self._sampler is not None:
             await self._sampler.close()
+        self._opened.close()
 
     async def ping(self) -> str:
         """Answers while the actor lives."""

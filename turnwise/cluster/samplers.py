@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from turnwise.cluster.connection import Connection, NeedLost, Place, Say, alone
@@ -14,7 +15,7 @@ from turnwise.config import Config
 from turnwise.engines.samplers.replicas import Replicas
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities
-from turnwise.engines.updates import Update
+from turnwise.engines.updates import FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 from turnwise.types import Completion
 
@@ -68,7 +69,7 @@ class ActorSampler:
             await self._actor.ping.remote()
             self.placed = True
             facts: SamplerFacts = await self._actor.open.remote()
-        self.capabilities, self.context_length = facts.capabilities, facts.context_length
+        self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
         self._collecting = asyncio.create_task(self._collect(self._actor))
         return facts
@@ -102,9 +103,7 @@ class ActorSampler:
         """Have the actor fetch the weights; this process does not touch them."""
         actor = self._actor
         if not isinstance(update, LearnerWeights):
-            with self._connection.calling(ACTOR):
-                await actor.publish_files.remote(update, version)
-            return
+            raise EngineError(f"samplers of a cluster take weights of its object store, not {type(update).__name__}")
         for _ in range(PUT_TRIES):
             parts = await update.parts()
             try:
@@ -212,6 +211,12 @@ class ActorSampler:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _there(found: Capabilities) -> Capabilities:
+    """What a sampler behind an actor can do: the actor makes files of weights for one that takes only those."""
+    takes = found.updates & {FullWeights, WeightsFolder}
+    return replace(found, updates=frozenset({FullWeights}) if takes else frozenset())
 
 
 class ClusterSamplers(Replicas):

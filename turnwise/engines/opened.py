@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from turnwise.chat.renderer import Renderer
@@ -67,6 +68,8 @@ class OpenEngines:
     """Of the GPU that the sampler writes on."""
     metrics: Callable[[], dict[str, float]] | None = None
     """What each step's line says of where they run."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
 
 
 @dataclass(frozen=True, slots=True)

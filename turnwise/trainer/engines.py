@@ -15,7 +15,7 @@ from turnwise.cluster import engines as cluster
 from turnwise.cluster.connection import on_ray
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines import opening
+from turnwise.engines import opening, publishing
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.clocked import ClockedLearner
 from turnwise.engines.learners.learner import Learner
@@ -51,6 +51,8 @@ class Engines:
     """Where the learner computes."""
     metrics: Callable[[], dict[str, float]] | None = None
     """Of engines that run elsewhere."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
 
     def context(self, prepared: Prepared, sampling: SamplingConfig) -> RolloutContext:
         """A context for these samples, drawn this way."""
@@ -87,7 +89,7 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.learner.weights(), version)
+        await publishing.publish(self.learner, self.sampler, version, self.place)
         if self.take_turns:
             await self.sampler.wake()
 
@@ -147,4 +149,5 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
             opened.clock,
             opened.learner.device,
             opened.metrics,
+            opened.place,
         )

@@ -53,6 +53,10 @@ class ClockedLearner:
         """The policy as others load it."""
         self._learner.save_policy(folder)
 
+    def save_adapter(self, folder: Path) -> bool:
+        """The adapter alone."""
+        return self._learner.save_adapter(folder)
+
     @contextmanager
     def _marked(self) -> Iterator[None]:
         span = self._clock.begin()

@@ -90,3 +90,7 @@ class Learner(Protocol):
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it: `policy/`, and `policy_adapter/` when it has an adapter."""
         ...
+
+    def save_adapter(self, folder: Path) -> bool:
+        """The adapter alone, in peft's format; False where there is none, and nothing is written."""
+        ...
