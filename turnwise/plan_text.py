@@ -5,6 +5,7 @@ from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, E
 from turnwise.config import Config
 from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening_foreign import described
 from turnwise.engines.rendering import format_of
@@ -48,6 +49,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
         lines += _memory(config, training)
+        lines += _sharded(config) if training else []
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
@@ -119,11 +121,21 @@ def _cluster(config: Config, training: bool) -> list[str]:
     where = "started on this machine" if cluster.address is None else f"at {cluster.address}"
     samplers = f"{cluster.samplers} sampler(s) of {cluster.sampler_cpus:g} CPUs and {cluster.sampler_gpus:g} GPUs"
     learner = f", a learner of {cluster.learner_cpus:g} CPUs and {cluster.learner_gpus:g} GPUs" if training else ""
+    learner += f" in {config.learner.processes} processes" if training and config.learner.processes > 1 else ""
     lines = [f"cluster      {cluster.name.value} {where}: {samplers}{learner}"]
     services = {"scorers": cluster.scorers, "sandboxes": cluster.sandboxes}
     there = ", ".join(f"{count} {name}" for name, count in services.items() if count)
     here = ", ".join(["the loop", *(name for name, count in services.items() if not count), "tools", "users"])
     return [*lines, f"             {there + ' there, ' if there else ''}here: {here}"]
+
+
+def _sharded(config: Config) -> list[str]:
+    if config.learner.processes == 1 or config.cluster.name is not ClusterName.none:
+        return []
+    devices = rank_devices(config)
+    where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
+    shared = "weights, gradients and moments shared out over them (FSDP2)"
+    return [f"learner      {len(devices)} processes {where}: {shared}"]
 
 
 def _memory(config: Config, training: bool) -> list[str]:

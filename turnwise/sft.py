@@ -3,6 +3,7 @@
 import asyncio
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from turnwise.demonstrations import Demonstrations, choose, keep, kept, read_dem
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.opening import LearnerParts, model_source, open_learner
+from turnwise.engines.opening import LearnerParts, model_source, open_chosen_learner
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
@@ -163,31 +164,31 @@ async def _run(
 
 async def _train(run: SftRun, renderer: Renderer, found: Demonstrations) -> None:
     """Every step that is left, then the policy and a checkpoint, also when a signal or the clock ends it."""
-    config, sequences = run.config, to_sequences(found.used)
+    config, sequences, progress = run.config, to_sequences(found.used), run.progress
     check_sequences(sequences)
     steps = count_updates(sequences, config.sft, config.seed)
     # Tokens are learned as they are, whatever temperature they were sampled at.
     sampling = replace(config.sampling, temperature=1.0)
     taught = replace(config, learner=learner_config(config.learner, config.sft), sampling=sampling)
     memory = memory_here(config, Training(), samples=False)
-    learner = open_learner(taught, renderer, LearnerParts(updates=steps), memory=memory, say=run.note)
-    run.begin(learner, steps, fingerprint(sequences))
-    progress = run.progress
-    run.note(_plan(config, steps, sequences))
-    for line in () if memory is None else memory.lines():
-        run.note(line)
-    in_threads = _in_threads(config, learner.device)
-    batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
-    update, budget = in_threads(learn), config.learner.token_budget
-    with run.stop_on_signal(), _progress(run.console) as bars:
-        bar = bars.add_task("training", total=steps, completed=progress.step)
-        while run.should_continue():
-            run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
-            bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
-            if run.should_save():
-                await run.recorder.do(in_threads(run.save), learner)
-        await run.recorder.do(in_threads(learner.save_policy), run.dir.path)
-        await run.recorder.do(in_threads(run.save), learner)
+    opened = open_chosen_learner(taught, renderer, LearnerParts(updates=steps), memory=memory, say=run.note)
+    with closing(opened) as learner:
+        run.begin(learner, steps, fingerprint(sequences))
+        run.note(_plan(config, steps, sequences))
+        for line in () if memory is None else memory.lines():
+            run.note(line)
+        in_threads = _in_threads(config, learner.device)
+        batches = islice(shuffled(sequences, config.sft.batch_tokens, config.seed), progress.step, None)
+        update, budget = in_threads(learn), config.learner.token_budget
+        with run.stop_on_signal(), _progress(run.console) as bars:
+            bar = bars.add_task("training", total=steps, completed=progress.step)
+            while run.should_continue():
+                run.finish_step(await asyncio.to_thread(update, learner, next(batches), budget))
+                bars.update(bar, advance=1, description=f"training, loss {progress.last_loss:.3f}")
+                if run.should_save():
+                    await run.recorder.do(in_threads(run.save), learner)
+            await run.recorder.do(in_threads(learner.save_policy), run.dir.path)
+            await run.recorder.do(in_threads(run.save), learner)
     policy = shlex.quote(_short(run.dir.path / POLICY))
     if run.status.end is State.STOPPED:
         run.note(f"{run.status.reason} after {progress.step} of {steps} steps; the policy so far is {policy}")

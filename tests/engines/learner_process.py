@@ -87,6 +87,14 @@ class RemoteLearner:
     def save(self, folder: Path) -> None:
         self._ask("save", folder)
 
+    saving = False
+
+    def saved(self) -> None:
+        """The answer to `save` comes when it is written."""
+
+    def close(self) -> None:
+        """See `__exit__`."""
+
     def load(self, folder: Path) -> None:
         self._ask("load", folder)
 

@@ -5,7 +5,7 @@ from turnwise.choices import ClusterName, Decay, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
-from turnwise.engines.devices import device_of
+from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
@@ -45,7 +45,7 @@ def check_training(config: Config) -> None:
             "learner learns and cannot sleep; set training.max_lag=0"
         )
     if config.cluster.name is ClusterName.none:  # else it is looked for where the learner runs
-        device_of(config.learner.device)
+        rank_devices(config)
     memory_here(config, beside_policy(config))
 
 
@@ -61,7 +61,7 @@ def check_fine_tuning(config: Config) -> None:
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "
             "fine-tuning has none (the learner's is learner.precision)"
         )
-    device_of(config.learner.device)
+    rank_devices(config, samples=False)
     memory_here(config, Training(), samples=False)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from turnwise.choices import ClusterName
 from turnwise.config import ClusterConfig, Config
-from turnwise.errors import ConfigError, EngineLost, TurnwiseError, one_line
+from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.sandbox.process import SandboxLost
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
@@ -114,6 +114,8 @@ class Connection:
             known = isinstance(cause, TurnwiseError | SandboxLost)
             raise cause if known else RuntimeError(f"{who} failed: {error}") from error
         except errors.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
+                raise EngineError(f"{who} cannot run on its node: {_last_line(error)}") from error
             raise EngineLost(f"{who} went away ({type(error).__name__})") from error
 
     async def first(self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str) -> T:
@@ -228,6 +230,11 @@ def _cpus(config: ClusterConfig) -> int:
     asked = config.samplers * config.sampler_cpus + config.learner_cpus
     asked += (config.scorers + config.sandboxes) * config.service_cpus
     return max(os.cpu_count() or 1, int(asked) + 1)
+
+
+def _last_line(error: Exception) -> str:
+    """Where a trace in a text says what went wrong."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:300]
 
 
 def alone(config: Config) -> Config:

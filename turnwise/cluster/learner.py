@@ -19,6 +19,7 @@ from turnwise.cluster.learner_actor import CHUNK_BYTES, LearnerFacts, Reply, Sta
 from turnwise.cluster.stored_weights import WeightsPlan
 from turnwise.engines.learners.learner import Floats, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.rank_group import RankLost
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.updates import StoredWeights
 from turnwise.errors import EngineError, EngineLost
@@ -103,7 +104,7 @@ class ActorLearner:
     def start(self) -> LearnerFacts:
         """Make the actor; waits until a node has room for it and the model is loaded."""
         self._actor = self._make()
-        facts: LearnerFacts = self._ask("facts")
+        facts: LearnerFacts = self._ask("open")
         self._facts = facts
         return facts
 
@@ -154,6 +155,14 @@ class ActorLearner:
         self._log = [one for one in self._log if one.step >= self._saved_at]  # the save before this one is whole
         self._saved_at = self._step
 
+    @property
+    def saving(self) -> bool:
+        """Never: `save` returns when all is written."""
+        return False
+
+    def saved(self) -> None:
+        """It is."""
+
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it."""
         self._surely(lambda: self._save(folder, policy=True))
@@ -189,7 +198,7 @@ class ActorLearner:
             actor = self._actor
             try:
                 return work()
-            except EngineLost as error:
+            except (EngineLost, RankLost) as error:
                 self.revive(actor, error)
 
     def _save(self, folder: Path, *, policy: bool) -> None:
@@ -230,7 +239,7 @@ class ActorLearner:
 
     # --- a learner that went away -----------------------------------------------------------------------------------
 
-    def revive(self, lost: Any, error: EngineLost) -> None:
+    def revive(self, lost: Any, error: EngineError) -> None:
         """Another learner instead of one that went away, with the same weights and moments."""
         with self._reviving:
             if self._closed:
@@ -248,7 +257,7 @@ class ActorLearner:
                 try:
                     self._say(self._restore(wanted))
                     return
-                except EngineLost as again:
+                except (EngineLost, RankLost) as again:
                     if self._closed:
                         raise EngineError("the learner is closed") from again
                     error = again

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,9 +18,13 @@ from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.opening import LearnerParts, open_learner
+from turnwise.engines.opening import LearnerParts, open_chosen_learner, open_learner
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError
+
+if TYPE_CHECKING:
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.learners.sharded import ShardedLearner
 
 CHUNK_BYTES = 32 * 2**20
 """Of a file that is sent."""
@@ -56,7 +60,6 @@ class LearnerFacts:
     """Whether it finds the sampler's log-probs again to the last bit."""
     node: str
     machine: str
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +77,33 @@ class LearnerActor:
 
     def __init__(self, orders: LearnerOrders) -> None:
         orders.place.enter()
-        import torch
-
+        self._orders = orders
         self._notes: list[str] = []
         self._folder: Path | None = None
+        self._learner: LocalLearner | ShardedLearner
+        self._plan: WeightsPlan
+
+    def open(self) -> Reply:
+        """Load the model; once, before anything else."""
+        import torch
+
+        orders = self._orders
         config, parts = orders.config, orders.parts
         machine = machine_words()
         alike = orders.regime is not None and machine == orders.machine
         torch.set_num_threads(orders.threads)
         memory = memory_here(config, Training(parts.critic, parts.reference), samples=False)
-        learner = open_learner(
-            config,
-            make_renderer(config),
-            parts,
-            regime=orders.regime if alike else None,
-            memory=memory,
-            say=self._notes.append,
-        )
-        device = str(learner.device)
-        exact = alike and device == "cpu" and not learner.forward.narrow and orders.precision == "float32"
-        self._learner = learner
-        self._plan = WeightsPlan.of(learner.weights().shapes, orders.precision)
-        self._facts = (device, exact, machine)
-
-    def facts(self) -> Reply:
-        """Once it is there."""
-        device, exact, machine = self._facts
-        found = LearnerFacts(self._plan, device, exact, node_name(), machine, tuple(self._notes))
-        self._notes.clear()
-        return self._reply(found)
+        say, exact = self._notes.append, False
+        if config.learner.processes > 1:
+            self._learner = open_chosen_learner(config, make_renderer(config), parts, memory=memory, say=say)
+        else:
+            regime = orders.regime if alike else None
+            local = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
+            exact = alike and local.device.type == "cpu" and not local.forward.narrow and orders.precision == "float32"
+            self._learner = local
+        device = str(self._learner.device)
+        self._plan = WeightsPlan.of(self._learner.weights().shapes, orders.precision)
+        return self._reply(LearnerFacts(self._plan, device, exact, node_name(), machine))
 
     def score(self, batch: TokenBatch, who: Who) -> Reply:
         return self._reply(self._learner.score(_own(batch), who))
@@ -123,7 +124,7 @@ class LearnerActor:
 
     def save(self, folder: str, *, policy: bool) -> Reply:
         """Write into a folder that is shared."""
-        (self._learner.save_policy if policy else self._learner.save)(Path(folder))
+        self._save(Path(folder), policy=policy)
         return self._reply(None)
 
     def load(self, folder: str) -> Reply:
@@ -135,7 +136,7 @@ class LearnerActor:
         """What `save` writes, in pieces: (name of the file, what is added to it)."""
         folder = Path(tempfile.mkdtemp(prefix="turnwise-learner-"))
         try:
-            (self._learner.save_policy if policy else self._learner.save)(folder)
+            self._save(folder, policy=policy)
             for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
                 with path.open("rb") as file:
                     while piece := file.read(CHUNK_BYTES):
@@ -161,6 +162,13 @@ class LearnerActor:
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _save(self, folder: Path, *, policy: bool) -> None:
+        if policy:
+            self._learner.save_policy(folder)
+        else:
+            self._learner.save(folder)
+            self._learner.saved()
 
     def _reply(self, value: Any) -> Reply:
         notes = tuple(self._notes)

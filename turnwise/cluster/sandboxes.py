@@ -39,12 +39,13 @@ class SandboxActor:
 
     def __init__(self, place: Place, config: SandboxConfig, output: int) -> None:
         place.enter()
-        self._pool: Pool = open_pool(config, output)
+        self._config, self._output = config, output
+        self._pool: Pool
         self._sessions: dict[int, Session] = {}
 
     async def open(self) -> None:
         """Prove the level; SandboxUnavailable where less than the wanted one holds."""
-        await self._pool.__aenter__()
+        self._pool = await open_pool(self._config, self._output).__aenter__()
 
     async def report(self) -> RemoteReport:
         """What was proven there."""

@@ -30,11 +30,13 @@ class ScorerActor:
 
     def __init__(self, place: Place, config: ScoringConfig) -> None:
         place.enter()
-        self._runner: Runner = make_runner(config)
+        self._config = config
+        self._runner: Runner
         self._scorers: dict[str, Scorer] = {}
 
     async def open(self) -> None:
         """Returns when it can score."""
+        self._runner = make_runner(self._config)
         await self._runner.start()
 
     async def score(self, key: str, trajectory: bytes) -> tuple[bytes, list[Metric]]:

@@ -205,6 +205,12 @@ class LearnerConfig:
     """How AdamW keeps its moments. Take adamw8bit when the optimizer's state does not fit beside the model."""
     offload: Offload = Offload.none
     """What stays in the CPU's memory while it is not needed. Set it to `optimizer` for models too large for the GPU."""
+    processes: int = knob(1, at_least(1, 1024))
+    """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
+    on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
+    context_parallel: int = knob(1, at_least(1, 1024))
+    """Processes that share the tokens of one sequence. Only 1 is taken: torch has it for plain attention on a GPU, and
+    the learner packs its sequences."""
     lora_rank: int = knob(0, at_least(0, 65536))
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))

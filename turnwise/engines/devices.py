@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from turnwise.choices import ClusterName, EngineName, Precision
+from turnwise.choices import ClusterName, EngineName, OptimizerName, Precision
 from turnwise.config import Config, LearnerConfig
 from turnwise.errors import ConfigError
 
@@ -146,6 +146,38 @@ def learner_here(config: LearnerConfig, seen: Seen | None = None) -> LearnerConf
     """The learner's knobs with nothing left open but what the memory plan decides."""
     device = device_of(config.device, seen)
     return replace(config, device=device, precision=config.precision or _narrow_on(device))
+
+
+def rank_devices(config: Config, seen: Seen | None = None, *, samples: bool = True) -> tuple[str, ...]:
+    """Where the processes of a sharded learner compute: a GPU each, behind the one that this process samples on, or all
+    on the CPU. What cannot be is a ConfigError."""
+    learner, count = config.learner, config.learner.processes
+    if learner.context_parallel > 1:
+        raise ConfigError(
+            f"learner.context_parallel={learner.context_parallel}: torch shares the tokens of a sequence for plain "
+            "attention on a GPU only, and the learner packs sequences; set it to 1 (shorter passes: "
+            "learner.token_budget, learner.gradient_checkpointing=true)"
+        )
+    if count == 1:
+        return (device_of(learner.device, seen),)
+    if learner.optimizer is OptimizerName.adamw8bit:
+        raise ConfigError(
+            f"learner.processes={count}: learner.optimizer=adamw8bit keeps blocks of moments that no shard follows; "
+            "take adamw, whose state is shared out over the processes"
+        )
+    if ":" in learner.device:
+        raise ConfigError(f"learner.processes={count} takes a GPU each: set learner.device=cuda, not {learner.device}")
+    if device_of(learner.device, seen) == "cpu":
+        return ("cpu",) * count
+    gpus = len((look() if seen is None else seen).gpus)
+    first = 1 if samples and choose(config, seen).on_gpu else 0
+    if first + count > gpus:
+        sampler = " and the sampler one more" if first else ""
+        raise ConfigError(
+            f"learner.processes={count} takes a GPU each{sampler}: this machine has {gpus}; lower it, or set "
+            "learner.device=cpu"
+        )
+    return tuple(f"cuda:{first + number}" for number in range(count))
 
 
 def _narrow_on(device: str) -> Precision:

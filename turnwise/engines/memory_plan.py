@@ -132,7 +132,8 @@ def memory_here(
         return None
     seen = look() if seen is None else seen
     chosen = choose(config, seen)
-    learner = "cpu" if training is None else device_of(config.learner.device, seen)
+    sharded = config.learner.processes > 1  # on GPUs of its own, whose room it measures itself
+    learner = "cpu" if training is None or sharded else device_of(config.learner.device, seen)
     on_gpu = samples and chosen.on_gpu
     where = chosen.device if on_gpu else learner
     if where == "cpu":

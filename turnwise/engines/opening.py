@@ -28,6 +28,7 @@ from turnwise.engines.opening_foreign import open_foreign, shared_place
 from turnwise.engines.opening_gpu import open_cuda, open_on_gpu
 from turnwise.engines.opening_learner import open_learner
 from turnwise.engines.opening_own import find_own, open_own
+from turnwise.engines.opening_sharded import make_ranks, open_chosen_learner, open_sharded
 from turnwise.engines.publishing import check_trainable, needs_files, weights_place
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
@@ -35,12 +36,13 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.knobs import is_plugin
 
 if TYPE_CHECKING:
+    from turnwise.engines.learners.sharded import ShardedLearner
     from turnwise.engines.model.policy_model import PolicyModel
     from turnwise.engines.samplers.endpoint import ChatEndpoint
 
 __all__ = [
-    "LearnerParts", "OpenEngines", "OpenSampler", "find_own", "model_source", "open_endpoint", "open_engines",
-    "open_learner", "open_sampler",
+    "LearnerParts", "OpenEngines", "OpenSampler", "find_own", "model_source", "open_chosen_learner", "open_endpoint",
+    "open_engines", "open_learner", "open_sampler",
 ]  # fmt: skip
 
 API_KEY_ENV = "OPENAI_API_KEY"
@@ -84,14 +86,32 @@ async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, 
         if not is_plugin(config.engine.name) and config.engine.name not in FOREIGN:  # nobody knows what those leave
             memory = memory_here(config, Training(parts.critic, parts.reference))
         together = Together(config, chosen, memory, renderer, parts, say, keep)
-        if chosen.on_gpu:
-            yield open_on_gpu(together)
-            return
-        opened = await _open_apart(together)
+        if config.learner.processes > 1:
+            ranks = make_ranks(config)
+            stack.callback(ranks.stop)
+            opened = await _open_beside(
+                together, await asyncio.to_thread(open_sharded, config, renderer, parts, ranks, say)
+            )
+        elif chosen.on_gpu:
+            opened = open_on_gpu(together)
+        else:
+            opened = await _open_apart(together)
         if needs_files(opened.sampler.capabilities, lora=bool(config.learner.lora_rank)):
             bytes_of_all = model_source(config).weight_bytes
             opened = replace(opened, place=stack.enter_context(weights_place(bytes_of_all, shared_place(config))))
         yield opened
+
+
+async def _open_beside(given: Together, learner: "ShardedLearner") -> OpenEngines:
+    """A sampler beside a learner that computes in other processes."""
+    import torch
+
+    config = given.config
+    opened = await open_sampler(config, given.renderer, given.say)
+    given.keep(opened.sampler)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
+    torch.set_num_threads(opened.threads)
+    return OpenEngines(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))
 
 
 async def _open_apart(given: Together) -> OpenEngines:

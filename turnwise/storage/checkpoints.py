@@ -41,35 +41,72 @@ def write_checkpoint(run: RunDir, step: int, fill: Callable[[Path], None], *, ke
 
     A process killed at any moment leaves the earlier checkpoints as they were, also one of the same step.
     """
+    return begin_checkpoint(run, step, fill).finish(keep)
+
+
+def begin_checkpoint(run: RunDir, step: int, fill: Callable[[Path], None]) -> "UnfinishedCheckpoint":
+    """The same in two parts: what `fill` leaves to others may be written until `finish` is called."""
     parent = run.path / "checkpoints"
     final = parent / f"step_{step:06d}"
-    before = parent / f"{final.name}{_BEFORE}"
     temporary = parent / f".{final.name}.{secrets.token_hex(4)}.tmp"
+    begun = UnfinishedCheckpoint(run, step, temporary, final)
     try:
         for leftover in parent.glob(".*.tmp") if parent.is_dir() else ():
             _remove(leftover)  # of a process that was killed
         temporary.mkdir(parents=True)
         fill(temporary)
-        written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
-        files = {str(path.relative_to(temporary)): _digest(path) for path in written}
-        (temporary / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2), encoding="utf-8")
-        for path in (*temporary.rglob("*"), temporary):
-            _sync(path)
-        if final.exists():  # written before a resume from an earlier one
-            if before.exists():  # of a process killed between here and its removal: `final` is the newer
-                shutil.rmtree(before)
-            os.replace(final, before)
-        os.replace(temporary, final)
-        _sync(parent)
     except OSError as error:
-        raise StorageError(f"cannot write the checkpoint {final}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    run.write_text(f"checkpoints/{LATEST}", final.name + "\n")
-    shutil.rmtree(before, ignore_errors=True)
-    for old in [folder for folder in _all(run) if folder.name < final.name][keep - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+        begun.drop()
+        raise begun.refused(error) from error
+    except BaseException:
+        begun.drop()
+        raise
+    return begun
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedCheckpoint:
+    """A folder that is still being filled; nobody takes it for a checkpoint."""
+
+    run: RunDir
+    step: int
+    temporary: Path
+    final: Path
+
+    def finish(self, keep: int) -> Path:
+        """Give the folder its name once all is written; older ones beyond `keep` are removed."""
+        parent, temporary, final = self.final.parent, self.temporary, self.final
+        before = parent / f"{final.name}{_BEFORE}"
+        try:
+            written = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+            files = {str(path.relative_to(temporary)): _digest(path) for path in written}
+            manifest = json.dumps({"step": self.step, "files": files}, indent=2)
+            (temporary / MANIFEST).write_text(manifest, encoding="utf-8")
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
+            if final.exists():  # written before a resume from an earlier one
+                if before.exists():  # of a process killed between here and its removal: `final` is the newer
+                    shutil.rmtree(before)
+                os.replace(final, before)
+            os.replace(temporary, final)
+            _sync(parent)
+        except OSError as error:
+            raise self.refused(error) from error
+        finally:
+            self.drop()
+        self.run.write_text(f"checkpoints/{LATEST}", final.name + "\n")
+        shutil.rmtree(before, ignore_errors=True)
+        for old in [folder for folder in _all(self.run) if folder.name < final.name][keep - 1 :]:
+            shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def drop(self) -> None:
+        """Remove what was written of it."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def refused(self, error: OSError) -> StorageError:
+        """What a person reads."""
+        return StorageError(f"cannot write the checkpoint {self.final}: {error.strerror or error}")
 
 
 def _remove(path: Path) -> None:

@@ -126,6 +126,7 @@ class SftRun(ResumableRun[SftState]):
             learner.save_policy(folder)
             learner.save(folder)
             write_json(folder, state)
+            learner.saved()
 
         folder = write_checkpoint(self.dir, self.progress.step, fill, keep=self.config.training.keep)
         self._saved_step = self.progress.step

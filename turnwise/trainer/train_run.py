@@ -5,16 +5,15 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
-from turnwise.errors import StorageError
+from turnwise.errors import EngineError, StorageError
 from turnwise.report import is_detail, shown
-from turnwise.storage.checkpoints import write_checkpoint
+from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
@@ -41,6 +40,8 @@ class TrainRun(ResumableRun[RunState]):
         self.mid_update = False
         """While weights change, the learner's are not those of `progress`, and no checkpoint can be taken."""
         self._saved_step = 0
+        self._writing: asyncio.Future[None] | None = None
+        """The checkpoint that is being written."""
         steps, trackers = config.training.steps, config.tracking.to
         super().__init__(
             config, directory, "train", console, read_state, resuming=resuming, steps=steps, trackers=trackers
@@ -163,34 +164,57 @@ class TrainRun(ResumableRun[RunState]):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
-    async def save(self, engines: Engines) -> Path:
-        """Write a checkpoint of everything while collection goes on; nobody changes the learner meanwhile."""
-        return await self.recorder.do(engines.in_threads(self._write_checkpoint), engines)
+    async def save(self, engines: Engines) -> None:
+        """Take a checkpoint of everything while collection goes on; nobody changes the learner meanwhile.
 
-    def _write_checkpoint(self, engines: Engines) -> Path:
+        What the learner itself writes later is waited for by the next save, or when the run ends.
+        """
+        await self._saved()
+        begun = await self.recorder.do(engines.in_threads(self._begin_checkpoint), engines)
+        self._writing = asyncio.ensure_future(self._finish_checkpoint(engines, begun, self.progress.step))
+        if not engines.learner.saving:
+            await self._saved()
+
+    def _begin_checkpoint(self, engines: Engines) -> UnfinishedCheckpoint:
         progress = replace(self.progress, seconds=self.seconds())
         loader = self._loader_at(self.progress.prompt_batches * self.config.training.groups)
-        folder = write_checkpoint(
-            self.dir,
-            self.progress.step,
-            lambda place: engines.save(place, progress, loader),
-            keep=self.config.training.keep,
-        )
-        self._saved_step = self.progress.step
+        return begin_checkpoint(self.dir, self.progress.step, lambda place: engines.save(place, progress, loader))
+
+    async def _finish_checkpoint(self, engines: Engines, begun: UnfinishedCheckpoint, step: int) -> None:
+        try:
+            if engines.learner.saving:
+                await asyncio.to_thread(engines.learner.saved)
+        except BaseException:
+            await self.recorder.do(begun.drop)
+            raise
+        folder = await self.recorder.do(begun.finish, self.config.training.keep)
+        self._saved_step = step
         self.note(f"checkpoint {folder}")
-        return folder
+
+    async def _saved(self) -> None:
+        """Wait for the checkpoint that is being written; why it could not be is raised here, once."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
 
     @asynccontextmanager
     async def checkpoint_on_failure(self, engines: Engines) -> AsyncIterator[None]:
         """A failure of the block costs no finished step: the last good state is saved before it is raised again."""
         try:
             yield
+            await self._saved()
         except Exception:
+            with suppress(StorageError, EngineError):  # the failure is the news, also when the disk is full
+                await self._saved()
             if not self.mid_update and self.progress.step > self._saved_step:
-                with suppress(StorageError):  # the failure is the news, also when the disk is full
+                with suppress(StorageError, EngineError):  # a learner may be what has failed
                     await self.save(engines)
+                    await self._saved()
                     self.note(f"resume with: {resume_command(self.dir.name, self.config)}")
             raise
+        finally:
+            if self._writing is not None:  # stopped at once: the folder has no name yet and is removed by the next
+                self._writing.cancel()
 
     def resume(self, engines: Engines) -> None:
         """Load the newest whole checkpoint; a run without one starts anew in its directory."""

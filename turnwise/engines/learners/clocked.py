@@ -45,6 +45,15 @@ class ClockedLearner:
         """Everything needed to go on."""
         self._learner.save(folder)
 
+    @property
+    def saving(self) -> bool:
+        """Whether that is still being written."""
+        return self._learner.saving
+
+    def saved(self) -> None:
+        """Wait until it is."""
+        self._learner.saved()
+
     def load(self, folder: Path) -> None:
         """Go on from a saved state."""
         self._learner.load(folder)
@@ -56,6 +65,10 @@ class ClockedLearner:
     def save_adapter(self, folder: Path) -> bool:
         """The adapter alone."""
         return self._learner.save_adapter(folder)
+
+    def close(self) -> None:
+        """End what it runs elsewhere."""
+        self._learner.close()
 
     @contextmanager
     def _marked(self) -> Iterator[None]:

@@ -57,7 +57,7 @@ class DeviceBatch:
 
 def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
     """The batch as tensors; EngineError for one that makes no sense."""
-    _check(batch)
+    check(batch)
     ends = np.searchsorted(batch.index, np.cumsum(batch.lengths))
 
     def floats(array: Floats | None) -> Tensor | None:
@@ -79,8 +79,8 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
     )
 
 
-def _check(batch: TokenBatch) -> None:
-    """A token that opens a sequence has nothing before it that could predict it."""
+def check(batch: TokenBatch) -> None:
+    """EngineError for a batch that makes no sense: a token that opens a sequence has nothing to predict it from."""
     tokens, lengths, index = batch.tokens, batch.lengths, batch.index
     if tokens.ndim != 1 or index.ndim != 1 or lengths.sum() != len(tokens) or lengths.min(initial=1) < 1:
         raise EngineError(f"{len(tokens)} tokens cannot be sequences of lengths {lengths[:20].tolist()}")

@@ -80,7 +80,19 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Everything needed to go on from here: weights that are trained, optimizer, counters."""
+        """Everything needed to go on from here: weights that are trained, optimizer, counters.
+
+        What it is, is settled when this returns; it may still be written then, see `saving`.
+        """
+        ...
+
+    @property
+    def saving(self) -> bool:
+        """Whether the last `save` still writes; scores and updates may go on meanwhile."""
+        ...
+
+    def saved(self) -> None:
+        """Wait until the last `save` is written; raises why it was not."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -93,4 +105,8 @@ class Learner(Protocol):
 
     def save_adapter(self, folder: Path) -> bool:
         """The adapter alone, in peft's format; False where there is none, and nothing is written."""
+        ...
+
+    def close(self) -> None:
+        """End what it runs elsewhere; it is not used again."""
         ...

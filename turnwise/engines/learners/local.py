@@ -1,7 +1,6 @@
 """The learner of one process and one device: gradients of an objective, steps, reference and critic, and its state."""
 
 import copy
-import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from turnwise.engines.learners.losses import MEANS, Metrics, PolicyTokens, evalu
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.splitting import BatchPart, halves, whole
-from turnwise.engines.learners.state import below, check_names, differences, fingerprint, read_state, write_state
+from turnwise.engines.learners.state import below, check_names, differences, identity, read_state, write_state
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.learners.working_weights import make_working, refuse_narrow, working_dtype
 from turnwise.engines.model.attention import Regime
@@ -311,6 +310,15 @@ class LocalLearner:
         """`learner.safetensors`: what is trained, the optimizer's moments, and how many steps were taken."""
         write_state(folder, *self.state())
 
+    saving = False
+    """`save` returns when it has written."""
+
+    def saved(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def load(self, folder: Path) -> None:
         """Go on from a saved state; one of another model is refused by name before anything changes."""
         self.load_state(*read_state(folder))
@@ -364,15 +372,7 @@ class LocalLearner:
         return self._optimizers[model].expected(moment) if known else None
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for a state to fit."""
-        frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
-        identity = {
-            **self.model.facts,
-            "base": fingerprint(frozen) if frozen else None,
-            "critic": None if self.critic is None else "shared" if self.critic.trunk is None else "own",
-        }
-        plain: dict[str, Any] = json.loads(json.dumps(identity))  # lists for tuples, as they come back from a file
-        return plain
+        return identity(self.model, self.critic)
 
     def _forget(self) -> None:
         for optimizer in self._optimizers.values():

@@ -1,4 +1,4 @@
-"""A batch that did not fit as two smaller ones: whole trajectories each, with gradients that add up to its own."""
+"""A batch as smaller ones: whole trajectories each, with gradients that add up to its own."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,18 +29,24 @@ def halves(part: BatchPart) -> list[BatchPart]:
     A sequence without a policy token belongs to no trajectory and has no gradient: it is in neither.
     """
     batch = part.batch
-    owners = np.full(len(batch.lengths), -1)
-    owners[np.searchsorted(np.cumsum(batch.lengths), batch.index, side="right")] = batch.trajectory
-    present, first = np.unique(owners[owners >= 0], return_index=True)
-    order = present[np.argsort(first)]
+    owners, order = owners_of(batch)
     if len(order) < 2:
         return [part]
     sizes = np.bincount(owners[owners >= 0], weights=batch.lengths[owners >= 0])[order]
     cut = int(np.abs(np.cumsum(sizes)[:-1] - sizes.sum() / 2).argmin()) + 1
-    return [_chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
+    return [chosen(part, owners, np.sort(some)) for some in (order[:cut], order[cut:])]
 
 
-def _chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
+def owners_of(batch: TokenBatch) -> tuple[Ints, Ints]:
+    """[S] the trajectory that each sequence is of, -1 without a policy token; and the trajectories in their order."""
+    owners = np.full(len(batch.lengths), -1)
+    owners[np.searchsorted(np.cumsum(batch.lengths), batch.index, side="right")] = batch.trajectory
+    present, first = np.unique(owners[owners >= 0], return_index=True)
+    return owners, present[np.argsort(first)]
+
+
+def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
+    """Only these, which rise."""
     batch = part.batch
     sequences = np.isin(owners, trajectories)
     tokens = np.repeat(sequences, batch.lengths)

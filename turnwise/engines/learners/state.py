@@ -10,13 +10,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from turnwise.engines.learners.critic import Critic
+from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, StorageError
 
 FILE = "learner.safetensors"
 FORMAT = 2
 """Raised when names or their meaning change; a file of another format is refused by name."""
+SHARDED = "learner"
+"""The folder that a learner of several processes writes instead."""
 _HEAD = "learner"
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError)
 
 
 def write_state(folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
@@ -26,23 +31,43 @@ def write_state(folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, 
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_state` was given."""
+    """What `write_state` was given, or what a learner of several processes wrote."""
+    path = folder / FILE
+    if not path.exists() and (folder / SHARDED).is_dir():
+        from turnwise.engines.learners.sharded_state import read_whole  # a single process needs no torch.distributed
+
+        return read_whole(folder)
+    info = read_head(folder)
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118 (no dict)
+    except _UNREADABLE as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+
+
+def read_head(folder: Path) -> dict[str, Any]:
+    """What JSON holds of it."""
     path = folder / FILE
     try:
         with safe_open(path, "pt") as file:
-            info: dict[str, Any] = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
-            if info["format"] != FORMAT:
-                raise StorageError(
-                    f"{path} has format {info['format']} and this version of turnwise reads format {FORMAT}: go on "
-                    "with the version that wrote it, or start a new run from its folder `policy`"
-                )
-            if type(info.get("step")) is not int or info["step"] < 0:
-                raise StorageError(f"{path} is after step {str(info.get('step'))[:100]}, which is no count of steps")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
+            found = json.loads((file.metadata() or {}).get(_HEAD, '{"format": 1}'))
+    except _UNREADABLE as error:
         raise StorageError(f"cannot read {path}: {error}") from error
-    del info["format"]
-    return tensors, info
+    return check_info(path, found, FORMAT)
+
+
+def check_info(path: Path, info: Any, wanted: int) -> dict[str, Any]:
+    """The same without its format, which must be the wanted one."""
+    if not isinstance(info, dict):
+        raise StorageError(f"cannot read {path}: no JSON object in its head")
+    if info.get("format") != wanted:
+        raise StorageError(
+            f"{path} has format {info.get('format')} and this version of turnwise reads format {wanted}: go on "
+            "with the version that wrote it, or start a new run from its folder `policy`"
+        )
+    if type(info.get("step")) is not int or info["step"] < 0:
+        raise StorageError(f"{path} is after step {str(info.get('step'))[:100]}, which is no count of steps")
+    return {key: value for key, value in info.items() if key != "format"}
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any], place: str = "") -> list[str]:
@@ -86,3 +111,15 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         total = int(tensor.detach().contiguous().view(kinds[tensor.element_size()]).sum(dtype=torch.int64))
         digest.update(f"{name} {tuple(tensor.shape)} {total}\n".encode())
     return digest.hexdigest()
+
+
+def identity(policy: PolicyModel, critic: Critic | None) -> dict[str, Any]:
+    """What must be equal for a state to fit."""
+    frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
+    found = {
+        **policy.facts,
+        "base": fingerprint(frozen) if frozen else None,
+        "critic": None if critic is None else "shared" if critic.trunk is None else "own",
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))  # lists for tuples, as they come back from a file
+    return plain

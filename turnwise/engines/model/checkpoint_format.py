@@ -23,7 +23,6 @@ from turnwise.engines.model.config_fields import (
     token_ids,
     whole,
 )
-from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError
 from turnwise.files import replacing
 
@@ -358,12 +357,7 @@ def _tensor_files(folder: Path) -> list[Path]:
     raise EngineError(f"{folder} has no model.safetensors and no model.safetensors.index.json{only}")
 
 
-def write_folder(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
-    """A plain Hugging Face folder: config.json and model.safetensors, each complete or absent."""
-    theirs: dict[str, Tensor] = {}
-    for part in layout(config):
-        pieces = torch.split(tensors[part.name], [count for _, count in part.sources])
-        theirs |= {name: piece for (name, _), piece in zip(part.sources, pieces, strict=True)}
-    write_tensors(folder / "model.safetensors", theirs, {"format": "pt"})
+def write_config(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
+    """config.json as Hugging Face has it, complete or absent."""
     with replacing(folder / "config.json") as file:
-        file.write((json.dumps(config_to_hf(config, tensors["embed"].dtype), indent=2) + "\n").encode())
+        file.write((json.dumps(config_to_hf(config, dtype), indent=2) + "\n").encode())

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from turnwise.engines.model import checkpoint_format
-from turnwise.engines.model.checkpoint_format import DecoderConfig, RopeConfig
+from turnwise.engines.model.checkpoint_format import DecoderConfig, Fused, RopeConfig
 from turnwise.engines.model.packed_products import pack, packed_linear
 from turnwise.engines.model.policy_model import (
     Attend,
@@ -22,8 +22,11 @@ from turnwise.engines.model.policy_model import (
     ModelInputs,
     ModelShape,
     PolicyModel,
+    Whole,
+    as_it_is,
     layers_recomputed,
 )
+from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.errors import EngineError
 
@@ -151,8 +154,9 @@ class Decoder(PolicyModel):
     def scores(self, hidden: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
         return token_scores(hidden, self.unembed, targets, temperature=temperature, chunk=chunk)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _split(self.config, self.tensors())
+    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+        for part in checkpoint_format.layout(self.config):
+            yield from _pieces(part, self._tensor(part, whole))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         places = dict(_split(self.config, {name: self.get_parameter(name).detach() for name in self._names()}))
@@ -189,11 +193,19 @@ class Decoder(PolicyModel):
         raise EngineError("this model has no adapter to leave out")
 
     def save(self, folder: Path) -> None:
-        checkpoint_format.write_folder(folder, self.config, self.tensors())
+        write_tensors(folder / "model.safetensors", dict(self.weights()), {"format": "pt"})
+        self.save_config(folder)
+
+    def save_config(self, folder: Path) -> None:
+        checkpoint_format.write_config(folder, self.config, self.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights as they lie here, fused and by our own names; live and without gradient."""
-        return {name: self.get_parameter(name).detach() for name in self._names()}
+        return {part.name: self._tensor(part, as_it_is) for part in checkpoint_format.layout(self.config)}
+
+    def _tensor(self, part: Fused, whole: Whole) -> Tensor:
+        """One of them."""
+        return whole(self.get_parameter(part.name).detach())
 
     def _names(self) -> Iterator[str]:
         return (part.name for part in checkpoint_format.layout(self.config))
@@ -225,8 +237,12 @@ class Decoder(PolicyModel):
 def _split(config: DecoderConfig, fused: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Views of our fused matrices under their Hugging Face names."""
     for part in checkpoint_format.layout(config):
-        pieces = torch.split(fused[part.name], [rows for _, rows in part.sources])
-        yield from zip((name for name, _ in part.sources), pieces, strict=True)
+        yield from _pieces(part, fused[part.name])
+
+
+def _pieces(part: Fused, fused: Tensor) -> Iterator[tuple[str, Tensor]]:
+    pieces = torch.split(fused, [rows for _, rows in part.sources])
+    return zip((name for name, _ in part.sources), pieces, strict=True)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

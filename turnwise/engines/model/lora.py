@@ -1,7 +1,7 @@
 """LoRA on our fused matrices: small trained factors beside frozen weights, saved in peft's format."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch.nn import functional
 from turnwise.engines.model import checkpoint_format
 from turnwise.engines.model.checkpoint_format import Fused
 from turnwise.engines.model.decoder import Decoder, Layer
+from turnwise.engines.model.policy_model import Whole, as_it_is
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.errors import EngineError, unknown
 from turnwise.files import replacing
@@ -91,8 +92,11 @@ class LoraDecoder(Decoder):
     def _adapted(self) -> Iterator[Fused]:
         """The fused matrices of which some projection is a target."""
         for part in checkpoint_format.layout(self.config):
-            if part.columns is not None and any(_projection(name) in self.targets for name, _ in part.sources):
+            if self._is_adapted(part):
                 yield part
+
+    def _is_adapted(self, part: Fused) -> bool:
+        return part.columns is not None and any(_projection(name) in self.targets for name, _ in part.sources)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -113,25 +117,24 @@ class LoraDecoder(Decoder):
 
     def base(self) -> dict[str, Tensor]:
         """The frozen weights by our names."""
-        return super().tensors()
+        return {name: self.get_parameter(name).detach() for name in self._names()}
 
     @torch.no_grad()
-    def tensors(self) -> dict[str, Tensor]:
-        """All weights by our names, the factors' products added: what a sampler needs."""
-        merged = self.base()
-        for part in self._adapted():
-            layer = self.get_submodule(part.name.rpartition(".")[0])
-            wide = merged[part.name].float().clone()
-            pieces = torch.split(wide, [rows for _, rows in part.sources])
-            for (source, _), rows in zip(part.sources, pieces, strict=True):
-                if _projection(source) in self.targets:
-                    a, b = _factors(layer, _projection(source))
-                    rows.add_(b @ a, alpha=self.scale)
-            merged[part.name] = wide.to(merged[part.name].dtype)
-        return merged
+    def _tensor(self, part: Fused, whole: Whole) -> Tensor:
+        """The factors' products added: what a sampler needs."""
+        base = super()._tensor(part, whole)
+        if not self._is_adapted(part):
+            return base
+        layer = self.get_submodule(part.name.rpartition(".")[0])
+        wide = base.float().clone()
+        pieces = torch.split(wide, [rows for _, rows in part.sources])
+        for (source, _), rows in zip(part.sources, pieces, strict=True):
+            if _projection(source) in self.targets:
+                a, b = (whole(factor.detach()) for factor in _factors(layer, _projection(source)))
+                rows.add_(b @ a, alpha=self.scale)
+        return wide.to(base.dtype)
 
-    def save_adapter(self, folder: Path, base_model: str) -> None:
-        """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
+    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for part in self._adapted():
             layer = self.get_submodule(part.name.rpartition(".")[0])
@@ -139,7 +142,11 @@ class LoraDecoder(Decoder):
                 if _projection(source) in self.targets:
                     for kind, factor in zip("AB", _factors(layer, _projection(source)), strict=True):
                         name = f"base_model.model.{source.removesuffix('.weight')}.lora_{kind}.weight"
-                        theirs[name] = factor
+                        theirs[name] = whole(factor.detach())
+        return theirs
+
+    def save_adapter(self, folder: Path, base_model: str, factors: Mapping[str, Tensor] | None = None) -> None:
+        """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -153,7 +160,7 @@ class LoraDecoder(Decoder):
             "use_rslora": False,
             "inference_mode": True,
         }
-        write_tensors(folder / "adapter_model.safetensors", theirs, {"format": "pt"})
+        write_tensors(folder / "adapter_model.safetensors", factors or self.adapter_weights(), {"format": "pt"})
         with replacing(folder / "adapter_config.json") as file:
             file.write((json.dumps(config, indent=2) + "\n").encode())
 

@@ -1,7 +1,7 @@
 """LoRA on a transformers model by peft: factors beside every linear layer of the decoder, the rest frozen."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from turnwise.engines.model.policy_model import Whole, as_it_is
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.errors import EngineError
@@ -71,16 +72,17 @@ class PeftModel(TransformersModel):
         own = self.model.state_dict()
         return {_plain(name): own[name] for name in own if ".lora_" not in name}
 
-    def _merge(self, name: str, tensor: Tensor) -> Tensor:
-        layer = self._adapters.get(name)
+    def _merge(self, name: str, tensor: Tensor, whole: Whole) -> Tensor:
+        layer, base = self._adapters.get(name), whole(tensor)
         if layer is None:
-            return tensor
-        added: Tensor = layer.get_delta_weight(ADAPTER)
-        return (tensor.float() + added).to(tensor.dtype)
+            return base
+        with _whole_factors(layer, whole):
+            added: Tensor = layer.get_delta_weight(ADAPTER)
+        return (base.float() + added).to(base.dtype)
 
     @torch.no_grad()
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._names.outward(self._tensors(), self._merge)
+    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self._tensors(), lambda name, tensor: self._merge(name, tensor, whole))
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -93,14 +95,17 @@ class PeftModel(TransformersModel):
             for layer in layers:
                 layer.enable_adapters(True)
 
-    def save_adapter(self, folder: Path, base_model: str) -> None:
-        """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
+    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
         theirs: dict[str, Tensor] = {}
         for name, layer in self._adapted():
             for kind, factor in zip("AB", _factors(layer), strict=True):
-                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = factor
+                theirs[f"base_model.model.{name}.lora_{kind}.weight"] = whole(factor.detach())
+        return theirs
+
+    def save_adapter(self, folder: Path, base_model: str, factors: Mapping[str, Tensor] | None = None) -> None:
+        """The factors as peft writes them; `base_model` is the folder or hub id it should put them on."""
         self._config.base_model_name_or_path, self._config.inference_mode = base_model, True
-        write_tensors(folder / "adapter_model.safetensors", theirs, {"format": "pt"})
+        write_tensors(folder / "adapter_model.safetensors", factors or self.adapter_weights(), {"format": "pt"})
         self._config.save_pretrained(str(folder))
 
 
@@ -124,3 +129,20 @@ def _parameter(layer: LoraLayer) -> str:
 
 def _factors(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
     return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+
+
+@contextmanager
+def _whole_factors(layer: LoraLayer, whole: Whole) -> Iterator[None]:
+    """Inside, peft's own arithmetic sees all of the factors."""
+    homes = [(module, module.weight) for module in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])]
+    made = [whole(weight.detach()) for _, weight in homes]
+    if all(new.data_ptr() == weight.data_ptr() for new, (_, weight) in zip(made, homes, strict=True)):
+        yield
+        return
+    for (module, _), new in zip(homes, made, strict=True):
+        module._parameters["weight"] = nn.Parameter(new, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, weight in homes:
+            module._parameters["weight"] = weight

@@ -49,6 +49,10 @@ class PolicyFolder:
     def save(self, folder: Path, model: PolicyModel) -> None:
         """Write a plain Hugging Face folder, an adapter merged."""
         model.save(folder)
+        self.save_files(folder)
+
+    def save_files(self, folder: Path) -> None:
+        """What goes beside the weights."""
         for name, content in self.files.items():
             with replacing(folder / name) as file:
                 file.write(content)

@@ -1,7 +1,7 @@
 """What a policy model is: packed tokens in, hidden states and token scores out, weights by their Hugging Face names."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,15 @@ class ModelInputs:
 
     tokens: Tensor
     positions: Tensor
+
+
+Whole = Callable[[Tensor], Tensor]
+"""Of a weight that is shared out over processes, all of it: every process calls this for the same weights in order."""
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    """What a `Whole` is where nothing is shared out."""
+    return tensor
 
 
 ALL = 1 << 30
@@ -89,7 +98,7 @@ class PolicyModel(nn.Module, ABC):
         """Log-probs of `targets[N]` and entropies [N], differentiable; logits are made for `chunk` rows at once."""
 
     @abstractmethod
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, one at a time, an adapter merged; live or made on the way."""
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -108,6 +117,15 @@ class PolicyModel(nn.Module, ABC):
     def save(self, folder: Path) -> None:
         """config.json and safetensors as transformers, vLLM and SGLang load them, an adapter merged."""
 
-    def save_adapter(self, folder: Path, base_model: str) -> None:
-        """The adapter in peft's format; `base_model` is the folder or hub id it is put on."""
+    def save_config(self, folder: Path) -> None:
+        """config.json alone, for weights that another writes."""
+        raise EngineError(f"{type(self).__name__} cannot be saved from several processes")
+
+    def adapter_weights(self, whole: Whole = as_it_is) -> dict[str, Tensor]:
+        """The factors of the adapter by the names peft gives them."""
+        raise EngineError("this model has no adapter to save")
+
+    def save_adapter(self, folder: Path, base_model: str, factors: Mapping[str, Tensor] | None = None) -> None:
+        """The adapter in peft's format; `base_model` is the folder or hub id it is put on. `factors` are what
+        `adapter_weights` gave, where they are not to be had here."""
         raise EngineError("this model has no adapter to save")

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.products import linear
 from turnwise.engines.model.gguf_file import dequantised
-from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel
+from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel, Whole, as_it_is
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
@@ -188,8 +188,8 @@ class TransformersModel(PolicyModel):
         tensors: dict[str, Tensor] = self.model.state_dict()
         return tensors
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._names.outward(self._tensors())
+    def weights(self, whole: Whole = as_it_is) -> Iterator[tuple[str, Tensor]]:
+        yield from self._names.outward(self._tensors(), lambda name, tensor: whole(tensor))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return self._names.shapes(self._tensors())
@@ -202,6 +202,9 @@ class TransformersModel(PolicyModel):
 
     def save(self, folder: Path) -> None:
         write_tensors(folder / "model.safetensors", dict(self.weights()), {"format": "pt"})
+        self.save_config(folder)
+
+    def save_config(self, folder: Path) -> None:
         config = copy.deepcopy(self.model.config)
         config.architectures, config.dtype = [type(self.model).__name__], self.dtype
         config.save_pretrained(folder)

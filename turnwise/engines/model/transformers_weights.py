@@ -40,6 +40,8 @@ class CheckpointNames:
             model._weight_conversions = [entry for entry in found if not isinstance(entry, PrefixChange)]
         self._conversions: list[WeightTransform] = model._weight_conversions
         self._known: dict[str, dict[str, tuple[int, ...]]] | None = None
+        self._once: tuple[str, ...] | None = None
+        """The names in memory that a checkpoint has, tied ones once."""
 
     def outward(
         self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
@@ -51,10 +53,11 @@ class CheckpointNames:
                 yield name, tensor.detach()
 
     def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        unsaved = self._model._keys_to_ignore_on_save or ()
-        kept = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
-        untied: dict[str, Tensor] = remove_tied_weights_from_state_dict(kept, self._model)
-        return untied
+        if self._once is None:  # tensors that are shared out over processes do not show who is tied to whom
+            unsaved = self._model._keys_to_ignore_on_save or ()
+            kept = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
+            self._once = tuple(remove_tied_weights_from_state_dict(kept, self._model))
+        return {name: tensors[name] for name in self._once}
 
     def shapes(self, tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
         """What the checkpoint holds, without making any of it."""

@@ -1,0 +1,294 @@
+"""The processes that a sharded learner runs in: started here, asked together, and watched while they work."""
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
+from turnwise.errors import EngineError, TurnwiseError
+
+if TYPE_CHECKING:
+    from turnwise.engines.learners.rank import Rank
+
+GRACE_SECONDS = 10.0
+"""When one rank has failed, how long the others may take to answer: they may wait for it in a collective for ever."""
+END_SECONDS = 5.0
+PARENT_SECONDS = 0.5
+"""How often a rank looks whether the process that started it is still there."""
+LAST_WORDS = 400
+"""Characters of a dead rank's output that an error repeats."""
+
+_START = """
+import sys
+from multiprocessing.connection import Connection
+channel = Connection(int(sys.argv[1]))
+sys.path[:] = channel.recv()
+from turnwise.engines.learners.rank_group import serve
+serve(channel, sys.argv[2])
+"""
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class RankLost(EngineError):
+    """A process of the learner is gone, and with it the state of all: the run goes on from its last checkpoint."""
+
+
+class Ranks(Protocol):
+    """A group of ranks, each a `rank.Rank` somewhere: processes here, or actors of a cluster."""
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        ...
+
+    def start(self, setup: RankSetup) -> None:
+        """Open a rank in each place, in the stead of those that are there; an error of one ends all."""
+        ...
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of every rank at once, with a tuple of arguments for each; the answers in order.
+
+        The error of a rank is raised here, the first one's where several have one. RankLost when one died, or when
+        the others do not come back from an error of one; all are ended then. One call at a time: others wait.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End them all, whatever they are doing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer of a rank whose method raised."""
+
+    error: TurnwiseError | None
+    text: str
+    """The trace of anything else: a bug."""
+
+    def throw(self, rank: int) -> NoReturn:
+        """On the other side."""
+        if self.error is not None:
+            raise self.error
+        raise RuntimeError(f"rank {rank} of the learner: {self.text}")
+
+
+class LocalRanks:
+    """Ranks in processes of this machine; implements `Ranks`. `devices` has one for each: `("cpu", "cpu")`.
+
+    They meet through a file, and each gets `threads` of the CPU.
+    """
+
+    def __init__(self, devices: Sequence[str], threads: int = 1) -> None:
+        self._devices, self._threads = tuple(devices), max(1, threads)
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Connection] = []
+        self._folder = Path()
+        self._meetings = 0
+        self._gone: str | None = "they were not started"
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return len(self._devices)
+
+    def start(self, setup: RankSetup) -> None:
+        """Start the processes if they do not run yet, and wait until all have opened their rank."""
+        try:
+            if not self._processes:
+                self._begin()
+            self._meetings += 1
+            meeting = f"file://{self._folder}/meeting_{self._meetings}"
+            places = [RankPlace(n, self.size, meeting, device, self._threads) for n, device in enumerate(self._devices)]
+            self._ask("open", [(setup, place) for place in places], grace=0.0)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-ranks-"))
+        self._end = weakref.finalize(self, _end, self._processes, self._channels, self._folder)
+        self._gone = None
+        for number in range(self.size):
+            self._spawn(number)
+            self._channels[number].send([os.path.abspath(entry) for entry in sys.path])
+
+    def _spawn(self, number: int) -> None:
+        ours, theirs = connection.Pipe()
+        with theirs, (self._folder / f"rank_{number}.log").open("wb") as log:
+            threads = dict.fromkeys(_THREADS, str(self._threads))
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, str(theirs.fileno()), str(self._folder)],
+                pass_fds=(theirs.fileno(),),
+                env={"GLOO_SOCKET_IFNAME": _loopback(), **os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the run, which ends its step first
+            )
+        self._processes.append(process)
+        self._channels.append(ours)
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """See `Ranks.call`."""
+        return self._ask(method, arguments, GRACE_SECONDS)
+
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], grace: float) -> list[Any]:
+        with self._lock:
+            if self._gone is not None:
+                raise RankLost(f"the learner's processes are gone: {self._gone}")
+            for number, (channel, given) in enumerate(zip(self._channels, arguments, strict=True)):
+                try:
+                    channel.send((method, given))
+                except OSError:
+                    self._lost(number, method)
+            return self._answers(method, grace)
+
+    def _answers(self, method: str, grace: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        waiting = {channel: number for number, channel in enumerate(self._channels)}
+        failed, deadline = -1, float("inf")
+        while waiting:
+            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            ready = connection.wait(list(waiting), left)
+            if not ready:  # the others hang in a collective that a failed one never joins
+                self._stop(f"rank {failed} failed while it was {method}")
+                answers[failed].throw(failed)
+            for channel in ready:
+                number = waiting.pop(channel)  # type: ignore[call-overload]
+                try:
+                    answers[number] = channel.recv()  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    self._lost(number, method)
+                if isinstance(answers[number], Failed) and failed < 0:
+                    failed, deadline = number, time.monotonic() + grace
+        for number in range(self.size):
+            if isinstance(answers[number], Failed):
+                answers[number].throw(number)
+        return [answers[number] for number in range(self.size)]
+
+    def _lost(self, number: int, method: str) -> NoReturn:
+        process = self._processes[number]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        words = self._last_words(number)
+        problem = f"rank {number} of {self.size} (process {process.pid}) died in `{method}`: {_how(process.returncode)}"
+        self._stop(problem)
+        said = f"; it said: {words}" if words else ""
+        raise RankLost(f"the learner lost a process and with it its state: {problem}{said}")
+
+    def _last_words(self, number: int) -> str:
+        try:
+            text = (self._folder / f"rank_{number}.log").read_bytes()[-4 * LAST_WORDS :].decode(errors="replace")
+        except OSError:
+            return ""
+        return " ".join(text.split())[-LAST_WORDS:]
+
+    def stop(self) -> None:
+        """End them all."""
+        self._stop("they were ended")
+
+    def _stop(self, why: str) -> None:
+        if self._gone is None:
+            self._gone = why
+            self._end()
+
+
+def _end(processes: list["subprocess.Popen[bytes]"], channels: list[Connection], folder: Path) -> None:
+    """A rank may hang in a collective or write a file that nobody will read: there is nothing to wait for."""
+    for process in processes:
+        process.kill()
+    for channel in channels:
+        channel.close()
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "it does not answer"
+    if status >= 0:
+        return f"exit status {status}"
+    return signal.Signals(-status).name if -status in list(signal.Signals) else f"signal {-status}"
+
+
+def _loopback() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+# --- in the process of a rank ---------------------------------------------------------------------------------------
+
+
+def serve(channel: Connection, folder: str) -> None:
+    """Open the rank that is asked for and answer calls until the driver is gone; an error is an answer too."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the run decides when its ranks end
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(os.getppid(), folder), daemon=True).start()
+    rank: list[Rank] = []
+    while True:
+        try:
+            method, given = channel.recv()
+        except (EOFError, OSError):
+            _leave(folder)
+        if method == "open":
+            _answer(channel, lambda given=given: _open(rank, *given))
+        else:
+            _answer(channel, lambda method=method, given=given: getattr(rank[0], method)(*given))
+
+
+def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
+    from turnwise.engines.learners.rank import Rank
+
+    for before in rank:
+        before.leave()
+    rank[:] = [Rank(setup, place)]
+
+
+def _answer(channel: Connection, work: Any) -> None:
+    try:
+        found = work()
+    except TurnwiseError as error:
+        found = _failed(error)
+    except Exception:  # a bug: it stops the run in the other process, with this trace
+        found = Failed(None, traceback.format_exc())
+    with contextlib.suppress(OSError):  # nobody is there any more: the next look at the channel sees it
+        channel.send(found)
+
+
+def _failed(error: TurnwiseError) -> Failed:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an error class of a user's plug-in may not travel: its text does
+        error = EngineError(str(error))
+    return Failed(error, "")
+
+
+def _watch(parent: int, folder: str) -> None:
+    """End this process when the one that started it has ended, even killed in the middle of a collective."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    _leave(folder)
+
+
+def _leave(folder: str) -> NoReturn:
+    """Without waiting for anything: threads of collectives may hang."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

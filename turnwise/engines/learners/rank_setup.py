@@ -1,0 +1,37 @@
+"""What a rank of a sharded learner opens, and where: plain data that goes to another process or machine."""
+
+from dataclasses import dataclass
+
+from turnwise.choices import ModelImplementation
+from turnwise.config import LearnerConfig
+from turnwise.engines.model.sources import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """The same for every rank of a learner."""
+
+    source: ModelSource
+    """Each rank reads the model's files itself."""
+    implementation: ModelImplementation
+    learner: LearnerConfig
+    """Its `device` is not read: a rank has one of its own."""
+    temperature: float
+    seed: int
+    updates: int = 0
+    critic: bool = False
+    reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One rank of a group: `RankPlace(0, 2, "file:///tmp/meeting", "cpu")`."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    """Where the ranks meet, an `init_method` of torch.distributed: file://PATH, or tcp://HOST:PORT across machines."""
+    device: str
+    """cpu, or cuda:N."""
+    threads: int = 1
+    """Of the CPU."""

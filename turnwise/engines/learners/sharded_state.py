@@ -1,0 +1,158 @@
+"""The state of a sharded learner as a torch distributed checkpoint: written beside the training, read by any number.
+
+A folder `learner` with a file of each rank, torch's `.metadata` and our `info.json`. The tensors have the names that
+`LocalLearner.state` gives them, so that one process reads what several wrote; several read its file too.
+"""
+
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from turnwise.engines.learners.state import FILE, SHARDED, check_info, read_head
+from turnwise.errors import StorageError
+
+INFO, METADATA = "info.json", ".metadata"
+FORMAT = 1
+"""Raised when names or their meaning change; a folder of another format is refused by name."""
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.distributed.checkpoint._version": None,
+    "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"},
+    "torch.serialization": {"_get_layout"},
+    "torch.storage": {"_get_dtype_from_pickle_storage_type"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+}
+"""What a `.metadata` may name: anything else in a pickle is code that a folder wants run."""
+
+
+def begin(
+    folder: Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any], group: dist.ProcessGroup
+) -> "Future[Any]":
+    """Copy the tensors aside and start to write them; the result is there when the checkpoint is whole."""
+    place = folder / SHARDED
+    place.mkdir(parents=True, exist_ok=True)
+    if dist.get_rank() == 0:
+        (place / INFO).write_text(json.dumps({"format": FORMAT, **info}), encoding="utf-8")
+    writer = checkpoint.FileSystemWriter(place, single_file_per_rank=True, sync_files=True)
+    begun = checkpoint.async_save(dict(tensors), storage_writer=writer, process_group=group, async_stager=_stager())
+    return begun if isinstance(begun, Future) else begun.upload_completion
+
+
+def _stager() -> Any:
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    return DefaultStager(StagingOptions(False, False, False, False))
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads a `.metadata` and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = _KNOWN.get(module, set())
+        if "." in name or (allowed is not None and name not in allowed):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is nothing of a checkpoint's")
+        return super().find_class(module, name)
+
+
+class CheckedReader(checkpoint.FileSystemReader):
+    """torch's reader, but what a folder would have us run is refused."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The checkpoint's table of tensors."""
+        path = Path(self.path) / METADATA
+        try:
+            found = _Metadata(io.BytesIO(path.read_bytes())).load()
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        except Exception as error:  # a pickle breaks in as many ways as there are classes
+            raise StorageError(f"cannot read {path}: {error}") from error
+        if not isinstance(found, Metadata):
+            raise StorageError(f"{path} is no table of a checkpoint's tensors")
+        if found.storage_meta is None:
+            found.storage_meta = StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """What JSON holds of a saved state, whoever wrote it."""
+    if (folder / FILE).is_file():
+        return read_head(folder)
+    path = folder / SHARDED / INFO
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+    return check_info(path, info, FORMAT)
+
+
+def kinds(folder: Path) -> dict[str, Tensor]:
+    """Names, shapes and number formats of a saved state's tensors, without the numbers."""
+    if (folder / FILE).is_file():
+        with safe_open(folder / FILE, "pt") as file:
+            return {name: _kind(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (no dict)
+    found: dict[str, Tensor] = {}
+    for name, entry in CheckedReader(folder / SHARDED).read_metadata().state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise StorageError(f"{folder / SHARDED} holds {name}, which is no tensor")
+        found[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+    return found
+
+
+def _kind(entry: Any) -> Tensor:
+    formats = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+               "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8}  # fmt: skip
+    return torch.empty(entry.get_shape(), dtype=formats[entry.get_dtype()], device="meta")
+
+
+def read_shards(folder: Path, places: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fill these: plain tensors whole, shared out ones with this rank's part. Names and shapes are checked already."""
+    if (folder / FILE).is_file():
+        with safe_open(folder / FILE, "pt") as file, torch.no_grad():
+            for name, place in places.items():
+                _fill(place, file.get_slice(name) if place.dim() else file.get_tensor(name))
+        return
+    reader = CheckedReader(folder / SHARDED)
+    try:
+        checkpoint.load(dict(places), storage_reader=reader, process_group=group, no_dist=group is None)
+    except checkpoint.CheckpointException as error:
+        problem = next(iter(error.failures.values()))[0]
+        raise StorageError(f"cannot read {folder / SHARDED}: {problem}") from error
+
+
+def _fill(place: Tensor, source: Any) -> None:
+    if not isinstance(place, DTensor):
+        place.copy_(source[:] if place.dim() else source)
+        return
+    local = place.to_local()
+    if len(local):
+        start = _first_row(place)
+        local.copy_(source[start : start + len(local)])
+
+
+def _first_row(place: DTensor) -> int:
+    """Where a rank's rows begin: torch cuts a tensor into chunks of equal size, of which the last may be smaller."""
+    ranks = place.device_mesh.size()
+    return dist.get_rank() * -(-place.shape[0] // ranks)
+
+
+def read_whole(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What several processes wrote, in one."""
+    info = read_info(folder)
+    places = {name: torch.empty_like(kind, device="cpu") for name, kind in kinds(folder).items()}
+    read_shards(folder, places, None)
+    return places, info
