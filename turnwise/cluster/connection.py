@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import secrets
+import socket
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -21,8 +22,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "
 """No statistics to Ray's makers, no packing up of this environment, and no line of an actor left out."""
 TOKEN_ENV, MODE_ENV = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
 """By which Ray's processes know each other, and whether they ask."""
-LOCAL_STORE = 512 * 2**20
-"""Bytes of the object store of a cluster that is started here, where the model does not need more."""
+REACH_SECONDS = 10.0
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -203,14 +203,36 @@ async def _keep(connection: Connection, opened: "asyncio.Future[None]") -> None:
         await asyncio.to_thread(connection.ray.shutdown)
 
 
+def check_address(address: str | None) -> None:
+    """ConfigError for what is no address of a cluster."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"cluster.address is HOST:PORT of a Ray cluster that this machine is a node of, or auto; not {address!r}"
+        )
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for a minute and more."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"cluster.address: nothing answers at {address}: {error.strerror or error}") from error
+
+
 def _init(ray: Any, config: ClusterConfig) -> None:
     """In a thread: there Ray leaves the handlers of signals alone, which are ours."""
+    if config.address not in (None, "auto"):
+        _reach(str(config.address))
     logging.getLogger("ray").setLevel(logging.ERROR)
     local: dict[str, Any] = {}
     if config.address is None:
         if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
             os.environ[TOKEN_ENV] = secrets.token_hex(32)
-        local = {"include_dashboard": False, "object_store_memory": LOCAL_STORE, "num_cpus": _cpus(config)}
+        local = {"include_dashboard": False, "num_cpus": _cpus(config)}
     try:
         ray.init(
             address=config.address or "local",

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from importlib.util import find_spec
 
 from turnwise.choices import EngineName, ScoringRun
-from turnwise.cluster.connection import Say, hearing, on_ray
+from turnwise.cluster.connection import Say, check_address, hearing, on_ray
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.scorers import ClusterRunner
 from turnwise.config import Config
@@ -20,6 +20,7 @@ def check_cluster(config: Config) -> None:
         return
     if find_spec("ray") is None:
         raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
+    check_address(config.cluster.address)
     if config.cluster.scorers and config.scoring.run is ScoringRun.http:
         raise ConfigError("cluster.scorers: with scoring.run=http a server scores already; set one of the two")
     if config.cluster.sandboxes and config.sandbox.url is not None:
