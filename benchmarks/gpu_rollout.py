@@ -6,7 +6,7 @@ its own in one run of this script: ours is measured, then vLLM's load all at onc
 one at a time.
 
 `single`: random weights of a shape, prompts of about 128 tokens with 8 siblings each, turns of 256 tokens, 256 and
-1,024 at once, four episodes for each place; vLLM is given one batch of them and has prefix caching on.
+1,024 at once, four episodes for each place (one with 7 B); vLLM is given one batch of them and has prefix caching on.
 `chat`: a real model (--model), 64 prompts x 8 siblings, 4 turns, a user who says about 100 tokens after each of the
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
@@ -96,14 +96,15 @@ def samples_of(count: int, length: int) -> list[Any]:
 async def play(
     prepared: Any, sampler: Any, clock: Any, rounds: int
 ) -> list[tuple[int, float, list[Any], float | None]]:
-    """(tokens, seconds, trajectories, idle share of the GPU) of each round."""
+    """(tokens, seconds, trajectories, idle share of the GPU) of each round; not of a run's very first, in which every
+    episode is self-checked."""
     from turnwise.assemble import token_context
     from turnwise.eval import play_all
 
     context = token_context(prepared, prepared.renderer, sampler, prepared.config.sampling)
     found = []
     async with prepared.running(lambda text: None):
-        for number in range(rounds):
+        for number in range(1, rounds + 1):
             trajectories: list[Any] = []
             clock.take()
             start = time.perf_counter()
@@ -144,7 +145,7 @@ def ours(arguments: argparse.Namespace) -> None:
         for count in CONCURRENT:
             prepared = prepared_of(
                 arguments.tokenizer,
-                samples_of(WAVES * count // SIBLINGS, 110),
+                samples_of((1 if shape == "7B" else WAVES) * count // SIBLINGS, 110),
                 [
                     "sampling.max_tokens=256",
                     f"engine.max_batch={count}",
