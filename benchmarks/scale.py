@@ -215,13 +215,13 @@ def idle(rate: float) -> None:
             config = configure(
                 "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=8", "training.group_size=8",
                 "training.samples=512", "eval.samples=1", "training.eval_every=0", "training.save_every=0",
-                "training.steps=8", "sampling.max_tokens=128", "cluster=ray", "cluster.samplers=2",
+                "training.steps=6", "sampling.max_tokens=64", "cluster=ray", "cluster.samplers=2",
                 f"engine.name={here}", "training.max_logprob_gap=1e9", f"training.max_lag={lag}", f"runs_dir={folder}",
                 "run=idle", "rollout.max_assistant_turns=1",
             )  # fmt: skip
             report = train(config, console=Console(quiet=True))
             lines = [json.loads(one) for one in (report.run / "metrics.jsonl").read_text().splitlines()]
-            steps = [one for one in lines if "timing_s/step" in one][3:]
+            steps = [one for one in lines if "timing_s/step" in one][2:]
             step, update = (sum(one[f"timing_s/{name}"] for one in steps) for name in ("step", "update_actor"))
             print(
                 f"max_lag {lag}: a step takes {step / len(steps):.2f} s, the learner is idle for "
