@@ -7,7 +7,7 @@ import pytest
 from turnwise import Config, configure
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here
+from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here, rank_devices
 from turnwise.errors import ConfigError
 
 NONE, ONE = Seen(), Seen((Gpu("NVIDIA H200", 150 * 10**9),))
@@ -86,3 +86,15 @@ def test_a_gpu_that_cannot_be_used_is_left_alone_and_the_reason_is_said():
         choose(configure("engine=cuda"), unfit)
     with pytest.raises(ConfigError, match=r"learner.device=cuda:0: PyTorch sees .* but Triton"):
         device_of("cuda:0", unfit)
+
+
+def test_processes_of_a_learner_have_a_gpu_each_behind_the_samplers():
+    eight = Seen(ONE.gpus * 8)
+    assert rank_devices(configure("learner.processes=3"), Seen()) == ("cpu",) * 3
+    assert rank_devices(configure("learner.processes=7"), eight) == tuple(f"cuda:{n}" for n in range(1, 8))
+    assert rank_devices(configure("learner.processes=8"), eight, samples=False)[0] == "cuda:0"
+    assert rank_devices(configure("learner.processes=8", "engine=torch"), eight)[-1] == "cuda:7"
+    with pytest.raises(ConfigError, match=r"learner.processes=8 takes a GPU each and the sampler one more.* has 8"):
+        rank_devices(configure("learner.processes=8"), eight)
+    with pytest.raises(ConfigError, match=r"this machine has 8; lower it"):
+        rank_devices(configure("learner.processes=9", "engine=torch"), eight)

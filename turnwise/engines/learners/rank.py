@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from turnwise.engines.learners import sharded_state
 from turnwise.engines.learners.activation_memory import ActivationMemory, free_bytes, logit_rows
@@ -27,8 +26,9 @@ from turnwise.engines.learners.local import CHUNK_TOKENS
 from turnwise.engines.learners.losses import PolicyTokens, evaluate
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
+from turnwise.engines.learners.rank_group import Failed, failed
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
-from turnwise.engines.learners.sharded_models import RankModels, Whole, local_part, open_models
+from turnwise.engines.learners.sharded_models import RankModels, Whole, local_part, open_models, shared_out_as
 from turnwise.engines.learners.state import below, check_names, differences
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.tensor_file import write_stream
@@ -61,7 +61,7 @@ class Accumulated:
     """By optimizer, the square of the norm of this rank's part of the gradient."""
     broken: dict[str, list[str]]
     """By optimizer, parameters whose gradient is not finite."""
-    error: Exception | None
+    error: Failed | None
     """What a loss raised; the rank went on with the others, so that none waits for it."""
 
 
@@ -183,17 +183,17 @@ class Rank:
         again = self._memory.layers_again(len(here.tokens))
         with self._memory.measured(len(here.tokens)):
             made = PolicyTokens(*self._models.root(lambda: self._forwarded(here, again)))
-            total, error = None, found.error
+            error = found.error
+            parts = [part for part in (made.logprobs, made.entropy, made.values) if part is not None]
+            total = torch.stack([part.sum() for part in parts]).sum() * 0.0
             if given is not None and error is None:
                 try:
                     total, metrics = evaluate(made, here, objective)
                     found.losses.append(float(total.detach()))
                     found.metrics.append({name: float(value) for name, value in metrics.items()})
                 except Exception as raised:  # a user's loss may raise anything: the others wait for our backward pass
-                    error = raised
-            if total is None:
-                total = sum(part.sum() for part in (made.logprobs, made.entropy, made.values) if part is not None) * 0.0
-            total.backward()  # type: ignore[no-untyped-call, union-attr]
+                    error = failed(raised)
+            total.backward()  # type: ignore[no-untyped-call]
         none = np.zeros(0, np.float32)
         found.logprobs.append(none if given is None else _numpy(made.logprobs.detach()))
         found.entropies.append(none if given is None else _numpy(made.entropy.detach()))
@@ -273,7 +273,7 @@ class Rank:
             tensors.update({f"{name}.{key}": parameter.detach() for key, parameter in parameters.items()})
             for key, moment in self._optimizers[name].state().items():
                 owner = parameters[key.rpartition(".")[0]]
-                tensors[f"optimizer.{name}.{key}"] = _like(owner, moment) if moment.dim() else moment
+                tensors[f"optimizer.{name}.{key}"] = shared_out_as(owner, moment) if moment.dim() else moment
         info = {"step": self._step, "optimizer": self._config.optimizer.value, **self._models.identity}
         try:
             self._saving = sharded_state.begin(folder, tensors, info, self._files)
@@ -306,7 +306,7 @@ class Rank:
         for name, kind in kinds.items():
             owner = places[name if name in places else name.removeprefix("optimizer.").rpartition(".")[0]]
             counter = not kind.dim()
-            fresh[name] = torch.empty_like(kind, device="cpu") if counter else _like(owner, _empty(owner))
+            fresh[name] = torch.empty_like(kind, device="cpu") if counter else shared_out_as(owner, _empty(owner))
         sharded_state.read_shards(folder, fresh, self._files)
         local = {name: local_part(tensor) for name, tensor in fresh.items()}
         for name, optimizer in self._optimizers.items():
@@ -322,12 +322,6 @@ class Rank:
         if owner is None or what not in ("exp_avg", "exp_avg_sq", "step"):
             return None
         return torch.Size(()) if what == "step" else owner.shape
-
-
-def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    """A rank's part of a tensor that is shared out as the parameter is."""
-    assert isinstance(parameter, DTensor)
-    return DTensor(local, parameter._spec, requires_grad=False)
 
 
 def _empty(parameter: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -166,14 +167,14 @@ class LocalRanks:
         failed, deadline = -1, float("inf")
         while waiting:
             left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-            ready = connection.wait(list(waiting), left)
+            ready = [channel for channel in connection.wait(list(waiting), left) if isinstance(channel, Connection)]
             if not ready:  # the others hang in a collective that a failed one never joins
                 self._stop(f"rank {failed} failed while it was {method}")
                 answers[failed].throw(failed)
             for channel in ready:
-                number = waiting.pop(channel)  # type: ignore[call-overload]
+                number = waiting.pop(channel)
                 try:
-                    answers[number] = channel.recv()  # type: ignore[union-attr]
+                    answers[number] = channel.recv()
                 except (EOFError, OSError):
                     self._lost(number, method)
                 if isinstance(answers[number], Failed) and failed < 0:
@@ -248,10 +249,7 @@ def serve(channel: Connection, folder: str) -> None:
             method, given = channel.recv()
         except (EOFError, OSError):
             _leave(folder)
-        if method == "open":
-            _answer(channel, lambda given=given: _open(rank, *given))
-        else:
-            _answer(channel, lambda method=method, given=given: getattr(rank[0], method)(*given))
+        _answer(channel, partial(_open, rank) if method == "open" else getattr(rank[0], method), given)
 
 
 def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
@@ -262,18 +260,19 @@ def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
     rank[:] = [Rank(setup, place)]
 
 
-def _answer(channel: Connection, work: Any) -> None:
+def _answer(channel: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
     try:
-        found = work()
-    except TurnwiseError as error:
-        found = _failed(error)
-    except Exception:  # a bug: it stops the run in the other process, with this trace
-        found = Failed(None, traceback.format_exc())
+        found = work(*given)
+    except Exception as error:  # it is raised in the other process
+        found = failed(error)
     with contextlib.suppress(OSError):  # nobody is there any more: the next look at the channel sees it
         channel.send(found)
 
 
-def _failed(error: TurnwiseError) -> Failed:
+def failed(error: Exception) -> Failed:
+    """An error as it travels: one that a person can mend as it is, a bug by its trace."""
+    if not isinstance(error, TurnwiseError):
+        return Failed(None, "".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an error class of a user's plug-in may not travel: its text does

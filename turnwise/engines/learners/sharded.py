@@ -114,9 +114,9 @@ class ShardedLearner:
 
     def _metrics(self, found: Sequence[Accumulated], batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Shares of the ranks' passes added up; every loss must be finite."""
-        for one in found:
+        for rank, one in enumerate(found):
             if one.error is not None:
-                raise one.error
+                one.error.throw(rank)
         losses = [loss for one in found for loss in one.losses]
         for loss in losses:
             if not math.isfinite(loss):

@@ -69,13 +69,18 @@ class Whole:
     def __call__(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return tensor
-        here = DTensor(tensor.to_local().to(self.device), tensor._spec, requires_grad=False)
-        return here.full_tensor()
+        return shared_out_as(tensor, tensor.to_local().to(self.device)).full_tensor()
+
+
+def shared_out_as(other: Tensor, local: Tensor) -> DTensor:
+    """A tensor that is shared out as another is, of which this is the rank's own part."""
+    assert isinstance(other, DTensor)
+    return DTensor(local, other._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """A rank's own part of what is shared out, on the same memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> RankModels:

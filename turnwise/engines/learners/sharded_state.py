@@ -7,6 +7,7 @@ A folder `learner` with a file of each rank, torch's `.metadata` and our `info.j
 import io
 import json
 import pickle
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,8 +17,12 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
 
 from turnwise.engines.learners.state import FILE, SHARDED, check_info, read_head
@@ -27,15 +32,15 @@ INFO, METADATA = "info.json", ".metadata"
 FORMAT = 1
 """Raised when names or their meaning change; a folder of another format is refused by name."""
 _KNOWN = {
-    "torch.distributed.checkpoint.metadata": None,
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.distributed.checkpoint._version": None,
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"},
     "torch.serialization": {"_get_layout"},
-    "torch.storage": {"_get_dtype_from_pickle_storage_type"},
-    "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
-}
+}  # fmt: skip
 """What a `.metadata` may name: anything else in a pickle is code that a folder wants run."""
 
 
@@ -47,28 +52,24 @@ def begin(
     place.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
         (place / INFO).write_text(json.dumps({"format": FORMAT, **info}), encoding="utf-8")
-    writer = checkpoint.FileSystemWriter(place, single_file_per_rank=True, sync_files=True)
-    begun = checkpoint.async_save(dict(tensors), storage_writer=writer, process_group=group, async_stager=_stager())
-    return begun if isinstance(begun, Future) else begun.upload_completion
-
-
-def _stager() -> Any:
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
-    return DefaultStager(StagingOptions(False, False, False, False))
+    writer = FileSystemWriter(place, single_file_per_rank=True, sync_files=True)
+    stager = DefaultStager(StagingOptions(False, False, False, False))  # copied when it returns: training goes on
+    begun = async_save(dict(tensors), storage_writer=writer, process_group=group, async_stager=stager)
+    written = begun if isinstance(begun, Future) else begun.upload_completion
+    written.add_done_callback(lambda _: stager.close())
+    return written
 
 
 class _Metadata(pickle.Unpickler):
     """Reads a `.metadata` and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed = _KNOWN.get(module, set())
-        if "." in name or (allowed is not None and name not in allowed):
+        if name not in _KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is nothing of a checkpoint's")
         return super().find_class(module, name)
 
 
-class CheckedReader(checkpoint.FileSystemReader):
+class CheckedReader(FileSystemReader):
     """torch's reader, but what a folder would have us run is refused."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -128,8 +129,10 @@ def read_shards(folder: Path, places: Mapping[str, Tensor], group: dist.ProcessG
         return
     reader = CheckedReader(folder / SHARDED)
     try:
-        checkpoint.load(dict(places), storage_reader=reader, process_group=group, no_dist=group is None)
-    except checkpoint.CheckpointException as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a single process is a single process
+            load(dict(places), storage_reader=reader, process_group=group, no_dist=group is None)
+    except CheckpointException as error:
         problem = next(iter(error.failures.values()))[0]
         raise StorageError(f"cannot read {folder / SHARDED}: {problem}") from error
 
