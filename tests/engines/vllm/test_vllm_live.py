@@ -182,7 +182,7 @@ def test_a_server_writes_as_we_do_and_updates_of_every_kind_reach_the_next_token
 
 SETTINGS = (
     "training.steps=2", "training.groups=4", "training.group_size=4", "training.eval_every=0", "training.save_every=1",
-    "learner.lr=0.002", "run=live", "eval.samples=8",
+    "learner.lr=0.001", "run=live", "eval.samples=8", "training.max_lag=0",
 )  # fmt: skip
 
 
