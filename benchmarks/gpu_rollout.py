@@ -2,10 +2,11 @@
 
 Ours plays episodes through the product: rendering, ledgers, self-check and scoring included. vLLM is given the same
 prompts as token ids through `LLM.generate`, which costs it nothing beside its engine. Each side runs in a process of
-its own, ours first, in one run of this script.
+its own in one run of this script: ours is measured, then vLLM's load all at once, which takes minutes, and are measured
+one at a time.
 
 `single`: random weights of a shape, prompts of about 128 tokens with 8 siblings each, turns of 256 tokens, 256 and
-1,024 at once, four episodes for each place; vLLM is given one batch of them and has prefix caching on.
+1,024 at once, four episodes for each place (one with 7 B); vLLM is given one batch of them and has prefix caching on.
 `chat`: a real model (--model), 64 prompts x 8 siblings, 4 turns, a user who says about 100 tokens after each of the
 first three; vLLM has prefix caching on and is asked round by round. Each side's turns end where its model ends them.
 
@@ -35,6 +36,9 @@ CONCURRENT = (256, 1024)
 NEW = 256
 WAVES = 4
 """Episodes for each place: what begins and ends a run is then a small part of it."""
+CACHE_GIB = {"135M": 12, "0.6B": 40, "1.5B": 14, "7B": 26, "chat": 16}
+"""Keys and values of vLLM, which several of them on one GPU cannot measure: room for 1,024 sequences of 384 tokens
+whose prompts are shared by 8."""
 CHATS, SIBLINGS, TURNS, TURN_TOKENS = 64, 8, 4, 512
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "his")
 
@@ -92,14 +96,15 @@ def samples_of(count: int, length: int) -> list[Any]:
 async def play(
     prepared: Any, sampler: Any, clock: Any, rounds: int
 ) -> list[tuple[int, float, list[Any], float | None]]:
-    """(tokens, seconds, trajectories, idle share of the GPU) of each round."""
+    """(tokens, seconds, trajectories, idle share of the GPU) of each round; not of a run's very first, in which every
+    episode is self-checked."""
     from turnwise.assemble import token_context
     from turnwise.eval import play_all
 
     context = token_context(prepared, prepared.renderer, sampler, prepared.config.sampling)
     found = []
     async with prepared.running(lambda text: None):
-        for number in range(rounds):
+        for number in range(1, rounds + 1):
             trajectories: list[Any] = []
             clock.take()
             start = time.perf_counter()
@@ -140,7 +145,7 @@ def ours(arguments: argparse.Namespace) -> None:
         for count in CONCURRENT:
             prepared = prepared_of(
                 arguments.tokenizer,
-                samples_of(WAVES * count // SIBLINGS, 110),
+                samples_of((1 if shape == "7B" else WAVES) * count // SIBLINGS, 110),
                 [
                     "sampling.max_tokens=256",
                     f"engine.max_batch={count}",
@@ -231,15 +236,20 @@ def vllm(arguments: argparse.Namespace) -> None:
 
     exchange, results = Path(arguments.exchange), {}
     name = arguments.peer
-    common = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_num_seqs": 1024, "gpu_memory_utilization": 0.8}
+    common = {
+        "dtype": "bfloat16", "skip_tokenizer_init": True, "max_num_seqs": 1024, "enable_prefix_caching": True,
+        "kv_cache_memory_bytes": CACHE_GIB[name] << 30,
+    }  # fmt: skip
     if name == "chat":
-        llm = LLM(arguments.model, max_model_len=4096, enable_prefix_caching=True, **common)
+        llm = LLM(arguments.model, max_model_len=4096, **common)
+        wait_for_my_turn(exchange, name)
         prompts, between, stops = json.loads((exchange / "chat.json").read_text())
         results["chat"] = [vllm_chat(llm, SamplingParams, prompts, between, stops) for _ in range(2)]
     else:
         folder = exchange / f"model-{name}"
         write_config(folder, name)
-        llm = LLM(str(folder), load_format="dummy", max_model_len=1024, enable_prefix_caching=True, **common)
+        llm = LLM(str(folder), load_format="dummy", max_model_len=1024, **common)
+        wait_for_my_turn(exchange, name)
         params = SamplingParams(temperature=1.0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)
         for count in CONCURRENT:
             prompts = [{"prompt_token_ids": ids} for ids in json.loads((exchange / f"{name}-{count}.json").read_text())]
@@ -253,6 +263,13 @@ def vllm(arguments: argparse.Namespace) -> None:
             results[f"{name}-{count}"] = rounds
             print(f"  vLLM, {name}, {count}: {shown(rounds)}", file=sys.stderr, flush=True)
     (exchange / f"vllm-{name}.json").write_text(json.dumps(results))
+
+
+def wait_for_my_turn(exchange: Path, name: str) -> None:
+    """Say that the model is loaded, and wait until nothing else is measured."""
+    (exchange / f"loaded-{name}").touch()
+    while not (exchange / f"go-{name}").exists():
+        time.sleep(0.05)
 
 
 def vllm_chat(llm: Any, sampling: Any, prompts: Any, between: Any, stops: Any) -> tuple[int, float, None]:
@@ -299,20 +316,36 @@ def shown(rounds: list[Any]) -> str:
     return f"{', '.join(texts)} tokens/s by round"
 
 
+def run_vllm(python: str, command: list[str], names: list[str], exchange: Path) -> dict[str, Any]:
+    """What each of vLLM's processes measured, one for each name."""
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    peers = {name: subprocess.Popen([python, __file__, *command, "--peer", name], env=environment) for name in names}
+    found: dict[str, Any] = {}
+    try:
+        while any(not (exchange / f"loaded-{name}").exists() and peer.poll() is None for name, peer in peers.items()):
+            time.sleep(0.2)
+        for name, peer in peers.items():
+            (exchange / f"go-{name}").touch()
+            if peer.wait() == 0:
+                found |= json.loads((exchange / f"vllm-{name}.json").read_text())
+            else:
+                print(f"  vLLM, {name}: failed", file=sys.stderr, flush=True)
+    finally:
+        for peer in peers.values():
+            peer.kill()
+    return found
+
+
 def compare(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as exchange:
         command = ["--exchange", exchange, "--tokenizer", arguments.tokenizer, "--shapes", *arguments.shapes]
         command += ["--model", arguments.model] if arguments.model else []
         command += ["--invariant"] if arguments.invariant else []
         command += ["--device", arguments.device]
+        names = [*arguments.shapes, *(["chat"] if arguments.model else [])]
         subprocess.run([sys.executable, __file__, *command, "--peer", "ours"], check=True)
         found = json.loads((Path(exchange) / "ours.json").read_text())
-        names = [*arguments.shapes, *(["chat"] if arguments.model else [])]
-        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-        theirs: dict[str, Any] = {}
-        for name in names if arguments.vllm else []:
-            subprocess.run([arguments.vllm, __file__, *command, "--peer", name], check=True, env=environment)
-            theirs |= json.loads((Path(exchange) / f"vllm-{name}.json").read_text())
+        theirs = run_vllm(arguments.vllm, command, names, Path(exchange)) if arguments.vllm else {}
     print("tokens a second of whole episodes, best round of each side")
     for name, rounds in found.items():
         best = max(tokens / seconds for tokens, seconds, _ in rounds)

@@ -2,8 +2,9 @@
 
 Both sides train all weights of the same chat model on GSM8K in bfloat16: 64 prompts x 8 episodes of one turn a step,
 temperature 1, one AdamW update a step, the same prompts token by token. The reward is 1 for an even number of
-characters, so that every group has a gradient. Ours also renders, checks and records every episode. Each side runs in a
-process of its own; start-up and the first step do not count.
+characters, so that every group has a gradient. Ours also renders, checks and records every episode, and once more has
+two turns an episode, with a user who doubts the first answer, which TRL's one-turn step is compared with too. Each side
+runs in a process of its own; start-up and the first step do not count.
 TRL is needed for this benchmark only: pip install trl datasets, and vllm for the colocated way.
 
     python benchmarks/gpu_train.py --model FOLDER --data train.parquet [--steps 3] [--sides ours trl_vllm trl]
@@ -21,19 +22,26 @@ from typing import Any
 
 from train_cpu import LR, Reward, Step, read_steps, train_with_trl
 
-SIDES = {"ours": "Turnwise", "trl_vllm": "TRL, vLLM colocated", "trl": "TRL, transformers generation"}
+SIDES = {
+    "ours": "Turnwise",
+    "ours_two": "Turnwise, two turns",
+    "trl_vllm": "TRL, vLLM colocated",
+    "trl": "TRL, transformers generation",
+}
 MAX_TOKENS = 256
 MICRO_BATCH = 64
 """Sequences of one forward pass of TRL; ours are counted in tokens."""
 
 
-def config_of(arguments: argparse.Namespace, runs: str) -> Any:
+def config_of(arguments: argparse.Namespace, runs: str, *, turns: int = 1) -> Any:
     """The run as our config; the other side reads its samples and sizes from here too."""
     from turnwise.compose import configure
 
+    user = ("rollout.interaction=code_verify", "rollout.max_user_turns=1") if turns > 1 else ()
     return configure(
         f"model.path={arguments.model}", f"data.train_files=[{arguments.data}]", f"data.eval_files=[{arguments.data}]",
-        "task=gsm8k", f"rollout.max_tokens={MAX_TOKENS}",
+        "task=gsm8k", "rollout.tools=[]", f"rollout.max_assistant_turns={turns}", *user,
+        f"rollout.max_tokens={turns * MAX_TOKENS + 100 * (turns - 1)}",
         f"sampling.max_tokens={MAX_TOKENS}", "sampling.temperature=1",
         f"training.steps={1 + arguments.steps}", f"training.groups={arguments.prompts}",
         f"training.group_size={arguments.siblings}", f"training.samples={(1 + arguments.steps) * arguments.prompts}",
@@ -89,8 +97,8 @@ def trl_changes(config: Any, vllm: bool) -> dict[str, Any]:
 def child(side: str, arguments: argparse.Namespace) -> None:
     """Run one side and print its steps, the first one left out."""
     with tempfile.TemporaryDirectory() as folder:
-        config = config_of(arguments, folder)
-        if side == "ours":
+        config = config_of(arguments, folder, turns=2 if side == "ours_two" else 1)
+        if side.startswith("ours"):
             steps = ours(config)
         else:
             changes = trl_changes(config, vllm=side == "trl_vllm")
@@ -143,7 +151,10 @@ def main() -> None:
             continue
         medians[side] = statistics.median(step.seconds for step in steps)
         tokens, reward = (statistics.fmean(getattr(step, name) for step in steps) for name in ("tokens", "reward"))
-        ratio = f", {medians[side] / medians['ours']:.1f} times ours" if "ours" in medians and side != "ours" else ""
+        ratios = [
+            f", {medians[side] / medians[one]:.1f} times {SIDES[one]}" for one in medians if one.startswith("ours")
+        ]
+        ratio = "" if side.startswith("ours") else "".join(ratios)
         found = f"{medians[side]:8.2f} s/step, {tokens:9,.0f} policy tokens, reward {reward:.3f}{ratio}"
         print(f"  {SIDES[side]:30s} {found}", flush=True)
 

@@ -1,13 +1,40 @@
 """Work side by side: the first failure ends the rest and is raised itself, not inside a group of errors."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import gc
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from turnwise.errors import first_cause
 
 Item = TypeVar("Item")
 T = TypeVar("T")
+
+
+YOUNG = 100_000
+"""Objects after which Python looks for unreachable cycles while episodes are under way. They make few of those, and
+many objects that live as long as a reply takes: by its own 700, half of a rollout's time would go into looking."""
+_searching: list[tuple[int, int, int]] = []
+"""The thresholds that were there, one for each that runs."""
+
+
+@contextmanager
+def rare_cycle_searches() -> Iterator[None]:
+    """Python looks for unreachable cycles seldom, and not among what is there now: models, libraries and samples are a
+    million objects that stay, and going through them holds up every thread for a second."""
+    found = gc.get_threshold()
+    if not _searching:
+        gc.freeze()
+    _searching.append(found)
+    if 0 < found[0] < YOUNG:
+        gc.set_threshold(YOUNG, *found[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*_searching.pop())
+        if not _searching:
+            gc.unfreeze()
 
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -83,30 +83,42 @@ class slot:
         self._slots.release()
 
 
+class _Deadline:
+    """Ends a block when its time, less what it waited, is over. No closure: one that calls itself is a cycle, which
+    would keep the episode's task and with it all that the episode wrote until Python looks for such."""
+
+    def __init__(self, limit: float, waits: _Waits, timeout: asyncio.Timeout) -> None:
+        self._limit, self._waits, self._timeout = limit, waits, timeout
+        self._start, self._loop = clock(), asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._check()
+
+    def _check(self) -> None:
+        """Nobody tells when a wait begins or ends, so at the end of the time it is asked how much of it was waiting."""
+        left = self._limit - (clock() - self._start - self._waits.seconds())
+        if left > 0:
+            self._timer = self._loop.call_later(max(left, SOONEST), self._check)
+        else:
+            self._timeout.reschedule(self._loop.time())
+
+    def cancel(self) -> None:
+        """The block has ended by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 @contextlib.asynccontextmanager
 async def budget(seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
     """`asyncio.timeout` for so many seconds in which the block's waits are left out; None sets no limit."""
-    waits, start, loop = _Waits(), clock(), asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-
-    def check(limit: float) -> None:
-        """Nobody tells when a wait begins or ends, so at the end of the time it is asked how much of it was waiting."""
-        nonlocal timer
-        left = limit - (clock() - start - waits.seconds())
-        if left > 0:
-            timer = loop.call_later(max(left, SOONEST), check, limit)
-        else:
-            deadline.reschedule(loop.time())
-
+    waits = _Waits()
     before = _waits.set(waits)
     try:
-        async with asyncio.timeout(None) as deadline:
-            if seconds is not None:
-                check(seconds)
+        async with asyncio.timeout(None) as timeout:
+            deadline = None if seconds is None else _Deadline(seconds, waits, timeout)
             try:
-                yield deadline
+                yield timeout
             finally:
-                if timer is not None:
-                    timer.cancel()
+                if deadline is not None:
+                    deadline.cancel()
     finally:
         _waits.reset(before)

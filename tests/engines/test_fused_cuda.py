@@ -78,6 +78,34 @@ def test_logits_and_gradients_are_near_those_of_the_cpu(name: str, dtype: torch.
     assert cosine(*together) > 0.99
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("recompute", [0, 2])
+@pytest.mark.parametrize("lengths", [LENGTHS, (97, 97, 97)], ids=["uneven", "even"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_as_one_step_have_the_gradients_of_layers_apart(
+    name: str, lengths: tuple[int, ...], recompute: int, invariant: bool
+) -> None:
+    model = FusedDecoder.of(decoder_of(CONFIGS[name]), device=DEVICE, dtype=torch.bfloat16, invariant=invariant)
+    given = ModelInputs(TOKENS.to(DEVICE), positions(lengths).to(DEVICE))
+    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    for together in (True, False):
+        model.zero_grad()
+        hook = None if together else model.layers[0].register_forward_pre_hook(lambda layer, given: None)
+        attend = attend_for(lengths, DEVICE, model, invariant)
+        hidden = model(given, attend, rows=ROWS.to(DEVICE), recompute=recompute)
+        assert ("_Stack" in str(hidden.grad_fn)) == together
+        (hidden.float() * torch.linspace(-1, 1, hidden.shape[1], device=DEVICE)).sum().backward()
+        found.append((hidden.detach(), {key: p.grad for key, p in model.named_parameters() if p.grad is not None}))
+        if hook is not None:
+            hook.remove()
+    (one, stacked), (other, apart) = found
+    assert stacked.keys() == apart.keys() and cosine(one, other.cpu()) > 0.9999
+    assert torch.equal(one, other) or not invariant
+    for key, gradient in apart.items():
+        off = (stacked[key].float() - gradient.float()).abs().max() / gradient.float().abs().max()
+        assert off < 0.03 and cosine(stacked[key], gradient.cpu()) > 0.999, f"{key}: off by {off}"
+
+
 @pytest.mark.parametrize("size", [64, 80, 128, 256])
 @pytest.mark.parametrize("mixing", [Mixing(), Mixing(scale=0.2, window=20)], ids=["plain", "window"])
 def test_flash_attention_is_near_rectangles(size: int, mixing: Mixing) -> None:

@@ -36,7 +36,7 @@ def test_a_small_model_and_its_learner_fit_side_by_side():
     found = plan()
     assert (found.weights, found.optimizer) == (2 * SMALL.weights, 12 * SMALL.weights) and not found.takes_turns
     assert found.cache == 2048 * 1536 * SMALL.cached * 2, "enough for every episode under way, and no more"
-    assert not found.recompute and found.token_budget == 32_768 and held(found) <= found.usable
+    assert not found.recompute and found.token_budget == 65_536 and held(found) <= found.usable
     assert "shared by sampler and learner" in "\n".join(found.lines())
     assert 14e9 < SMALL.activations(64 * 384, 2, recompute=False) < 20e9, "as measured, about 16 GB"
 

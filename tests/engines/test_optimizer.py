@@ -96,3 +96,30 @@ def test_the_norm_of_narrow_gradients_has_all_its_digits() -> None:
     expected = torch.cat([g.double().flatten() for g in gradients.values()]).norm().item()
     assert total_norm(gradients, torch.device("cpu")).item() == pytest.approx(expected, rel=1e-6)
     assert total_norm({}, torch.device("cpu")).item() == 0.0
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_steps_are_those_of_torch_to_the_bit_and_skip_what_has_no_gradient(narrow: bool) -> None:
+    noise = torch.Generator().manual_seed(0)
+    start = {name: torch.randn(shape, generator=noise) for name, shape in {"a": (4, 3), "b": (5,), "c": (2, 2)}.items()}
+    dtype = torch.bfloat16 if narrow else torch.float32
+    own = {name: nn.Parameter(tensor.to(dtype, copy=True)) for name, tensor in start.items()}
+    config = LearnerConfig(lr=0.1, weight_decay=0.1, grad_clip=1e9)
+    optimizer = Optimizer(own.items(), config, lr=0.1, updates=9, wide=start)
+    theirs = {name: nn.Parameter(tensor.clone()) for name, tensor in start.items()}
+    groups = [
+        {"params": [theirs["a"], theirs["c"]], "weight_decay": 0.1},
+        {"params": [theirs["b"]], "weight_decay": 0.0},
+    ]
+    peer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, config.beta2), fused=True)
+    for step, used in enumerate(("ab", "abc", "abc", "c", "abc")):
+        peer.zero_grad()
+        for name in used:
+            gradient = torch.randn(start[name].shape, generator=noise).to(dtype)
+            own[name].grad, theirs[name].grad = gradient, gradient.float()
+        optimizer.update(step, float(optimizer.gradient_norm()) if step % 2 else 0.0)
+        peer.step()
+        for name, master in optimizer.masters.items():
+            assert torch.equal(master, theirs[name]) and torch.equal(own[name], theirs[name].to(dtype)), (step, name)
+            assert master.grad is None
+    assert [int(optimizer.state()[f"{name}.step"]) for name in "abc"] == [4, 4, 4]

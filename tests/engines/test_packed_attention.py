@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from turnwise.engines.model.attention import packed
-from turnwise.engines.model.packed_attention import PackedAttend, Way, way_of
+from turnwise.engines.model.packed_attention import PackedAttend, Way, _cudnn, attended, way_of
 from turnwise.engines.model.policy_model import Mixing
 
 CPU = torch.device("cpu")
@@ -105,3 +105,31 @@ def test_flash_attention_is_called_as_torch_declares_it() -> None:
             and out.requires_grad
             and "FlashAttention" in str(out.grad_fn.next_functions)
         )
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (29, 29, 29, 29)], ids=["uneven", "even"])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_without_autograd_the_gradient_is_the_same(lengths: tuple[int, ...], invariant: bool) -> None:
+    given = parts()
+    expected = backward(packed(lengths), given, Mixing())
+    with torch.no_grad():
+        attend = PackedAttend(lengths, CPU, invariant=invariant)
+        for own in (attend, lambda *given: attend(*given)):
+            out, kept = attended(own, 0, *(x.detach() for x in given))
+            pull = torch.linspace(-1.0, 1.0, out.numel()).view_as(out)
+            found = (out, *kept.gradient(pull))
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_backward_is_called_as_torch_declares_it() -> None:
+    """No more can be asked without a GPU; test_fused_cuda.py asks the rest."""
+    q, k, v = (x.detach().to("meta") for x in parts(dtype=torch.bfloat16))
+    attend = PackedAttend(LENGTHS, torch.device("meta"), invariant=False)
+    with torch.no_grad():
+        attend._way = Way.FLASH
+        out, kept = attended(attend, 0, q, k, v)
+        assert out.shape == (116, 48) and [x.shape for x in kept.gradient(out)] == [q.shape, k.shape, v.shape]
+        even = [x.view(4, 29, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+        mixed, by_cudnn = _cudnn(*even)
+        assert [x.shape for x in by_cudnn.gradient(mixed)] == [x.shape for x in even]

@@ -1,6 +1,7 @@
 """Whatever happens to an episode, its user and every tool session are closed exactly once, and its sampler released."""
 
 import asyncio
+import gc
 from collections import Counter
 from typing import ClassVar
 
@@ -8,9 +9,10 @@ import pytest
 
 from turnwise.errors import EngineError, EpisodeError, PluginError
 from turnwise.rollout import plugin_calls
+from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.interactions.base import BaseInteraction
 from turnwise.rollout.tools.tool import ToolContext
-from turnwise.types import CallStatus, StopReason, ToolResult
+from turnwise.types import CallStatus, Ledger, StopReason, ToolResult
 
 ME = __name__
 
@@ -347,3 +349,26 @@ def test_two_episodes_of_the_same_sample_and_sibling_do_not_share_state(show):
     assert first.segments == second.segments
     assert len(show.sampler.released) == 2
     assert SCENE.done["finalised"] == 2
+
+
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_what_an_episode_wrote_is_freed_with_its_trajectory(theatre, seconds):
+    """By counting references: where only Python's search for cycles frees it, a run's memory grows until there is one."""
+    show = theatre.show(["It is 42."], max_seconds=seconds)
+
+    async def group():
+        return await show.group(3)
+
+    def held():
+        return sum(type(one) in (Ledger, Conversation) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        found = asyncio.run(group())
+        assert held() - before == 3 and len(found.trajectories) == 3
+        del found
+        assert held() == before
+    finally:
+        gc.enable()

@@ -35,6 +35,8 @@ class DeviceClock:
         self.device = device
         self._lock = threading.Lock()
         self._spans: list[Span] = []
+        self._latest: dict[tuple[int, int], Span] = {}
+        """Of each thread and stream."""
         self._start: Mark = self._mark()
         """Where the last `take` ended."""
         self._busy: list[tuple[float, float]] = []
@@ -43,8 +45,14 @@ class DeviceClock:
         """The last of those ends."""
 
     def begin(self) -> Span:
-        """Work starts here, on the current stream of this thread."""
-        span = Span(self._mark())
+        """Work starts here, on the current stream of this thread; as part of the span before it where the device has
+        not come to the end of that one: there is no gap between them then."""
+        where = (threading.get_ident(), self._stream())
+        before = self._latest.get(where)
+        if before is not None and before.last is not None and not _reached(before.last):
+            before.last = None
+            return before
+        span = self._latest[where] = Span(self._mark())
         with self._lock:
             self._spans.append(span)
             if len(self._spans) >= MOST_SPANS:
@@ -87,6 +95,9 @@ class DeviceClock:
                 self._newest = (last, span.last)
         self._spans = left
 
+    def _stream(self) -> int:
+        return 0 if self.device.type != "cuda" else int(torch.cuda.current_stream(self.device).cuda_stream)
+
     def _mark(self) -> Mark:
         if self.device.type != "cuda":
             return time.perf_counter()
@@ -101,9 +112,14 @@ class DeviceClock:
         if isinstance(mark, float) or isinstance(self._start, float):
             assert isinstance(mark, float) and isinstance(self._start, float)
             return mark - self._start
-        if not (self._start.query() and mark.query()):
+        if not (_reached(self._start) and _reached(mark)):
             return None
         return float(self._start.elapsed_time(mark)) / 1e3
+
+
+def _reached(mark: Mark) -> bool:
+    """Whether the device has come to it."""
+    return isinstance(mark, float) or bool(mark.query())
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

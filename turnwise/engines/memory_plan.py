@@ -14,7 +14,7 @@ OVERHEAD = 2 * 2**30
 """What CUDA itself, cuBLAS, the graphs and the gaps between blocks take."""
 SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
-LARGEST_BUDGET, LEAST_BUDGET = 32_768, 1024
+LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
 

@@ -1,18 +1,14 @@
 """Many groups at once: keeps a bounded number under way and hands them out in the order they were started."""
 
 import asyncio
-import gc
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from turnwise.concurrency import rare_cycle_searches
 from turnwise.rollout.plugin_calls import to_the_end
 from turnwise.types import Group
-
-YOUNG = 100_000
-"""Objects after which Python looks for unreachable cycles while groups are under way. Episodes make few of those, and
-many objects that live as long as a reply takes: by its own 700, half of a rollout's time would go into looking."""
 
 T = TypeVar("T")
 """What a group is played from: a sample, or a sample with what belongs to it."""
@@ -42,14 +38,13 @@ class Collector(Generic[T]):
         self._ready: list[Group] = []
         """Taken from `_started` for a call of `next_groups` that was cancelled before it had all it asked for."""
         self._busy = 0
-        self._threshold = gc.get_threshold()
+        self._searches = rare_cycle_searches()
         self._closed = False
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        if 0 < self._threshold[0] < YOUNG:
-            gc.set_threshold(YOUNG, *self._threshold[1:])
+        self._searches.__enter__()
         self.fill()
         return self
 
@@ -59,10 +54,12 @@ class Collector(Generic[T]):
         self._closed = True
         for task in self._started:
             task.cancel()
-        await to_the_end(_settled(self._started))
-        self._started.clear()
-        self._ready.clear()
-        gc.set_threshold(*self._threshold)
+        try:
+            await to_the_end(_settled(self._started))
+        finally:
+            self._started.clear()
+            self._ready.clear()
+            self._searches.__exit__(None, None, None)
 
     async def next_groups(self, count: int) -> list[Group]:
         """The next `count` groups, fewer at the end of the samples, none when all were handed out.

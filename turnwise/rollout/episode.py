@@ -87,6 +87,8 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     seconds = time.perf_counter() - start
     check = await _checked(parts, NoiseKey(context.config.seed, step, sample.id, sibling), context.config)
     branches, segments = _joined(parts.shared.conversations)
+    lost = [what for one in parts.shared.conversations for what in one.backend.lost]
+    parts.shared.conversations.clear()  # they hold it too: only Python's search for cycles would free what they wrote
     trajectory = Trajectory(
         sample=sample,
         sibling=sibling,
@@ -107,7 +109,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
         trajectory.artifacts["interaction_notes"] = parts.interaction.notes
     if parts.tools.rewards:
         trajectory.artifacts["tool_rewards"] = parts.tools.rewards
-    if lost := [what for one in parts.shared.conversations for what in one.backend.lost]:
+    if lost:
         trajectory.artifacts[ENGINE_LOST] = lost
     if check is not None and check.problem is not None:
         trajectory.artifacts["render_problem"] = check.problem

@@ -42,3 +42,29 @@ def test_states_gradients_and_bits_of_a_whole_model() -> None:
         if wanted.grad is not None:
             torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-3, atol=1e-4, msg=name)
     assert torch.equal(torch.cat(fed), states.detach()[[5, 6, 0, 1, 2, 3, 4]])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_fused_cuda.py asks the GPU itself")
+@pytest.mark.parametrize(("lengths", "recompute"), [(LENGTHS, 1), ((4, 4), 0)], ids=["uneven", "even"])
+def test_gradients_of_layers_of_which_some_are_computed_again(lengths: tuple[int, ...], recompute: int) -> None:
+    pytest.importorskip("triton")
+    config = DecoderConfig("qwen2", 40, 24, 32, 2, 4, 2, 8, 64, qkv_bias=True)
+    plain = Decoder.fresh(config, 1)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.mul_(6.0 if parameter.dim() == 2 else 1.2)
+    weights = {name: tensor.clone() for name, tensor in plain.tensors().items()}
+    fused = FusedDecoder.of(Decoder(config, weights), device=CPU, dtype=torch.float32)
+    fused.layers[1].mlp_norm.requires_grad_(False)
+    rows = torch.tensor([1, 4, 6])
+    inputs = ModelInputs(torch.arange(sum(lengths)) * 5 % 40, positions(lengths))
+    pull = torch.linspace(-1.0, 1.0, 3 * 24).view(3, 24)
+    (plain(inputs, packed(lengths), rows=rows) * pull).sum().backward()
+    with interpreted():
+        states = fused(inputs, PackedAttend(lengths, CPU, invariant=False), rows=rows, recompute=recompute)
+        (states * pull).sum().backward()
+    for (name, found), (_, wanted) in zip(fused.named_parameters(), plain.named_parameters(), strict=True):
+        if wanted.grad is None or not found.requires_grad:
+            assert found.grad is None, name
+        else:
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-3, atol=1e-4, msg=name)

@@ -38,15 +38,17 @@ class Rotation:
         return replace(self, q_norm=q_norm, k_norm=k_norm)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, reuse: bool = False
+) -> tuple[Tensor, Tensor]:
     """(y, s) of x [T, H]: s = x + residual, and y = s over its root mean square, rounded, times the weight.
 
-    Without a residual s is x itself.
+    Without a residual s is x itself. With `reuse`, where no gradient is asked for, s may lie where the residual was.
     """
     if use_triton(x):
         from turnwise.engines.kernels import triton_rows
 
-        return triton_rows.add_rms_norm(x, residual, weight, eps)
+        return triton_rows.add_rms_norm(x, residual, weight, eps, reuse)
     s = x if residual is None else x + residual
     wide = s.to(_wide(s))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

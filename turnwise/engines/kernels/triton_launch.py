@@ -4,6 +4,9 @@ Triton looks at every argument of every launch, which takes longer than a small 
 Triton compiles for: devices, number formats, addresses and counts that 16 divides, counts of one, and constants.
 """
 
+from functools import reduce
+from operator import attrgetter, or_
+
 import torch
 from torch import Tensor
 from triton import knobs
@@ -30,12 +33,13 @@ class Launcher:
         if not self._direct or _watched():
             self._kernel[(programs,)](*tensors, *numbers, *constants, **options)
             return
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        device = driver.active.get_current_device()
+        pointers = [*map(Tensor.data_ptr, tensors)]
+        active = driver.active
+        device = active.get_current_device()
+        even = reduce(or_, pointers) % 16 == 0 or tuple([pointer % 16 == 0 for pointer in pointers])
         key = (
-            device, constants, *options.values(), *[tensor.dtype for tensor in tensors],
-            *[tensor.get_device() for tensor in tensors], *[pointer % 16 == 0 for pointer in pointers],
-            *[_kind(number) for number in numbers],
+            device, constants, even, *options.values(), *map(_dtype, tensors), *map(Tensor.get_device, tensors),
+            *map(_kind, numbers),
         )  # fmt: skip
         found = self._compiled.get(key)
         if found is None:
@@ -44,8 +48,11 @@ class Launcher:
                 self._compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
             return
         run, function, metadata = found
-        stream = driver.active.get_current_stream(device)
+        stream = active.get_current_stream(device)
         run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *numbers, *constants)
+
+
+_dtype = attrgetter("dtype")
 
 
 def _kind(number):
@@ -55,5 +62,6 @@ def _kind(number):
 
 def _watched():
     """Whether a profiler has asked to be told of launches."""
-    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

@@ -206,16 +206,17 @@ def rotate_into_pages(
 
 def _launch(fused, rotation, keys, values, pages):
     """The queries; keys go to rows of their own or, with values, into pages (keys, values, table, slots)."""
-    q = fused.new_empty((len(fused), rotation.num_heads, rotation.head_dim))
+    rows = fused.shape[0]
+    q = fused.new_empty((rows, rotation.num_heads, rotation.head_dim))
     heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
     pairs, tile, tiles, warps = _tiles(*heads)
     normed, paged = rotation.q_norm is not None, pages is not None
     table, slots = pages[2:] if paged else (rotation.positions, rotation.positions)
     norms = (ready(rotation.q_norm), ready(rotation.k_norm)) if normed else (fused, fused)
     strides = (*keys.stride()[:3], *values.stride()[:3]) if paged else (0, 0, 0, 0, 0, 0)
-    if len(fused):
+    if rows:
         _launch_rotate(
-            len(fused) * tiles,
+            rows * tiles,
             (
                 fused, ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(), *norms,
                 q, keys, values, table, slots,
@@ -229,45 +230,64 @@ def _launch(fused, rotation, keys, values, pages):
 
 def turned(fused: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """`rotate` without a gradient, of a tensor that is `ready`; the values are a view of it."""
-    k = fused.new_empty((len(fused), rotation.num_kv_heads, rotation.head_dim))
+    rows = fused.shape[0]
+    k = fused.new_empty((rows, rotation.num_kv_heads, rotation.head_dim))
     q = _launch(fused, rotation, k, k, None)
-    heads = fused.view(len(fused), rotation.num_heads + 2 * rotation.num_kv_heads, rotation.head_dim)
+    heads = fused.view(rows, rotation.num_heads + 2 * rotation.num_kv_heads, rotation.head_dim)
     return q, k, heads[:, rotation.num_heads + rotation.num_kv_heads :]
 
 
+def head_parts(layers: int, rows: int, rotation: Rotation) -> Tensor:
+    """Room [N, P, 2 D] for what programs sum of the gradients of several layers' norms of queries and of keys."""
+    _, _, tiles, warps = _tiles(rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
+    programs = min(rows, max(WARPS // (tiles * _more(warps)), 1))
+    shape = (layers, programs * tiles, 2 * rotation.head_dim)
+    return torch.empty(shape, dtype=torch.float32, device=rotation.cos.device)
+
+
+def _more(warps):
+    """A gradient takes more registers."""
+    return min(2 * warps, 8)
+
+
 def turned_gradient(
-    fused: Tensor | None, rotation: Rotation, gq: Tensor | None, gk: Tensor | None, gv: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of `fused`, which is needed where heads are normed only, and of both norms; one of the three must
-    be there."""
+    fused: Tensor | None,
+    rotation: Rotation,
+    gq: Tensor | None,
+    gk: Tensor | None,
+    gv: Tensor | None,
+    parts: Tensor | None,
+    *,
+    into: Tensor | None = None,
+) -> Tensor:
+    """The gradient of `fused`, which is needed where heads are normed only; one of the three must be there.
+
+    Where heads are normed `parts` [P, 2 D] takes the gradients of both norms, as sums of P programs. `into` is room for
+    the answer and not what is read.
+    """
     normed = rotation.q_norm is not None
     given = next(g for g in (gq, gk, gv) if g is not None)
     gradients = [g if g is None or g.stride(2) == 1 else g.contiguous() for g in (gq, gk, gv)]
     strides = [stride for g in gradients for stride in ((0, 0) if g is None else g.stride()[:2])]
     heads = (rotation.num_heads, rotation.num_kv_heads, rotation.head_dim)
     pairs, tile, tiles, warps = _tiles(*heads)
-    warps = min(2 * warps, 8)  # a gradient takes more registers
     rows, dim = len(given), rotation.head_dim
-    programs = min(rows, max(WARPS // (tiles * warps), 1)) if normed else rows
-    to_fused = given.new_empty((rows, (rotation.num_heads + 2 * rotation.num_kv_heads) * dim))
-    parts = given.new_empty((programs * tiles, 2 * dim), dtype=torch.float32) if normed else given
-    if rows:
+    to_fused = given.new_empty((rows, (heads[0] + 2 * heads[1]) * dim)) if into is None else into
+    programs = len(parts) if normed else rows * tiles
+    if programs:
         _launch_rotate_backward(
-            programs * tiles,
+            programs,
             (
                 *(given if g is None else g for g in gradients), fused if normed else given,
                 ready(rotation.cos), ready(rotation.sin), rotation.positions.contiguous(),
                 ready(rotation.q_norm) if normed else given, ready(rotation.k_norm) if normed else given,
-                to_fused, parts,
+                to_fused, parts if normed else given,
             ),
             (rows, rotation.eps, *strides),
             (*heads, pairs, tile, tiles, normed, *(g is not None for g in gradients)),
-            num_warps=warps,
+            num_warps=_more(warps),
         )  # fmt: skip
-    if not normed:
-        return to_fused, None, None
-    to_q, to_k = column_sums(parts, rotation.q_norm.dtype).split(dim)
-    return to_fused, to_q, to_k
+    return to_fused
 
 
 class _Rotate(torch.autograd.Function):
@@ -288,4 +308,9 @@ class _Rotate(torch.autograd.Function):
         if gq is None and gk is None and gv is None:
             return None, None, None, None
         kept = ctx.saved_tensors  # once: a layer that is computed again gives each away only once
-        return *turned_gradient(kept[0] if kept else None, ctx.rotation, gq, gk, gv), None
+        if not kept:
+            return turned_gradient(None, ctx.rotation, gq, gk, gv, None), None, None, None
+        parts = head_parts(1, len(kept[0]), ctx.rotation)
+        to_fused = turned_gradient(kept[0], ctx.rotation, gq, gk, gv, parts[0])
+        to_q, to_k = column_sums(parts, ctx.rotation.q_norm.dtype)[0].split(ctx.rotation.head_dim)
+        return to_fused, to_q, to_k, None

@@ -26,10 +26,10 @@ def ready(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, reuse: bool) -> tuple[Tensor, Tensor]:
     """See rows.add_rms_norm."""
     if not torch.is_grad_enabled():
-        return norm(x, residual, weight, eps)
+        return norm(x, residual, weight, eps, reuse=reuse)
     if residual is None:
         return _Norm.apply(x, weight, eps), x
     return _AddNorm.apply(x, residual, weight, eps)
@@ -69,11 +69,12 @@ def _norm_backward(
     w = tl.load(W + column, mask=inside, other=0.0).to(tl.float32)
     part = tl.zeros([BLOCK], dtype=tl.float32)
     start = program.to(tl.int64)
-    # The next row is on its way while this one is worked on.
-    next_s = tl.load(S + start * H + column, mask=inside, other=0.0)
-    next_gy = tl.load(GY + start * H + column, mask=inside, other=0.0)
+    # The next row is on its way while this one is worked on; a program may have no row at all.
+    first = inside & (start < T)
+    next_s = tl.load(S + start * H + column, mask=first, other=0.0)
+    next_gy = tl.load(GY + start * H + column, mask=first, other=0.0)
     if ADD:
-        next_gs = tl.load(GS + start * H + column, mask=inside, other=0.0)
+        next_gs = tl.load(GS + start * H + column, mask=first, other=0.0)
     for turn in range(0, tl.cdiv(T - program, programs)):
         row = start + turn * programs
         s = next_s.to(tl.float32)
@@ -101,15 +102,18 @@ def _norm_backward(
 
 
 @triton.jit(do_not_specialize=["T"])
-def _column_sums(PARTS, SUMS, T, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+def _column_sums(
+    PARTS, SUMS, T, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    which = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    column = ((tl.program_id(0) % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     row = tl.arange(0, ROWS)[:, None]
     sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for turn in range(0, tl.cdiv(T, ROWS)):
         here = turn * ROWS + row
-        sums += tl.load(PARTS + here * H + column, mask=(here < T) & (column < H), other=0.0)
+        sums += tl.load(PARTS + (which * T + here) * H + column, mask=(here < T) & (column < H), other=0.0)
     total = tl.sum(sums, axis=0)[None, :]
-    tl.store(SUMS + column, total.to(SUMS.dtype.element_ty), mask=column < H)
+    tl.store(SUMS + which * H + column, total.to(SUMS.dtype.element_ty), mask=column < H)
 
 
 @triton.jit
@@ -161,42 +165,55 @@ def _blocks(columns):
 
 
 def column_sums(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum [H] of parts [P, H], rows without gaps in float32; in the same order whatever the GPU."""
-    rows, columns = parts.shape
-    sums = torch.empty(columns, dtype=dtype, device=parts.device)
-    _launch_column_sums(-(-columns // 16), (parts, sums), (rows,), (columns, 512, 16), num_warps=8)
+    """The sums [N, H] of parts [N, P, H], without gaps in float32; in the same order whatever the GPU."""
+    count, rows, columns = parts.shape
+    sums = torch.empty((count, columns), dtype=dtype, device=parts.device)
+    blocks = -(-columns // 16)
+    if count:
+        _launch_column_sums(count * blocks, (parts, sums), (rows,), (columns, 512, 16, blocks), num_warps=8)
     return sums
 
 
-def norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def norm_parts(norms: int, rows: int, weight: Tensor) -> Tensor:
+    """Room [N, P, H] for what programs sum of the gradients of several norms' weights, over at most so many rows."""
+    programs = max(PROGRAMS * 2 // max(_width(len(weight))[1], 2), 1)
+    return torch.empty((norms, min(rows, programs), len(weight)), dtype=torch.float32, device=weight.device)
+
+
+def norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, reuse: bool = False
+) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` without a gradient."""
     x, weight, add = ready(x), ready(weight), residual is not None
     residual = ready(residual) if add else x
     y = torch.empty_like(x)
-    s = torch.empty_like(x) if add else x
-    block, warps = _width(x.shape[1])
-    if len(x):
-        _launch_norm_forward(len(x), (x, residual, weight, y, s), (eps,), (x.shape[1], block, add), num_warps=warps)
+    s = residual if reuse or not add else torch.empty_like(x)
+    rows, columns = x.shape
+    block, warps = _width(columns)
+    if rows:
+        _launch_norm_forward(rows, (x, residual, weight, y, s), (eps,), (columns, block, add), num_warps=warps)
     return y, s
 
 
 def norm_gradient(
-    s: Tensor, weight: Tensor, eps: float, gy: Tensor, gs: Tensor | None, wants_weight: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the stream and, where it is wanted, of the weight."""
-    s, kernel_weight, gy = ready(s), ready(weight), ready(gy)
+    s: Tensor, weight: Tensor, eps: float, gy: Tensor, gs: Tensor | None, parts: Tensor | None, *, reuse: bool = False
+) -> Tensor:
+    """The gradient of the stream; `parts` [P, H] takes the weight's, as sums of P programs.
+
+    With `reuse` it may lie where `gy` was.
+    """
+    s, weight, gy = ready(s), ready(weight), ready(gy)
     gs = None if gs is None else ready(gs)
     rows, columns = s.shape
     block, warps = _width(columns)
-    programs = min(rows, max(PROGRAMS * 2 // max(warps, 2), 1))
-    parts = torch.empty((programs, columns), dtype=torch.float32, device=s.device) if wants_weight else s
-    gx = torch.empty_like(s)
-    if rows:
+    gx = gy if reuse else torch.empty_like(s)
+    programs = min(rows, max(PROGRAMS * 2 // max(warps, 2), 1)) if parts is None else len(parts)
+    if programs:
         _launch_norm_backward(
-            programs, (s, kernel_weight, gy, s if gs is None else gs, gx, parts), (rows, eps),
-            (columns, block, gs is not None, wants_weight), num_warps=warps,
+            programs, (s, weight, gy, s if gs is None else gs, gx, s if parts is None else parts), (rows, eps),
+            (columns, block, gs is not None, parts is not None), num_warps=warps,
         )  # fmt: skip
-    return gx, column_sums(parts, weight.dtype) if wants_weight else None
+    return gx
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -209,12 +226,12 @@ def gated(gate_up: Tensor) -> Tensor:
     return y
 
 
-def gated_gradient(gate_up: Tensor, gy: Tensor) -> Tensor:
-    """The gradient of gate and up."""
+def gated_gradient(gate_up: Tensor, gy: Tensor, *, reuse: bool = False) -> Tensor:
+    """The gradient of gate and up; with `reuse` in their place."""
     gy = ready(gy)
     rows, columns = gy.shape
     block, blocks, warps = _blocks(columns)
-    gradient = torch.empty_like(gate_up)
+    gradient = gate_up if reuse else torch.empty_like(gate_up)
     if rows:
         _launch_swiglu_backward(rows * blocks, (gate_up, gy, gradient), (), (columns, block, blocks), num_warps=warps)
     return gradient
@@ -234,8 +251,9 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gy):
         x, weight = ctx.saved_tensors
-        gx, to_weight = norm_gradient(x, weight, ctx.eps, gy, None, ctx.needs_input_grad[1])
-        return gx, to_weight, None
+        parts = norm_parts(1, len(x), weight) if ctx.needs_input_grad[1] else None
+        gx = norm_gradient(x, weight, ctx.eps, gy, None, None if parts is None else parts[0])
+        return gx, None if parts is None else column_sums(parts, weight.dtype)[0], None
 
 
 class _AddNorm(torch.autograd.Function):
@@ -255,8 +273,9 @@ class _AddNorm(torch.autograd.Function):
         s, weight = ctx.saved_tensors
         if gy is None:
             return gs, gs, None, None
-        gx, to_weight = norm_gradient(s, weight, ctx.eps, gy, gs, ctx.needs_input_grad[2])
-        return gx, gx, to_weight, None
+        parts = norm_parts(1, len(s), weight) if ctx.needs_input_grad[2] else None
+        gx = norm_gradient(s, weight, ctx.eps, gy, gs, None if parts is None else parts[0])
+        return gx, gx, None if parts is None else column_sums(parts, weight.dtype)[0], None
 
 
 class _SwiGlu(torch.autograd.Function):

@@ -1,11 +1,13 @@
 """AdamW for one model: float32 masters of narrow weights, learning rate, clipping, and a state of named tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from turnwise.choices import Decay, Offload, OptimizerName
 from turnwise.config import LearnerConfig
@@ -55,6 +57,8 @@ class Optimizer:
         self._parts = _adamw(self.masters.values(), config, lr)
         self._staged: dict[str, Tensor] = {}
         """Gradients as the next step takes them."""
+        self._steps: list[Callable[[], object]] = []
+        """What is left to call for that step."""
         self._staging: dict[str, Tensor] = {}
         """With offload, page-locked memory that gradients come down to."""
 
@@ -68,7 +72,7 @@ class Optimizer:
         """Of all gradients together, still on the device; 0 when there are none. A step is to follow."""
         gradients = self.gradients.total()
         norm = total_norm(gradients, self._device)
-        self._staged = self._at_home(gradients)  # while the caller waits for the norm
+        self._stage(gradients)  # while the device is at work: a caller that waits for the norm has less to do then
         return norm
 
     def broken(self) -> list[str]:
@@ -79,20 +83,28 @@ class Optimizer:
     def update(self, step: int, norm: float) -> float:
         """Clip by the norm, take one step and forget the gradients; returns the learning rate."""
         lr, limit = lr_at(step, self._lr, self._config, self._updates), self._config.grad_clip
-        gradients = self._staged or self._at_home(self.gradients.total())
+        if not self._staged:
+            self._stage(self.gradients.total())
+        gradients = self._staged
         if self._offload and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what has come down
         if limit < norm and gradients:
             torch._foreach_mul_(list(gradients.values()), limit / norm)
-        for name, gradient in gradients.items():
-            self.masters[name].grad = gradient
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = lr
-            part.step()
+        for take in self._steps:
+            take()
         self._publish(gradients)
         self.forget()
         return lr
+
+    def _stage(self, gradients: Mapping[str, Tensor]) -> None:
+        """All that a step needs beside its learning rate."""
+        self._staged = self._at_home(gradients)
+        for name, gradient in self._staged.items():
+            self.masters[name].grad = gradient
+        self._steps = [step for part in self._parts for step in _steps_of(part)]
 
     def _at_home(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients in float32 where the masters are."""
@@ -121,7 +133,7 @@ class Optimizer:
     def forget(self) -> None:
         """Drop the accumulated gradients."""
         self.gradients.forget()
-        self._staged = {}
+        self._staged, self._steps = {}, []
         for master in self.masters.values():
             master.grad = None
 
@@ -189,6 +201,44 @@ def _adamw(masters: Iterable[nn.Parameter], config: LearnerConfig, lr: float) ->
     if large:
         parts.append(AdamW8bit(large, lr=lr, betas=betas))
     return parts
+
+
+def _steps_of(part: torch.optim.Optimizer) -> list[Callable[[], object]]:
+    """`part.step`; of torch's AdamW the same by group, with the tensors looked up already, once they have moments."""
+    if isinstance(part, AdamW8bit):
+        return [part.step]
+    steps: list[Callable[[], object]] = []
+    for group in part.param_groups:
+        masters = [master for master in group["params"] if master.grad is not None]
+        kept = [part.state.get(master) for master in masters]
+        if not all(kept):
+            return [part.step]
+        moments = ([state[kind] for state in kept if state] for kind in ("exp_avg", "exp_avg_sq", "step"))
+        steps.append(partial(_adamw_step, group, masters, *moments))
+    return steps
+
+
+def _adamw_step(
+    group: dict[str, Any], masters: list[Tensor], first: list[Tensor], second: list[Tensor], counts: list[Tensor]
+) -> None:
+    gradients = [master.grad for master in masters if master.grad is not None]
+    beta1, beta2 = group["betas"]
+    adamw(
+        masters,
+        gradients,
+        first,
+        second,
+        [],
+        counts,
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
 
 
 def _groups(masters: list[nn.Parameter], config: LearnerConfig) -> list[dict[str, Any]]:

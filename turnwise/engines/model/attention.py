@@ -45,7 +45,9 @@ class Regime:
 
 def positions(lengths: Sequence[int]) -> Tensor:
     """Positions of packed sequences: `positions([2, 3])` is 0 1 0 1 2."""
-    return torch.cat([torch.arange(length) for length in lengths])
+    counts, total = torch.tensor(lengths), sum(lengths)
+    starts = counts.cumsum(0) - counts
+    return torch.arange(total) - torch.repeat_interleave(starts, counts, output_size=total)
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from turnwise.engines.kernels.products import invariant_linear, linear
 from turnwise.engines.kernels.rows import Rotation, add_rms_norm, rotate, swiglu
 from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import PLAIN, ROPE_CHUNK, Decoder, Layer, rope_angles
-from turnwise.engines.model.fused_layer import after_attention, before_attention
+from turnwise.engines.model.fused_stack import LayerWeights, StackPass, run_stack
 from turnwise.engines.model.lora import LoraDecoder, LoraLayer
 from turnwise.engines.model.policy_model import Attend, Mixing, ModelInputs, layers_recomputed
 from turnwise.engines.model.token_scores import token_scores
@@ -45,6 +45,13 @@ def _rotated_of(attend: Attend) -> Rotated:
     return rotated
 
 
+def rotation_of(
+    c: DecoderConfig, cos: Tensor, sin: Tensor, positions: Tensor, q_norm: Tensor | None, k_norm: Tensor | None
+) -> Rotation:
+    """How a layer of this shape turns queries and keys."""
+    return Rotation(cos, sin, positions, q_norm, k_norm, c.norm_eps, c.num_heads, c.num_kv_heads, c.head_dim)
+
+
 class FusedLayer(Layer):
     """A layer whose input and output are a pair: the stream, and what is still to be added to it.
 
@@ -66,19 +73,7 @@ class FusedLayer(Layer):
     ) -> tuple[Tensor, Tensor]:
         """Attention and SwiGLU over x [T, H]; past the attention only `rows` go on."""
         c = self.config
-        rotation = Rotation(
-            cos=cos,
-            sin=sin,
-            positions=positions,
-            q_norm=self.q_norm,
-            k_norm=self.k_norm,
-            eps=c.norm_eps,
-            num_heads=c.num_heads,
-            num_kv_heads=c.num_kv_heads,
-            head_dim=c.head_dim,
-        )
-        if torch.is_grad_enabled() and self._plain() and not torch.is_autocast_enabled(x.device.type):
-            return self._trained(x, added, rotation, attend, rows)
+        rotation = rotation_of(c, cos, sin, positions, self.q_norm, self.k_norm)
         y, x = add_rms_norm(x, added, self.attention_norm, c.norm_eps)
         mixed = rotated(self.index, self.linear("qkv", y), rotation)
         if rows is not None:  # past the last attention nobody looks at the others any more
@@ -86,29 +81,12 @@ class FusedLayer(Layer):
         y, x = add_rms_norm(x, self.linear("output", mixed), self.mlp_norm, c.norm_eps)
         return x, self.linear("down", swiglu(self.linear("gate_up", y)))
 
-    def _plain(self) -> bool:
-        """Whether the projections are products and nothing else; an adapter adds to them."""
-        return True
-
-    def _trained(
-        self, x: Tensor, added: Tensor | None, rotation: Rotation, attend: Attend, rows: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The same with a gradient, by fewer and larger steps."""
-        x, q, k, v = before_attention(x, added, self.attention_norm, self.qkv, self.qkv_bias, rotation, self.invariant)
-        mixed = attend(self.index, q, k, v, PLAIN)
-        if rows is not None:
-            x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
-        return after_attention(
-            x,
-            mixed,
-            self.output,
-            self.output_bias,
-            self.mlp_norm,
-            self.gate_up,
-            self.down,
-            rotation.eps,
-            self.invariant,
-        )
+    def plain_weights(self) -> LayerWeights | None:
+        """The parameters, of a layer that is nothing more than they say: an adapter adds to products, a hook wants its
+        module called."""
+        if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
+            return None
+        return LayerWeights._make(self._parameters[name] for name in LayerWeights._fields)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         product = invariant_linear if self.invariant else linear
@@ -185,8 +163,14 @@ class FusedDecoder(Decoder):
         cos, sin = self._tables[-1]
         x: Tensor = functional.embedding(inputs.tokens, self.embed)
         added: Tensor | None = None
-        rotated = _rotated_of(attend)
         again = layers_recomputed(recompute, len(self.layers))
+        if torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
+            weights = [cast(FusedLayer, layer).plain_weights() for layer in self.layers]
+            plain = [found for found in weights if found is not None]
+            if len(plain) == len(weights):
+                rotation = rotation_of(self.config, cos, sin, positions, None, None)
+                return run_stack(x, plain, self.norm, StackPass(rotation, attend, self.invariant, rows, again))
+        rotated = _rotated_of(attend)
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
             given = (x, added, cos, sin, positions, attend, rotated, wanted)
@@ -214,8 +198,8 @@ class FusedDecoder(Decoder):
 class FusedLoraLayer(LoraLayer, FusedLayer):
     """A fused layer with factors beside its projections; those are plain products."""
 
-    def _plain(self) -> bool:
-        return False
+    def plain_weights(self) -> LayerWeights | None:
+        return None
 
 
 class FusedLoraDecoder(LoraDecoder, FusedDecoder):

@@ -1,13 +1,16 @@
 """A learner's attention over packed sequences: the fastest way a layer can take, or the sampler's own to the bit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, invariant_size, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate
@@ -52,6 +55,21 @@ def attend_for(lengths: Sequence[int], device: torch.device, model: PolicyModel,
     return PackedAttend(lengths, device, invariant=invariant)
 
 
+class Attended(Protocol):
+    """One layer's attention, with what its gradient needs; asked for it once."""
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        """What queries, keys and values get, from the gradient [T, Hq * D] of their mixture."""
+        ...
+
+
+def attended(attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Attended]:
+    """The attention of a plain layer, for a caller without autograd who will ask for the gradient himself."""
+    if isinstance(attend, PackedAttend):
+        return attend.attended(q, k, v)
+    return _graph(lambda q, k, v: attend(layer, q, k, v, PLAIN), q, k, v)
+
+
 class PackedAttend:
     """Causal attention within each of several concatenated sequences; differentiable, and a `FusedAttend`.
 
@@ -62,6 +80,10 @@ class PackedAttend:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"sequence lengths must be positive, found {list(lengths)}")
         self._lengths, self._device = list(lengths), device
+        self._longest = max(lengths)
+        self._even = min(lengths) == self._longest
+        self._way: Way | None = None
+        self._by_cudnn: bool | None = None
         self._pages = _Pages(lengths, device) if invariant else None
         starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self._starts = sent(starts, device)
@@ -92,10 +114,48 @@ class PackedAttend:
         sizes = (k.shape[2], v.shape[2])
         if (way or way_of(self._lengths, q.device, q.dtype, sizes, mixing)) is Way.RECTANGLES:
             return self._rectangles(0, q, k, v, mixing)
-        longest = max(self._lengths)
-        scale = q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale
+        return self._flash(q, k, v, mixing)[0].reshape(len(q), -1)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Attended]:
+        """See the function of this name."""
+        if self._pages is not None:
+            return self._pages.attend(q, k, v, PLAIN), _Sampled(self, q, k, v)
+        return self.fast_attended(q, k, v)
+
+    def fast_attended(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Attended]:
+        """The same by the fastest way; every layer takes the first one's, since all have its shapes."""
+        if self._way is None:
+            self._way = way_of(self._lengths, q.device, q.dtype, (k.shape[2], v.shape[2]), PLAIN)
+        if self._way is Way.FLASH:
+            mixed, *kept = self._flash(q, k, v, PLAIN)
+            flash = _Flash(self._starts, self._longest, q, k, v, mixed, *kept[:3])
+            return mixed.view(q.shape[0], -1), flash
+        if not self._even:
+            return _graph(lambda q, k, v: self._rectangles(0, q, k, v, PLAIN), q, k, v)
+        given = (self._rectangle(q), self._rectangle(k), self._rectangle(v))
+        by_cudnn = q.is_cuda and self._takes_cudnn(*given)
+        mixed, even = _cudnn(*given) if by_cudnn else _graph(_mix_even, *given)
+        return mixed.transpose(1, 2).reshape(q.shape[0], -1), _Even(self._rectangle, q.shape, even)
+
+    def _rectangle(self, x: Tensor) -> Tensor:
+        """Packed heads [T, H, D] of sequences of one length as [n, H, length, D]."""
+        return x.view(len(self._lengths), self._longest, *x.shape[1:]).transpose(1, 2)
+
+    def _takes_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether torch would have cuDNN attend to rectangles like these; of all layers the first is asked."""
+        if self._by_cudnn is None:
+            with torch.enable_grad():
+                given = [x.detach().requires_grad_() for x in (q, k, v)]
+                grouped = q.shape[1] != k.shape[1]
+                choice = cast(Any, torch)._fused_sdp_choice(*given, None, 0.0, True, scale=None, enable_gqa=grouped)
+            self._by_cudnn = choice == SDPBackend.CUDNN_ATTENTION.value
+        return self._by_cudnn
+
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> tuple[Tensor, ...]:
+        """The mixture [T, Hq, D], and what its gradient needs: log-sum-exp and two states of a dropout there is not."""
+        longest = self._longest
         hides = mixing.window is not None and mixing.window < longest
-        mixed = torch.ops.aten._flash_attention_forward(
+        made = torch.ops.aten._flash_attention_forward.default(
             q,
             k,
             v,
@@ -106,16 +166,131 @@ class PackedAttend:
             0.0,  # dropout
             True,  # causal
             False,  # nothing to debug
-            scale=scale,
+            scale=q.shape[-1] ** -0.5 if mixing.scale is None else mixing.scale,
             window_size_left=mixing.window - 1 if hides and mixing.window is not None else None,
             window_size_right=0 if hides else None,
-        )[0]
-        return cast(Tensor, mixed).reshape(len(q), -1)
+        )
+        return cast(tuple[Tensor, ...], made)
 
     def as_sampled(self, q: Tensor, k: Tensor, v: Tensor, mixing: Mixing) -> Tensor:
         """The bits of a sampler's decode step, without gradient."""
         assert self._pages is not None
         return self._pages.attend(q, k, v, mixing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """torch's own gradient, of a graph that begins at copies of what was given."""
+
+    mixed: Tensor
+    given: tuple[Tensor, ...]
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(self.mixed, self.given, by_mixed)
+
+
+def _graph(run: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, _Graph]:
+    with torch.enable_grad():
+        given = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        mixed = run(*given)
+    return mixed.detach(), _Graph(mixed, given)
+
+
+def _mix_even(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rectangles [n, H, length, D] without padding, as `attention.packed` mixes them."""
+    grouped = q.shape[1] != k.shape[1]
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, "_Cudnn"]:
+    """The same by cuDNN, called as torch calls it."""
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    mixed, sums, *kept = op(q, k, v, None, True, 0.0, True, False)
+    return mixed, _Cudnn(q, k, v, mixed, sums, tuple(kept[:6]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cudnn:
+    """cuDNN's attention over rectangles, its backward called without a graph."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mixed: Tensor
+    sums: Tensor
+    """Log-sum-exp."""
+    more: tuple[Any, ...]
+    """Starts and greatest lengths of sequences, and the state of a dropout there is not."""
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        *lengths, seed, offset = self.more
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+        given = (by_mixed, self.q, self.k, self.v, self.mixed, self.sums, seed, offset, None, *lengths, 0.0, True)
+        return cast(tuple[Tensor, ...], op(*given))
+
+
+@dataclass(frozen=True, slots=True)
+class _Even:
+    """Of sequences of one length: packed rows are rectangles already, and only looked at as such."""
+
+    rectangle: Callable[[Tensor], Tensor]
+    shape: torch.Size
+    """Of the queries."""
+    kept: Attended
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        found = self.kept.gradient(self.rectangle(by_mixed.view(self.shape)))
+        return tuple(x.transpose(1, 2).flatten(0, 1) for x in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flash:
+    """torch's flash attention, its backward called without its graph."""
+
+    starts: Tensor
+    longest: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mixed: Tensor
+    sums: Tensor
+    """Log-sum-exp."""
+    state: Tensor
+    """Of dropout, as the next."""
+    more_state: Tensor
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        made = torch.ops.aten._flash_attention_backward.default(
+            by_mixed.view(self.mixed.shape),
+            self.q,
+            self.k,
+            self.v,
+            self.mixed,
+            self.sums,
+            self.starts,
+            self.starts,
+            self.longest,
+            self.longest,
+            0.0,  # dropout
+            True,  # causal
+            self.state,
+            self.more_state,
+            scale=self.q.shape[-1] ** -0.5,
+        )
+        return cast(tuple[Tensor, ...], made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The sampler's bits forward; backward computes the fast way again and takes its gradient."""
+
+    attend: PackedAttend
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def gradient(self, by_mixed: Tensor) -> tuple[Tensor, ...]:
+        return self.attend.fast_attended(self.q, self.k, self.v)[1].gradient(by_mixed)
 
 
 class _Pages:

@@ -23,9 +23,9 @@ LOG = logging.getLogger(__name__)
 STEPS_PER_RUN = 8
 PREFILL_TOKENS = 8192
 QUERY_BLOCK = 16
-SWITCH_SECONDS = 2e-4
-"""How long the worker waits at most for the interpreter after each call into CUDA; Python's own 5 ms would be more than
-a step takes."""
+SWITCH_SECONDS = 5e-5
+"""How long the worker waits at most for the interpreter after each call into CUDA and each large array operation;
+Python's own 5 ms would be more than a step takes, and a run has dozens of them."""
 
 
 class CudaSampler(InProcessSampler):

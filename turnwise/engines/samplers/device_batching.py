@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from turnwise import time_budget
 from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.policy_model import PolicyModel
-from turnwise.engines.samplers.device_steps import DeviceSteps, Launched
+from turnwise.engines.samplers.device_steps import DeviceSteps
 from turnwise.engines.samplers.device_turns import Turn
 from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
 from turnwise.engines.samplers.pass_shapes import MOST_ROWS, PromptChunk
 from turnwise.engines.samplers.slot_book import SlotBook, Slots
+from turnwise.engines.samplers.transfers import Launched
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
 from turnwise.types import Completion, FinishReason
@@ -190,10 +191,14 @@ class DeviceBatcher:
         return request.waited()
 
     def step(self) -> list[Outcome]:
-        """Launch passes over what waits and one decode run, then read what was launched in the step before."""
+        """Launch passes over what waits and one decode run, then read what was launched in the step before. A device
+        that has finished all that by now has waited for us: it is given two runs, so that it need not again."""
         before = self._in_flight[-1] if self._in_flight else None
+        late = before is not None and before.launched.has_arrived
         self._feed()
         self._decode()
+        if late:
+            self._decode()
         while before is not None and before in self._in_flight:
             self._read(self._in_flight.popleft())
         return self._take_ended()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.device_clock import DeviceClock
@@ -33,6 +32,7 @@ from turnwise.engines.samplers.pass_shapes import (
     pass_sizes,
 )
 from turnwise.engines.samplers.slots import ENTRY, SlotState, empty_entry
+from turnwise.engines.samplers.transfers import Launched, Output, Transfers
 from turnwise.errors import EngineError
 
 UPDATE_SIZES = (16, 128, 1024, 8192)
@@ -105,28 +105,6 @@ class PagedAttend:
         return paged_attention(q, keys, values, self.table, self.blocks, scale=scale, splits=self.splits)
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """Tokens [steps, rows] and log-probs on their way to the host."""
-
-    tokens: Tensor
-    logprobs: Tensor
-    arrived: torch.cuda.Event | None
-
-    def read(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Wait for them; those of the first `rows`, without the padding. A token is -1 where none was drawn."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.tokens.numpy()[:, :rows], self.logprobs.numpy()[:, :rows]
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    tokens: Tensor
-    logprobs: Tensor
-    step: Tensor
-
-
 class DeviceSteps:
     """All that is computed for a sampler on its device: model, slots, pages and graphs."""
 
@@ -152,8 +130,8 @@ class DeviceSteps:
         self._pool: PagePool | None = None
         self._state = SlotState.on(device, slots, self.max_pages)
         self._graphs = Graphs(device, say, off=model.shape.no_graphs)
-        self._inputs: dict[tuple[object, ...], Tensor] = {}
-        self._outputs: dict[tuple[object, ...], _Output] = {}
+        self._transfers = Transfers(device)
+        self._outputs: dict[tuple[object, ...], Output] = {}
         model.prepare(model.shape.context_length)
 
     @property
@@ -172,7 +150,7 @@ class DeviceSteps:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._graphs.clear()
-        self._inputs.clear()
+        self._transfers.clear()
         self._outputs.clear()
         self._pool = None
         self.shrink()
@@ -218,7 +196,7 @@ class DeviceSteps:
             by_slot[: len(some)] = some
             by_cell[:, 0] = self._state.padding * self.max_pages
             by_cell[: len(laid)] = laid
-            buffer = self._upload(("update", size), numbers)
+            buffer = self._transfers.up(("update", size), numbers)
 
             def work(buffer: Tensor = buffer, size: int = size, pairs: int = pairs) -> None:
                 self._state.enter(buffer[: size * ENTRY].view(size, ENTRY))
@@ -233,7 +211,7 @@ class DeviceSteps:
 
     def _prefill(self, tokens: int, numbers: Numbers, *, filtered: bool) -> Launched:
         key, rows = ("prefill", tokens, filtered), pass_rows(tokens)
-        buffer = self._upload(key, numbers)
+        buffer = self._transfers.up(key, numbers)
         output = self._output(key, 1, rows)
         blocks = block_count(tokens, rows, self.block)
         sizes = [tokens] * 3 + [blocks] * 4 + [rows] * 2
@@ -262,7 +240,7 @@ class DeviceSteps:
         key = ("decode", size, steps, splits, filtered)
         numbers = np.full(size, -1, dtype=np.int32)
         numbers[: len(rows)] = rows
-        buffer = self._upload(key, numbers)
+        buffer = self._transfers.up(key, numbers)
         output = self._output(key, steps, size)
 
         def work() -> None:
@@ -279,7 +257,7 @@ class DeviceSteps:
 
         return self._launch(key, work, output)
 
-    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: _Output, splits: int) -> None:
+    def _decode_step(self, rows: Tensor, each: Tensor, drawing: "_Drawing", output: Output, splits: int) -> None:
         state = self._state
         live = state.active.index_select(0, drawing.slots)
         places = state.places.index_select(0, drawing.slots)
@@ -300,7 +278,7 @@ class DeviceSteps:
             state.top_p.index_select(0, slots) if filtered else None,
         )
 
-    def _draw(self, hidden: Tensor, rows: Tensor, drawing: "_Drawing", output: _Output) -> None:
+    def _draw(self, hidden: Tensor, rows: Tensor, drawing: "_Drawing", output: Output) -> None:
         """The next token of each row, into its slot and the output."""
         state, d = self._state, drawing
         ahead = state.places.index_select(0, d.slots) + 1
@@ -325,40 +303,17 @@ class DeviceSteps:
             raise RuntimeError("there are no pages: the sampler sleeps")
         return self._pool
 
-    def _upload(self, key: tuple[object, ...], numbers: Numbers) -> Tensor:
-        """Into the buffer of this key, which the graph reads. torch gives no pinned memory out again before it is
-        read, so the next numbers never overwrite these."""
-        buffer = self._inputs.get(key)
-        if buffer is None:
-            buffer = self._inputs[key] = torch.zeros(len(numbers), dtype=torch.int32, device=self._device)
-        if self._device.type == "cuda":
-            staged = torch.empty(len(numbers), dtype=torch.int32, pin_memory=True)
-            staged.numpy()[:] = numbers
-            buffer.copy_(staged, non_blocking=True)
-        else:
-            buffer.copy_(torch.from_numpy(numbers))
-        return buffer
-
-    def _output(self, key: tuple[object, ...], steps: int, rows: int) -> _Output:
+    def _output(self, key: tuple[object, ...], steps: int, rows: int) -> Output:
         if key not in self._outputs:
-            tokens = torch.full((steps, rows), -1, dtype=torch.int64, device=self._device)
-            step = torch.zeros(1, dtype=torch.int32, device=self._device)
-            self._outputs[key] = _Output(tokens, torch.zeros(steps, rows, device=self._device), step)
+            self._outputs[key] = Output.on(self._device, steps, rows)
         return self._outputs[key]
 
-    def _launch(self, key: tuple[object, ...], work: Callable[[], None], output: _Output) -> Launched:
+    def _launch(self, key: tuple[object, ...], work: Callable[[], None], output: Output) -> Launched:
         span = None if self._clock is None else self._clock.begin()
         self._graphs.run(key, work)
         if self._clock is not None and span is not None:
             self._clock.end(span)
-        if self._device.type != "cuda":
-            return Launched(output.tokens.clone(), output.logprobs.clone(), None)
-        down = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (output.tokens, output.logprobs)]
-        for target, source in zip(down, (output.tokens, output.logprobs), strict=True):
-            target.copy_(source, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return Launched(down[0], down[1], arrived)
+        return self._transfers.down(output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class WrittenTokens:
         self,
         slots: NDArray[np.int64],
         counts: NDArray[np.int64],
-        tokens: NDArray[np.int64],
+        tokens: NDArray[np.int32],
         logprobs: NDArray[np.float32],
     ) -> None:
         """The first `counts[i]` of column i of tokens [steps, n] to slot `slots[i]`."""
@@ -127,10 +127,13 @@ class WrittenTokens:
         while most > self._tokens.shape[1]:
             self._tokens = np.concatenate((self._tokens, np.zeros_like(self._tokens)), axis=1)
             self._logprobs = np.concatenate((self._logprobs, np.zeros_like(self._logprobs)), axis=1)
-        step, column = np.nonzero(np.arange(len(tokens))[:, None] < counts)
-        where = slots[column], self.count[slots[column]] + step
-        self._tokens[where] = tokens[step, column]
-        self._logprobs[where] = logprobs[step, column]
+        if len(counts) and counts.min() == len(tokens):  # everybody goes on
+            where = slots, self.count[slots] + np.arange(len(tokens))[:, None]
+            self._tokens[where], self._logprobs[where] = tokens, logprobs
+        else:
+            step, column = np.nonzero(np.arange(len(tokens))[:, None] < counts)
+            where = slots[column], self.count[slots[column]] + step
+            self._tokens[where], self._logprobs[where] = tokens[step, column], logprobs[step, column]
         self.count[slots] += counts
 
     def take(self, slot: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -10,13 +10,11 @@ from turnwise.engines.samplers.device_steps import DeviceSteps
 from turnwise.engines.samplers.device_turns import Turn, WrittenTokens
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.paged_cache import Pages
-from turnwise.engines.samplers.slots import empty_entry, no_entries, slot_entry
+from turnwise.engines.samplers.slots import empty_entry, no_entries, slot_entry, stops_of
 from turnwise.errors import EngineError
 from turnwise.types import FinishReason
 
 Slots = NDArray[np.int64]
-NOBODY = -2
-"""In place of a stop id: neither a token nor the -1 of no token."""
 
 
 class SlotBook:
@@ -39,7 +37,7 @@ class SlotBook:
         """Tokens that the device will have fed when all that is launched has run, if the turn goes on so long."""
         self._final = np.zeros(slots, dtype=np.int64)
         """Where the last token stands that may be written; that one is never fed."""
-        self._stops = np.full((slots, STOP_IDS), NOBODY, dtype=np.int64)
+        self._stops = np.full((slots, STOP_IDS), -1, dtype=np.int32)
         self._tenants: list[Turn | None] = [None] * slots
         self._entered = 0
         self._entries: dict[int, NDArray[np.int32]] = {}
@@ -76,21 +74,22 @@ class SlotBook:
         self._tenants[slot] = turn
         limit = turn.limit - len(turn.ids)
         self._limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
-        stops = sorted(request.params.stop_ids)[:STOP_IDS]
-        self._stops[slot] = NOBODY
-        self._stops[slot, : len(stops)] = stops
+        entry = slot_entry(slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits)
+        self._entries[slot] = entry
+        self._stops[slot] = stops_of(entry)
         self._looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered
-        self._held[slot] = 0
-        self.extend(np.array([slot]), np.array([len(pages)]), pages)
-        self._entries[slot] = slot_entry(
-            slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits
-        )
+        self._held[slot] = len(pages)
+        self.table[slot, : len(pages)] = pages
+        first = slot * self.table.shape[1]
+        self._cells.append(np.arange(first, first + len(pages)))
 
     def leave(self, turn: Turn) -> Pages:
         """Take a turn's slot from it, with what it wrote there; returns its pages."""
         slot = turn.slot
         ids, logprobs = self._written.take(slot)
-        turn.ids, turn.logprobs = np.concatenate((turn.ids, ids)), np.concatenate((turn.logprobs, logprobs))
+        if len(turn.ids):
+            ids, logprobs = np.concatenate((turn.ids, ids)), np.concatenate((turn.logprobs, logprobs))
+        turn.ids, turn.logprobs = ids, logprobs
         turn.slot = -1
         self._tenants[slot] = None
         self.tenancy[slot] += 1
@@ -129,13 +128,15 @@ class SlotBook:
         self._place[slots] = np.minimum(self._place[slots] + steps, self._final[slots])
 
     def accept(
-        self, slots: Slots, tokens: NDArray[np.int64], logprobs: NDArray[np.float32], decode_text: DecodeText
+        self, slots: Slots, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], decode_text: DecodeText
     ) -> tuple[int, list[tuple[Turn, FinishReason | EngineError]]]:
         """Take what was written in these slots [steps, n], -1 where nothing was; how many tokens, and who ended why."""
-        counts = (tokens >= 0).sum(axis=0)
-        bad = np.asarray(((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0))
-        counts[bad] = 0
-        # The device ends a turn at the first stop id it knows, so only the last token can be one.
+        counts = np.count_nonzero(tokens >= 0, axis=0)
+        bad = np.zeros(len(slots), dtype=bool)
+        if not np.isfinite(logprobs.sum()):  # one look at all, since it is nearly always so
+            bad = np.asarray(((tokens >= 0) & ~np.isfinite(logprobs)).any(axis=0))
+            counts[bad] = 0
+        # The device ends a turn at the first stop id it knows, so only the last token can be one; -1 is none.
         last = tokens[np.maximum(counts - 1, 0), np.arange(len(slots))]
         stopped = (last[:, None] == self._stops[slots]).any(axis=1) & (counts > 0)
         for column in np.flatnonzero(self._looked_at[slots] & ~bad).tolist():

@@ -1,5 +1,6 @@
 """What a device knows of the turns it writes, by slot: tokens, places, limits, pages and how to draw."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,26 +17,46 @@ top_p; of 32 bits each."""
 _KEY = 5 + STOP_IDS
 
 
+@functools.lru_cache(maxsize=64)
+def _drawn_by(temperature: float, top_k: int, top_p: float, stop_ids: frozenset[int]) -> NDArray[np.int32]:
+    """An entry with what it says of how to draw; the rest is the slot's own."""
+    entry = np.full(ENTRY, -1, dtype=np.int32)
+    entry[4] = 1
+    stops = sorted(stop_ids)[:STOP_IDS]
+    entry[5 : 5 + len(stops)] = stops
+    entry[_KEY + 2] = np.array([temperature], dtype=np.float32).view(np.int32)[0]
+    entry[_KEY + 3] = min(top_k, np.iinfo(np.int32).max)
+    entry[_KEY + 4] = np.array([top_p], dtype=np.float32).view(np.int32)[0]
+    return entry
+
+
 def slot_entry(
     slot: int, token: int, place: int, remaining: int, params: SamplingParams, noise_bits: int
 ) -> NDArray[np.int32]:
     """A slot about to be written in: `token` at `place` is the last one that is there."""
+    entry = _drawn_by(params.temperature, params.top_k, params.top_p, params.stop_ids).copy()
+    entry[:4] = slot, token, place, remaining
+    entry[_KEY : _KEY + 2] = np.uint64(noise_bits).reshape(1).view(np.int32)
+    return entry
+
+
+def stops_of(entry: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The stop ids of a slot, padded with -1."""
+    return entry[5:_KEY]
+
+
+@functools.cache
+def _nobody() -> NDArray[np.int32]:
     entry = np.full(ENTRY, -1, dtype=np.int32)
-    entry[:5] = slot, token, place, remaining, 1
-    stops = sorted(params.stop_ids)[:STOP_IDS]
-    entry[5 : 5 + len(stops)] = stops
-    entry[_KEY : _KEY + 2] = np.array([noise_bits], dtype=np.uint64).view(np.int32)
-    entry[_KEY + 2] = np.array([params.temperature], dtype=np.float32).view(np.int32)[0]
-    entry[_KEY + 3] = min(params.top_k, np.iinfo(np.int32).max)
-    entry[_KEY + 4] = np.array([params.top_p], dtype=np.float32).view(np.int32)[0]
+    entry[1:5] = 0
+    entry[_KEY:] = 0
     return entry
 
 
 def empty_entry(slot: int) -> NDArray[np.int32]:
     """A slot in which nobody writes."""
-    entry = np.full(ENTRY, -1, dtype=np.int32)
-    entry[:5] = slot, 0, 0, 0, 0
-    entry[_KEY:] = 0
+    entry = _nobody().copy()
+    entry[0] = slot
     return entry
 
 
