@@ -29,6 +29,24 @@ def logprob(weights: int) -> float:
     return -0.5 - weights
 
 
+def children(pid: int) -> list[int]:
+    """Of a process, whichever of its threads made them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; the dead that nobody has buried do not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @dataclass
 class Model:
     """What both kinds of server share."""

@@ -12,7 +12,7 @@ from typing import Any
 import inference_servers
 import numpy as np
 import pytest
-from inference_servers import CONTEXT, VOCABULARY, Model, logprob, sglang_app, vllm_app
+from inference_servers import CONTEXT, VOCABULARY, Model, children, logprob, sglang_app, vllm_app
 
 from turnwise.engines.samplers.inference_server import InferenceServer
 from turnwise.engines.samplers.replicas import Replicas
@@ -325,7 +325,8 @@ def test_a_server_that_dies_in_the_middle_is_started_again_with_the_weights_and_
             turn = asyncio.create_task(retrying(attempt, RetryPolicy(3, 0.01)))
             await asyncio.sleep(0.1)
             assert started._guard is not None
-            _kill_children(started._guard.pid)
+            for child in children(started._guard.pid):
+                os.kill(child, signal.SIGKILL)
             found = await turn
             assert len(found.token_ids) == 30 and found.versions == (VersionRun(3, 30),)
             _check_versions(found, start=1, weights={3: 2})
@@ -335,11 +336,6 @@ def test_a_server_that_dies_in_the_middle_is_started_again_with_the_weights_and_
         assert not started.alive
 
     asyncio.run(asyncio.wait_for(main(), 120))
-
-
-def _kill_children(pid: int) -> None:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
 
 
 def test_commands_name_the_port_and_the_options_come_last() -> None:

@@ -124,6 +124,30 @@ def test_a_lost_replica_comes_back_with_the_latest_weights_and_its_turns_go_else
     asyncio.run(main())
 
 
+def test_one_that_comes_back_misses_neither_an_update_nor_the_end_of_a_sleep_that_came_meanwhile() -> None:
+    async def main() -> None:
+        stays, returns = Local(0), Local(1)
+        sampler = Replicas([stays, returns], lambda text: None)
+        await sampler.publish(weights(1.0), 1)
+        await sampler.sleep()
+        lie_down, came = returns.sleep, asyncio.Event()
+
+        async def slow_sleep() -> None:
+            await lie_down()
+            came.set()
+            await asyncio.sleep(0.02)
+
+        returns.sleep, returns.alive = slow_sleep, False  # type: ignore[method-assign]
+        sampler._lose(sampler._seats[1], EngineLost("gone"))
+        await came.wait()
+        await sampler.publish(weights(2.0), 2)
+        await sampler.wake()
+        await until(lambda: len(sampler.names) == 2)
+        assert (returns.version, returns.asleep, stays.version, stays.asleep) == (2, False, 2, False)
+
+    asyncio.run(main())
+
+
 def test_where_nobody_is_left_turns_wait_and_an_update_that_comes_meanwhile_is_not_missed() -> None:
     async def main() -> None:
         only = Local(0)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from inference_servers import is_there
 
 from turnwise.engines.samplers import server_process
 from turnwise.engines.samplers.server_process import ServerProcess
@@ -29,13 +30,6 @@ def process(log: Path, code: str, *more: str, said: list[str] | None = None) -> 
 
     say = (said if said is not None else []).append
     return ServerProcess("server 0", command, log=log, environment={"ADDED": "yes"}, say=say)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def never() -> bool:

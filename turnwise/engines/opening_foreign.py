@@ -23,12 +23,13 @@ from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import InferenceServer
 from turnwise.engines.samplers.replicas import Replica, Replicas
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.samplers.server_client import ServerClient
 from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
 from turnwise.engines.updates import Adapter, WeightsFolder
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
@@ -92,14 +93,14 @@ async def check_foreign(config: Config) -> str:
     check_settings(config)
     engine, package = config.engine, PACKAGES[EngineName(config.engine.name)]
     if engine.servers:
-        async with httpx.AsyncClient(timeout=CHECK_SECONDS) as client:
-            for url in engine.servers:
-                try:
-                    (await client.get(f"{url.rstrip('/')}/health")).raise_for_status()
-                except httpx.HTTPError as error:
-                    raise ConfigError(
-                        f"engine.servers: {url} does not serve: {error or type(error).__name__}"
-                    ) from error
+        for url in engine.servers:
+            client = ServerClient(url, os.environ.get(API_KEY_ENV))
+            try:
+                await client.ask("GET", "/health", seconds=CHECK_SECONDS)
+            except EngineError as error:
+                raise ConfigError(f"engine.servers: {url} does not serve: {error}") from error
+            finally:
+                await client.close()
         return f"{len(engine.servers)} server(s) answer"
     python = _python(config)
     seek = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from inference_servers import children, is_there
 from safetensors.torch import load_file, save_file
 
 from turnwise.assemble import make_renderer
@@ -81,13 +83,13 @@ def check(found: Completion, weights: dict[int, dict[str, torch.Tensor]], temper
         at += run.tokens
 
 
-def engine_processes(guard: int) -> list[int]:
-    found, queue = list[int](), [guard]
+def descendants(process: int) -> list[int]:
+    """Children before their own."""
+    found, queue = list[int](), [process]
     while queue:
-        pid = queue.pop()
-        children = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        found += children
-        queue += children
+        made = children(queue.pop())
+        found += made
+        queue += made
     return found
 
 
@@ -149,7 +151,7 @@ async def updates(sampler: Replicas, config: Config, renderer: Renderer, place: 
 async def death(sampler: Replicas) -> None:
     process: Any = sampler._seats[0].replica
     guard = process._process._guard.pid
-    _, *workers = engine_processes(guard)
+    _, *workers = descendants(guard)
     turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=1500)))
     await asyncio.sleep(0.3)
     os.kill(workers[-1], signal.SIGKILL)  # not the server itself: its engine
@@ -182,7 +184,7 @@ def test_a_server_writes_as_we_do_and_updates_of_every_kind_reach_the_next_token
 
 SETTINGS = (
     "training.steps=2", "training.groups=4", "training.group_size=4", "training.eval_every=0", "training.save_every=1",
-    "learner.lr=0.002", "run=live", "eval.samples=8",
+    "learner.lr=0.001", "run=live", "eval.samples=8", "training.max_lag=0",
 )  # fmt: skip
 
 
@@ -210,13 +212,30 @@ def test_a_training_on_a_server_of_its_own_samples_from_the_weights_it_made(vllm
     assert (tmp_path / "live" / "servers" / "server_0.log").is_file()
 
 
-def test_a_training_with_vllm_in_its_process_does_too(vllm_python: str, tmp_path: Path) -> None:
-    # Our packages come last, so that vLLM's own are taken where both are there.
+def in_process(vllm_python: str, place: Path, *more: str) -> list[str]:
+    """The command of a training with vLLM's own interpreter. Our packages come last, so that its own are taken."""
     places = [str(ROOT), sysconfig.get_path("purelib")]
-    code = f"import sys; sys.path += {places!r}; from turnwise.cli import main; sys.exit(main())"
-    script = tmp_path / "main.py"
-    script.write_text(f"{code.replace('; sys.exit', chr(10) + 'if __name__ == ' + repr('__main__') + ': sys.exit')}\n")
-    subprocess.run(
-        [vllm_python, script, "train", *SETTINGS, f"runs_dir={tmp_path}", "engine=vllm"], check=True, cwd=tmp_path
+    script = place / "main.py"
+    script.write_text(
+        f"import sys\nsys.path += {places!r}\nfrom turnwise.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
     )
+    return [vllm_python, str(script), "train", *SETTINGS, f"runs_dir={place}", "engine=vllm", *more]
+
+
+def test_a_training_with_vllm_in_its_process_does_too(vllm_python: str, tmp_path: Path) -> None:
+    subprocess.run(in_process(vllm_python, tmp_path), check=True, cwd=tmp_path)
     check_run(tmp_path)
+
+
+def test_vllm_in_a_process_that_is_killed_ends_with_it(vllm_python: str, tmp_path: Path) -> None:
+    log = tmp_path / "live" / "log.txt"
+    with subprocess.Popen(in_process(vllm_python, tmp_path, "training.steps=500"), cwd=tmp_path) as training:
+        while training.poll() is None and not (log.exists() and "step 1/" in log.read_text()):
+            time.sleep(0.5)
+        started = descendants(training.pid)
+        assert len(started) > 1
+        training.kill()
+    until = time.monotonic() + 60
+    while any(map(is_there, started)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not any(map(is_there, started))

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import socket
 from collections.abc import AsyncGenerator, Sequence
 from importlib import import_module
 from typing import Any
@@ -40,6 +42,8 @@ class VllmEngine(StreamedSampler):
         except Exception as error:  # whatever vLLM raises: a model it does not know, no memory, an option it refuses
             raise EngineError(f"vLLM cannot start: {one_line(error)[:500]}") from error
         self.context_length = int(self._llm.model_config.max_model_len)
+        ours = (os.getpid(), socket.gethostname())
+        await self._order(self._llm.collective_rpc("turnwise_end_with", args=ours))
 
     async def healthy(self) -> bool:
         """Whether its processes are there."""

@@ -1,9 +1,16 @@
-"""What vLLM's workers do for us: take weights from a folder, whole.
+"""What vLLM's workers do for us: take weights from a folder, whole, and end when we do.
 
 vLLM imports this file by itself, in whichever interpreter it runs: it must import nothing of turnwise.
 """
 
+import os
+import signal
+import socket
+import threading
+import time
 from typing import Any
+
+WATCH_SECONDS = 1.0
 
 
 class WeightReader:
@@ -21,3 +28,21 @@ class WeightReader:
         for layer in self.model_runner.get_model().modules():
             if hasattr(layer, "cpu_linear") and hasattr(layer, "embedding_dim") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def turnwise_end_with(self, pid: int, host: str) -> None:
+        """End when that process of this machine is gone: vLLM's engine goes on when who made it was killed."""
+        if host == socket.gethostname():
+            threading.Thread(target=_watch, args=(pid, os.getppid()), daemon=True).start()
+
+
+def _watch(pid: int, parent: int) -> None:
+    """The parent of a worker is the engine, unless the engine has none and is one itself."""
+    while True:
+        time.sleep(WATCH_SECONDS)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            break
+    if parent not in (pid, 1) and parent == os.getppid():
+        os.kill(parent, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
