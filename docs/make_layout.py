@@ -17,6 +17,7 @@ FOLDERS = {
     "turnwise/web/static/js/parts": "What pages are made of",
     "benchmarks": "Each prints a ratio against a named peer, measured in one run",
     "examples": "Tasks to copy from, and the Python examples of the docs",
+    "examples/cluster": "A training on Kubernetes (KubeRay) and on Slurm",
     "docs": "What a newcomer reads after the README",
     "docs/decisions": "Choices that were not obvious: context, choice, price",
     "docs/results": "What recipes came to, with their curves and transcripts",

@@ -19,7 +19,7 @@ LAYERS = (
     {"rollout", "training", "web", "weights"},
     {"task"},
     {"tasks", "compat", "trust", "compose"},
-    {"task_metrics", "config_docs"},
+    {"task_metrics", "config_docs", "cluster"},
     {"assemble", "report"},
     {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},

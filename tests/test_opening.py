@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from turnwise import configure
-from turnwise.assemble import make_renderer, prepare, token_context
+from turnwise.assemble import prepare, token_context
 from turnwise.choices import Precision
 from turnwise.engines import opening, opening_gpu
 from turnwise.engines.devices import Gpu, Seen, choose
@@ -19,6 +19,8 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.fused_decoder import FusedDecoder
 from turnwise.engines.opened import Together
 from turnwise.engines.opening import LearnerParts, OpenEngines, open_engines, open_sampler
+from turnwise.engines.publishing import check_trainable
+from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights
@@ -108,7 +110,7 @@ def test_a_failure_after_the_sampler_closes_it(monkeypatch: pytest.MonkeyPatch) 
         (Capabilities(Logprobs.SCALED, frozenset({Adapter})), "engine=mine.py:X takes Adapter"),
     ):
         with pytest.raises(ConfigError, match=words):
-            opening._check_trainable("mine.py:X", capabilities)
+            check_trainable("mine.py:X", capabilities, lora=False)
 
 
 def test_lost_turns_are_asked_for_as_often_as_the_config_says() -> None:
@@ -116,7 +118,7 @@ def test_lost_turns_are_asked_for_as_often_as_the_config_says() -> None:
     config.engine.retries = 7
     prepared = prepare(config, "test", limit=1)
     renderer = make_renderer(config)
-    sampler = open_sampler(config, renderer, lambda text: None).sampler
+    sampler = asyncio.run(open_sampler(config, renderer, lambda text: None)).sampler
     backend: Any = token_context(prepared, renderer, sampler, config.sampling).make_backend(
         "c", NoiseKey(0, 0, "s", 0), []
     )

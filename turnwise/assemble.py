@@ -8,21 +8,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.chat.infer_format import FormatChoice, choose_format
-from turnwise.chat.renderer import History, Renderer
-from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
+from turnwise.cluster import opening as cluster
 from turnwise.config import Config, SamplingConfig
-from turnwise.config.inputs import IN_PROCESS
 from turnwise.config_check import check_config
 from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
-from turnwise.engines.devices import choose as choose_devices
-from turnwise.engines.opening import model_source, open_endpoint, open_sampler
+from turnwise.engines.opening import open_endpoint, open_sampler
+from turnwise.engines.rendering import choose_model, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
@@ -46,7 +44,7 @@ from turnwise.task import known_scorers, load_task, rows_of
 from turnwise.types import JsonSchema, Sample
 
 if TYPE_CHECKING:
-    from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
+    from turnwise.engines.model.loading import ImplementationChoice
 
 
 UNCOUNTED = (
@@ -75,8 +73,9 @@ class Prepared:
     @asynccontextmanager
     async def running(self, say: Callable[[str], None]) -> AsyncIterator[None]:
         """What tools, clients and scorers need is started, and stopped on every path."""
-        async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
-            yield
+        async with cluster.services(self.config, say):
+            async with self.toolbox.running(say), self.plan.running(), self.scoring.running():
+                yield
 
 
 def prepare(
@@ -91,6 +90,7 @@ def prepare(
 ) -> Prepared:
     """Resolve every name for this split; what is given here replaces the configured parts."""
     check_config(config)
+    cluster.check_cluster(config)
     if isinstance(tools, str) or not isinstance(tools, Iterable | None):
         raise PluginError(f"tools is a list of tools, not {type(tools).__name__}")
     specs = config.rollout.tools if tools is None else []
@@ -106,7 +106,8 @@ def prepare(
         plan.notices.append(UNCOUNTED)
     sources = sorted({sample.data_source for sample in chosen})
     own = None if scorer is None else as_scorer(scorer, getattr(scorer, "__qualname__", type(scorer).__name__))
-    scoring = Scoring.of(config.scoring, sources, own, known=known_scorers())
+    runner = cluster.runner_of(config) if own is None else None
+    scoring = Scoring.of(config.scoring, sources, own, known=known_scorers(), runner=runner)
     renderer, dropped, model = None, 0, None
     if config.engine.name != EngineName.openai:
         model = choose_model(config)
@@ -174,41 +175,6 @@ def _tokenizer(config: Config) -> object:
     return make_renderer(config).tokenizer.hf
 
 
-def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
-    """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
-    if config.engine.name not in IN_PROCESS:
-        return None
-    choose_devices(config)  # a GPU that is not there is refused before anything is written
-    from turnwise.engines.model.loading import choose_implementation, model_facts
-
-    source = model_source(config)
-    choice = choose_implementation(source, config.model.implementation)
-    return choice, model_facts(source, choice)
-
-
-def make_renderer(config: Config) -> Renderer:
-    """The renderer of the configured model."""
-    from turnwise.engines.model.loading import read_tokenizer
-
-    if config.chat.tool_format is not None:
-        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
-    choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
-    return renderer_of(config, read_tokenizer(model_source(config), config.chat.template))
-
-
-def renderer_of(config: Config, tokenizer: Tokenizer) -> Renderer:
-    """The renderer of a tokenizer, wherever that is from."""
-    call_format = load_format(format_of(config, tokenizer).name)
-    return Renderer(
-        tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
-    )
-
-
-def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
-    """The tool-call format, and why."""
-    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
-
-
 def fit_prompts(
     samples: list[Sample], config: Config, renderer: Renderer, plan: Plan, toolbox: Toolbox, rows: int | None
 ) -> tuple[list[Sample], int]:
@@ -254,7 +220,13 @@ async def _engine(
             await endpoint.close()
         return
     renderer = prepared.renderer or make_renderer(config)
-    sampler = open_sampler(config, renderer, say or (lambda text: None), script=script).sampler
+    if script is None and cluster.samples_there(config):
+        from turnwise.cluster.engines import open_sampler as open_there
+
+        async with open_there(config, say or (lambda text: None)) as there:
+            yield token_context(prepared, renderer, there, config.sampling)
+        return
+    sampler = (await open_sampler(config, renderer, say or (lambda text: None), script=script)).sampler
     try:
         yield token_context(prepared, renderer, sampler, config.sampling)
     finally:

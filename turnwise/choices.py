@@ -72,10 +72,25 @@ class EngineName(enum.StrEnum):
     """Our own, in this process on the CPU: token ids and log-probs, as training needs them."""
     cuda = "cuda"
     """Our own, in this process on one NVIDIA GPU: the same, with the learner beside it."""
+    vllm = "vllm"
+    """vLLM in this process; what trains is published to it. Needs vLLM installed beside Turnwise."""
+    vllm_server = "vllm_server"
+    """vLLM servers: started here, in an environment of their own, or attached to."""
+    sglang_server = "sglang_server"
+    """SGLang servers: the same."""
     openai = "openai"
     """An OpenAI-compatible endpoint; evaluation only."""
     scripted = "scripted"
     """Lines from `engine.script`: no model; for trying out tools, users and scorers."""
+
+
+class ClusterName(enum.Enum):
+    """Where samplers, learner, scorers and sandboxes run."""
+
+    none = "none"
+    """On this machine."""
+    ray = "ray"
+    """In actors of a Ray cluster, on all its nodes (docs/cluster.md)."""
 
 
 class TrackerName(enum.Enum):

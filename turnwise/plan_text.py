@@ -1,11 +1,14 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.assemble import Prepared, format_of
-from turnwise.choices import Aggregation, Correction, EngineName, Excess, PolicyLoss
+from turnwise.assemble import Prepared
+from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, PolicyLoss
 from turnwise.config import Config
+from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
+from turnwise.engines.opening_foreign import described
+from turnwise.engines.rendering import format_of
 from turnwise.environment import told
 from turnwise.training.optimise import beside_policy
 from turnwise.training.replay import replayed_per_step
@@ -39,12 +42,12 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     """Who plays, with what, scored by whom, within which budgets."""
     config = prepared.config
     lines = [] if config.profile is None else [f"profile      {config.profile}"]
-    lines += [*told(config), f"engine       {_engine(config)}"]
+    lines += [*told(config), f"engine       {_engine(config)}", *_cluster(config, training)]
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
         lines += _memory(config, training)
-        lines += [f"learner      {_sharded(config)}"] if training and config.learner.processes > 1 else []
+        lines += _sharded(config) if training else []
     if prepared.renderer is not None and config.model.trust_remote_code:
         lines.append(f"warning      {trusted_code(config)}")
     if prepared.renderer is not None:
@@ -121,13 +124,34 @@ def _engine(config: Config) -> str:
     if engine.name == EngineName.openai:
         asked = engine.model or "(asked from the endpoint)"
         return f"openai, {engine.base_url}, model {asked}; messages only: no tokens and no log-probs are recorded"
+    if engine.name in FOREIGN:
+        return f"{described(config)}, model {config.model.path}"
     return f"{choose_devices(config)}, model {config.model.path}"
 
 
-def _sharded(config: Config) -> str:
+def _cluster(config: Config, training: bool) -> list[str]:
+    """What runs on other machines, where a cluster is used."""
+    cluster = config.cluster
+    if cluster.name is ClusterName.none:
+        return []
+    where = "started on this machine" if cluster.address is None else f"at {cluster.address}"
+    samplers = f"{cluster.samplers} sampler(s) of {cluster.sampler_cpus:g} CPUs and {cluster.sampler_gpus:g} GPUs"
+    learner = f", a learner of {cluster.learner_cpus:g} CPUs and {cluster.learner_gpus:g} GPUs" if training else ""
+    learner += f" in {config.learner.processes} processes" if training and config.learner.processes > 1 else ""
+    lines = [f"cluster      {cluster.name.value} {where}: {samplers}{learner}"]
+    services = {"scorers": cluster.scorers, "sandboxes": cluster.sandboxes}
+    there = ", ".join(f"{count} {name}" for name, count in services.items() if count)
+    here = ", ".join(["the loop", *(name for name, count in services.items() if not count), "tools", "users"])
+    return [*lines, f"             {there + ' there, ' if there else ''}here: {here}"]
+
+
+def _sharded(config: Config) -> list[str]:
+    if config.learner.processes == 1 or config.cluster.name is not ClusterName.none:
+        return []
     devices = rank_devices(config)
     where = "on the CPU (gloo)" if devices[0] == "cpu" else f"on {devices[0]} to {devices[-1]} (nccl)"
-    return f"{len(devices)} processes {where}: weights, gradients and moments shared out over them (FSDP2)"
+    shared = "weights, gradients and moments shared out over them (FSDP2)"
+    return [f"learner      {len(devices)} processes {where}: {shared}"]
 
 
 def _memory(config: Config, training: bool) -> list[str]:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from turnwise.assemble import Prepared, choose_model, prepare
+from turnwise.assemble import Prepared, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
@@ -13,12 +13,13 @@ from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import Precision
 from turnwise.compose import Composed, unread
 from turnwise.config import Config
-from turnwise.config.inputs import IN_PROCESS
+from turnwise.config.inputs import IN_PROCESS, TRAINABLE
 from turnwise.config_check import DEFAULT
 from turnwise.data.lint import Severity, lint
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import model_source
+from turnwise.engines.rendering import choose_model
 from turnwise.environment import uses
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
@@ -73,7 +74,7 @@ def preflight(composed: Composed) -> Report:
 def _trains(config: Config) -> bool:
     """Whether there is something to train on: files, or a task that makes samples and is not replaced by files."""
     files, generated = config.data, config.task is not None and load_task(config.task).rows is not None
-    return config.engine.name in IN_PROCESS and bool(files.train_files or (generated and not files.eval_files))
+    return config.engine.name in TRAINABLE and bool(files.train_files or (generated and not files.eval_files))
 
 
 def _training(composed: Composed, heldout: Prepared, report: Report) -> list[Prepared]:

@@ -17,7 +17,7 @@ from turnwise.errors import StorageError
 from turnwise.plan_text import plan_text
 from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
-from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir
+from turnwise.storage.run_dir import CONFIG, METRICS, PLAN, TOKENIZER, RunDir, inside_run
 from turnwise.storage.status import StatusWriter, how_it_ended
 from turnwise.storage.trackers.choose import open_trackers
 from turnwise.storage.trackers.tracker import Point
@@ -47,7 +47,7 @@ class Run:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Whoever looks sees how the run is doing: status.json, its trackers, and a board when one is wanted."""
-        with self.status, self.recorder, ExitStack() as board:
+        with inside_run(self.dir.path), self.status, self.recorder, ExitStack() as board:
             if self.config.board:
                 self.note(board.enter_context(start_board(self.dir.path.parent, self.config.board_port)).note)
             try:

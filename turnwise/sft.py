@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from turnwise.assemble import Prepared, make_renderer, open_context, prepare
+from turnwise.assemble import Prepared, open_context, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.training import check_fine_tuning
 from turnwise.config import Config
@@ -22,6 +22,7 @@ from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import device_of
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opening import LearnerParts, model_source, open_chosen_learner
+from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
 from turnwise.plugins import call, load

@@ -12,6 +12,7 @@ from typing import Any
 
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
 from turnwise.config import Config, DataConfig, RolloutConfig, SandboxConfig, ScoringConfig
+from turnwise.config.inputs import FOREIGN
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.engines.model.hub import is_hub_id
@@ -159,6 +160,14 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
         yield "engine.name", engine.name
     if engine.name == EngineName.openai:
         yield "engine.base_url", engine.base_url
+    if config.cluster.address is not None:
+        yield "cluster.address", config.cluster.address
+    if engine.name in FOREIGN:
+        yield from (("engine.servers", url) for url in engine.servers)
+        if engine.python is not None:
+            yield "engine.python", engine.python
+        if engine.server_options:  # they may name code, files and addresses
+            yield "engine.server_options", engine.server_options
     if sandbox.url is not None:
         yield "sandbox.url", sandbox.url
     if sandbox.swe_url is not None:

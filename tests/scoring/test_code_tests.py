@@ -10,6 +10,7 @@ import pytest
 
 from turnwise.code_blocks import programs
 from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.sandbox.pool import SandboxPool
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.scoring import code_sandbox
 from turnwise.scoring.code_cases import cases_of, literal, same_output, same_value
@@ -178,7 +179,7 @@ def test_the_pool_ends_with_its_loop_and_opens_again() -> None:
     async def main() -> tuple[float, int]:
         found = await code_tests(trajectory(ADD, SUMS), seconds=SANDBOX.seconds)
         pool = await code_sandbox.opened(SANDBOX)
-        assert isinstance(pool, code_sandbox.SandboxPool) and pool._zygote is not None
+        assert isinstance(pool, SandboxPool) and pool._zygote is not None
         return found.reward, pool._zygote.process.pid
 
     for _ in range(2):

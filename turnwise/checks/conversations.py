@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from turnwise.assemble import Prepared, format_of
+from turnwise.assemble import Prepared
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.replies import fresh_mark
 from turnwise.checks.findings import Outcome, Report
+from turnwise.engines.rendering import format_of
 from turnwise.errors import EpisodeError, TemplateError
 from turnwise.rollout.plan import Route
 from turnwise.types import Completion, FinishReason, JsonSchema, Ledger, Message, Origin, Role, Sample, ToolCall

@@ -5,14 +5,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from turnwise.assemble import Prepared, choose_model
+from turnwise.assemble import Prepared
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
+from turnwise.config.inputs import FOREIGN
 from turnwise.data.lint import faults
 from turnwise.engines.memory_plan import memory_here
 from turnwise.engines.opening import find_own, open_endpoint
+from turnwise.engines.opening_foreign import check_foreign
+from turnwise.engines.rendering import choose_model
 from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError, EngineError
 from turnwise.knobs import is_plugin
@@ -55,6 +58,9 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
         if prepared.config.engine.name == EngineName.scripted:
             with report.recording("engine"):
                 lines(prepared.config.engine.script)
+        if prepared.config.engine.name in FOREIGN:
+            with report.recording("engine"):
+                report.add("engine", Outcome.OK, await check_foreign(prepared.config))
         if is_plugin(prepared.config.engine.name):
             with report.recording("engine"):
                 find_own(prepared.config.engine.name)

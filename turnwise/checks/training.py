@@ -1,9 +1,9 @@
 """What training asks of a config and its samples, before anything is rolled out."""
 
 from turnwise.assemble import Prepared
-from turnwise.choices import Decay, Precision
+from turnwise.choices import ClusterName, Decay, Precision
 from turnwise.config import Config
-from turnwise.config.inputs import IN_PROCESS
+from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import Training, memory_here
@@ -18,7 +18,7 @@ from turnwise.training.staleness import check_correction
 def check_training(config: Config) -> None:
     """Refuse a config that cannot be trained with."""
     algorithm, training = config.algorithm, config.training
-    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
+    if config.engine.name not in TRAINABLE and not is_plugin(config.engine.name):
         raise ConfigError(f"training needs token ids and weights: engine={config.engine.name} gives neither")
     check_choices(algorithm)
     check(
@@ -46,15 +46,18 @@ def check_training(config: Config) -> None:
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
             "learner learns and cannot sleep; set training.max_lag=0"
         )
-    rank_devices(config)
+    if config.cluster.name is ClusterName.none:  # else it is looked for where the learner runs
+        rank_devices(config)
     memory_here(config, beside_policy(config))
 
 
 def check_fine_tuning(config: Config) -> None:
     """Refuse a config that cannot be fine-tuned with."""
     check_config(config)
-    if config.engine.name not in IN_PROCESS and not is_plugin(config.engine.name):
+    if config.engine.name not in TRAINABLE and not is_plugin(config.engine.name):
         raise ConfigError(f"fine-tuning needs weights: engine={config.engine.name} gives none")
+    if config.cluster.name is not ClusterName.none:
+        raise ConfigError(f"fine-tuning runs on this machine: cluster={config.cluster.name.value} is for rollouts")
     if config.model.precision not in (None, Precision.float32):
         raise ConfigError(
             f"model.precision={config.model.precision.value} is the format a sampler computes in; supervised "

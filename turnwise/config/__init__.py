@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from turnwise.choices import Resume
 from turnwise.config.episodes import CompatConfig, EvalConfig, RolloutConfig, SandboxConfig, ScoringConfig
 from turnwise.config.inputs import ChatConfig, DataConfig, EngineConfig, ModelConfig, SamplingConfig
+from turnwise.config.placing import ClusterConfig
 from turnwise.config.training import AlgorithmConfig, LearnerConfig, SftConfig, TrackingConfig, TrainingConfig
 from turnwise.knobs import at_least, knob, only
 
 __all__ = [
-    "AlgorithmConfig", "ChatConfig", "CompatConfig", "Config", "DataConfig", "EngineConfig", "EvalConfig",
-    "LearnerConfig", "ModelConfig", "RolloutConfig", "SamplingConfig", "SandboxConfig", "ScoringConfig", "SftConfig",
-    "TrackingConfig", "TrainingConfig",
+    "AlgorithmConfig", "ChatConfig", "ClusterConfig", "CompatConfig", "Config", "DataConfig", "EngineConfig",
+    "EvalConfig", "LearnerConfig", "ModelConfig", "RolloutConfig", "SamplingConfig", "SandboxConfig", "ScoringConfig",
+    "SftConfig", "TrackingConfig", "TrainingConfig",
 ]  # fmt: skip
 
 
@@ -52,4 +53,5 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -8,7 +8,13 @@ from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, m
 
 IN_PROCESS = ("auto", "torch", "cuda")
 """Engines that run the model in this process."""
-RENDERING = (*IN_PROCESS, "scripted", PLUGIN)
+SERVERS = ("vllm_server", "sglang_server")
+"""Engines that are servers."""
+FOREIGN = ("vllm", *SERVERS)
+"""Engines that are not ours and run the model with their own kernels."""
+TRAINABLE = (*IN_PROCESS, *FOREIGN)
+"""Built-in engines that give log-probs and take weights."""
+RENDERING = (*TRAINABLE, "scripted", PLUGIN)
 """Engines whose prompts we render and count ourselves; an endpoint does that on its side."""
 
 
@@ -26,7 +32,7 @@ class ModelConfig:
     trust_remote_code: bool = knob(False, only("engine.name", *RENDERING))
     """Run Python files that come with the model. Set it only for a model that transformers does not have and whose
     code you have read."""
-    precision: Precision | None = knob(None, only("engine.name", *IN_PROCESS))
+    precision: Precision | None = knob(None, only("engine.name", *TRAINABLE))
     """The number format the sampler computes in; null takes bfloat16 on a GPU and float32 elsewhere. What is trained is
     float32 always. Take bfloat16 on a CPU when memory is short; log-probs then differ more from the learner's (see
     training.max_logprob_gap)."""
@@ -86,13 +92,15 @@ class EngineConfig:
     """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
     `engine.name=openai`. Take `torch` to leave a GPU alone, `openai` to evaluate a model that is served elsewhere,
     `scripted` to try tools and scorers without a model, your own to write with another engine."""
-    max_batch: int | None = knob(None, at_least(1), only("engine.name", *IN_PROCESS))
-    """Most sequences decoded together; null takes 64 on the CPU and 1024 on a GPU. Raise it for speed while memory
+    max_batch: int | None = knob(None, at_least(1), only("engine.name", *TRAINABLE))
+    """Most sequences decoded together; null takes 64 on the CPU and 1024 on a GPU, and leaves it to vLLM and SGLang.
+    Raise it for speed while memory
     lasts; `turnwise check` forecasts the cache."""
-    memory_fraction: float = knob(0.9, more_than(0, 1), only("engine.name", "auto", "cuda"))
-    """The share of the GPU's memory that weights, learner and cache may take together; the plan shows who gets what.
-    Lower it when other programs need the GPU too."""
-    sleep: bool | None = knob(None, only("engine.name", *IN_PROCESS))
+    memory_fraction: float = knob(0.9, more_than(0, 1), only("engine.name", "auto", "cuda", *FOREIGN))
+    """The share of the GPU's memory that weights, learner and cache may take together, and of vLLM or SGLang what it
+    takes for itself; the plan shows who gets what. Lower it when other programs, or the learner beside vLLM, need the
+    GPU too."""
+    sleep: bool | None = knob(None, only("engine.name", *TRAINABLE))
     """Whether the sampler gives its cache back while the learner updates; null does so on a GPU where both do not fit
     side by side. Set it to true to leave the learner all the memory there is; episodes that run ahead
     (training.max_lag) need it false."""
@@ -108,11 +116,23 @@ class EngineConfig:
     base_url: str | None = knob(None, url(), only("engine.name", "openai"))
     """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. The key, where it needs one, is the value of the
     environment variable OPENAI_API_KEY. Must be set with engine=openai."""
-    model: str | None = knob(None, only("engine.name", "openai"))
-    """The model's name at the endpoint; null asks it, and it must serve exactly one. Set it when it serves several."""
+    model: str | None = knob(None, only("engine.name", "openai", "vllm_server"))
+    """The model's name at the endpoint or at attached servers; null asks, and exactly one must be served. Set it when
+    there are several."""
     timeout_seconds: float = knob(120.0, duration(), only("engine.name", "openai"))
     """Seconds for one request to the endpoint. Raise it for long answers or a busy server."""
-    retries: int = knob(3, at_least(0), only("engine.name", "openai", PLUGIN))
+    servers: list[str] = field(default_factory=list, metadata=only("engine.name", *SERVERS))
+    """Addresses of servers to attach to, such as [http://node1:8000, http://node2:8000]; empty starts them here. Set it
+    when they run on other machines or outlive a run (docs/engines.md says how to start them)."""
+    replicas: int = knob(1, at_least(1, 4096), only("engine.name", *SERVERS))
+    """How many servers are started here. Raise it to the number of GPUs that are left beside the learner's."""
+    server_options: list[str] = field(default_factory=list, metadata=only("engine.name", *FOREIGN))
+    """Further options of the engine's own command line, as [--max-model-len, "4096"]; they come last and so win. Set it
+    for what Turnwise has no knob for, such as --tensor-parallel-size."""
+    python: str | None = knob(None, only("engine.name", *SERVERS))
+    """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
+    it to keep their packages in an environment of their own."""
+    retries: int = knob(3, at_least(0), only("engine.name", "openai", *FOREIGN, PLUGIN))
     """How often a request that failed is sent again, or a turn whose server or node went away is asked for again.
     Lower it to see failures at once, raise it for a shaky network."""
     script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))

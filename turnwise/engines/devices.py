@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from turnwise.choices import EngineName, OptimizerName, Precision
+from turnwise.choices import ClusterName, EngineName, OptimizerName, Precision
 from turnwise.config import Config, LearnerConfig
 from turnwise.errors import ConfigError
 
@@ -89,12 +89,19 @@ def look() -> Seen:
     return Seen(tuple(Gpu(one.name, one.total_memory) for one in found), unfit)
 
 
+def seen_by_sampler(config: Config) -> Seen:
+    """What there is where the sampler runs: here, or on the nodes of a cluster what it reserves there."""
+    if config.cluster.name is ClusterName.none:
+        return look()
+    return Seen((Gpu("a GPU of the cluster", 0),)) if config.cluster.sampler_gpus else Seen()
+
+
 def choose(config: Config, seen: Seen | None = None) -> Chosen:
     """What a config means on a machine that has this; engine=cuda without a GPU is a ConfigError."""
     engine = config.engine
     name, why = engine.name, ""
     if name in (EngineName.auto, EngineName.cuda):  # PyTorch takes its time to load, and nobody else has to know
-        seen = look() if seen is None else seen
+        seen = seen_by_sampler(config) if seen is None else seen
         if name == EngineName.auto:
             name = EngineName.cuda.value if seen.usable else EngineName.torch.value
             why = f"PyTorch sees {seen.gpus[0]}" if seen.usable else seen.none

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from turnwise.choices import ModelImplementation, Offload, OptimizerName, Precision
+from turnwise.choices import ClusterName, ModelImplementation, Offload, OptimizerName, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import TOKEN_BUDGET, Chosen, Gpu, Seen, choose, device_of, look
@@ -124,8 +124,11 @@ def memory_here(
     config: Config, training: Training | None, *, samples: bool = True, seen: Seen | None = None
 ) -> MemoryPlan | None:
     """The plan of a config on this machine, from its model's files: of an evaluation, of a training or (`samples`
-    False) of a fine-tuning. None where no GPU is used, or a config.json does not tell what a cache holds."""
+    False) of a fine-tuning. None where no GPU of this machine is used, or a config.json does not tell what a cache
+    holds."""
     if config.engine.name not in IN_PROCESS and training is None:
+        return None
+    if config.cluster.name is not ClusterName.none and samples:  # each node makes its own
         return None
     seen = look() if seen is None else seen
     chosen = choose(config, seen)

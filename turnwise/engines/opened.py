@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Precision
 from turnwise.config import Config
 from turnwise.engines.devices import Chosen
+from turnwise.engines.learners.learner import Learner
 from turnwise.engines.memory_plan import MemoryPlan
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.sampler import Sampler
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from turnwise.engines.device_clock import DeviceClock
-    from turnwise.engines.learners.local import LocalLearner
-    from turnwise.engines.learners.sharded import ShardedLearner
     from turnwise.engines.model.attention import Regime
     from turnwise.engines.model.policy_model import PolicyModel
 
@@ -44,12 +44,21 @@ class LearnerParts:
     reference: bool = False
 
 
+class OpenLearner(Learner, Protocol):
+    """A learner that runs."""
+
+    @property
+    def device(self) -> "torch.device":
+        """Where this process has to look for what it computes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenEngines:
     """The sampler and the learner of a training."""
 
     sampler: Sampler
-    learner: "LocalLearner | ShardedLearner"
+    learner: "OpenLearner"
     exact: bool
     """Whether their log-probs are the same to the last bit: proven, or by kernels that both share."""
     threads: int
@@ -57,6 +66,10 @@ class OpenEngines:
     """Whether the sampler gives its memory back while the learner learns."""
     clock: "DeviceClock | None" = None
     """Of the GPU that the sampler writes on."""
+    metrics: Callable[[], dict[str, float]] | None = None
+    """What each step's line says of where they run."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
 
 
 @dataclass(frozen=True, slots=True)

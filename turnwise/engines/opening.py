@@ -5,11 +5,13 @@ import copy
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import EngineName, Precision
 from turnwise.config import Config, EngineConfig
+from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opened import (
@@ -22,13 +24,14 @@ from turnwise.engines.opened import (
     read_policy,
 )
 from turnwise.engines.opening_cpu import open_cpu
+from turnwise.engines.opening_foreign import open_foreign, shared_place
 from turnwise.engines.opening_gpu import open_cuda, open_on_gpu
 from turnwise.engines.opening_learner import open_learner
 from turnwise.engines.opening_own import find_own, open_own
 from turnwise.engines.opening_sharded import make_ranks, open_chosen_learner, open_sharded
-from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
+from turnwise.engines.publishing import check_trainable, needs_files, weights_place
+from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, lines
-from turnwise.engines.updates import FullWeights
 from turnwise.errors import ConfigError, EngineError
 from turnwise.knobs import is_plugin
 
@@ -46,7 +49,7 @@ API_KEY_ENV = "OPENAI_API_KEY"
 """The environment variable that holds an endpoint's key."""
 
 
-def open_sampler(
+async def open_sampler(
     config: Config, renderer: Renderer, say: Say, *, script: Script | None = None, model: "PolicyModel | None" = None
 ) -> OpenSampler:
     """The configured sampler; a script replaces it. `model` is what it writes with where it runs one here and the
@@ -59,6 +62,8 @@ def open_sampler(
         return OpenSampler(made, threads=1)
     if is_plugin(config.engine.name):
         return open_own(config, renderer, say)
+    if config.engine.name in FOREIGN:
+        return await open_foreign(config, renderer, say)
     chosen = choose(config)
     if chosen.on_gpu:
         return open_cuda(config, chosen, renderer, say, model=model)
@@ -78,31 +83,38 @@ async def open_engines(config: Config, renderer: Renderer, parts: LearnerParts, 
             stack.push_async_callback(lambda: asyncio.shield(asyncio.ensure_future(sampler.close())))
 
         chosen, memory = choose(config), None
-        if not is_plugin(config.engine.name):  # of another engine nobody knows what it leaves
+        if not is_plugin(config.engine.name) and config.engine.name not in FOREIGN:  # nobody knows what those leave
             memory = memory_here(config, Training(parts.critic, parts.reference))
         together = Together(config, chosen, memory, renderer, parts, say, keep)
         if config.learner.processes > 1:
             ranks = make_ranks(config)
             stack.callback(ranks.stop)
-            learner = asyncio.to_thread(open_sharded, config, renderer, parts, ranks, say)
-            yield _open_beside(together, await learner)
+            opened = await _open_beside(
+                together, await asyncio.to_thread(open_sharded, config, renderer, parts, ranks, say)
+            )
+        elif chosen.on_gpu:
+            opened = open_on_gpu(together)
         else:
-            yield open_on_gpu(together) if chosen.on_gpu else _open_apart(together)
+            opened = await _open_apart(together)
+        if needs_files(opened.sampler.capabilities, lora=bool(config.learner.lora_rank)):
+            bytes_of_all = model_source(config).weight_bytes
+            opened = replace(opened, place=stack.enter_context(weights_place(bytes_of_all, shared_place(config))))
+        yield opened
 
 
-def _open_beside(given: Together, learner: "ShardedLearner") -> OpenEngines:
+async def _open_beside(given: Together, learner: "ShardedLearner") -> OpenEngines:
     """A sampler beside a learner that computes in other processes."""
     import torch
 
     config = given.config
-    opened = open_sampler(config, given.renderer, given.say)
+    opened = await open_sampler(config, given.renderer, given.say)
     given.keep(opened.sampler)
-    _check_trainable(config.engine.name, opened.sampler.capabilities)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
     torch.set_num_threads(opened.threads)
     return OpenEngines(opened.sampler, learner, False, opened.threads, bool(config.engine.sleep))
 
 
-def _open_apart(given: Together) -> OpenEngines:
+async def _open_apart(given: Together) -> OpenEngines:
     """A sampler on the CPU or of the user's own, and a learner wherever its device is."""
     import torch
 
@@ -112,9 +124,9 @@ def _open_apart(given: Together) -> OpenEngines:
     if chosen.engine == EngineName.torch:
         same = chosen.precision is Precision.float32
         writer = copy.deepcopy(trained) if same else read_policy(config, chosen.precision)
-    opened = open_sampler(config, renderer, given.say, model=writer)
+    opened = await open_sampler(config, renderer, given.say, model=writer)
     given.keep(opened.sampler)
-    _check_trainable(config.engine.name, opened.sampler.capabilities)
+    check_trainable(config.engine.name, opened.sampler.capabilities, lora=bool(config.learner.lora_rank))
     torch.set_num_threads(opened.threads)
     learner = open_learner(
         config, renderer, given.parts, regime=opened.regime, model=trained, memory=given.memory, say=given.say
@@ -122,15 +134,6 @@ def _open_apart(given: Together) -> OpenEngines:
     same = same and learner.device.type == "cpu" and not learner.forward.narrow
     exact = same and opened.regime is not None
     return OpenEngines(opened.sampler, learner, exact, opened.threads, bool(config.engine.sleep))
-
-
-def _check_trainable(name: str, capabilities: Capabilities) -> None:
-    """Refuse a sampler whose tokens cannot be learned from."""
-    if capabilities.logprobs is Logprobs.NONE:
-        raise ConfigError(f"training needs log-probs: engine={name} gives none")
-    if FullWeights not in capabilities.updates:
-        taken = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
-        raise ConfigError(f"training publishes FullWeights after each step: engine={name} takes {taken}")
 
 
 def open_endpoint(config: EngineConfig) -> "ChatEndpoint":

@@ -1,4 +1,4 @@
-"""What moves new weights from a learner to a sampler: a stream of named tensors, an adapter, or a folder."""
+"""What moves new weights from a learner to a sampler: a stream of named tensors, an adapter, a folder, or a store."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,4 +39,8 @@ class WeightsFolder:
     folder: Path
 
 
-Update = FullWeights | Adapter | WeightsFolder
+class StoredWeights:
+    """Every weight, where samplers on other machines read them: what is in it is known to who put it there."""
+
+
+Update = FullWeights | Adapter | WeightsFolder | StoredWeights

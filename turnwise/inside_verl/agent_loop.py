@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.assemble import Prepared, renderer_of, token_context
+from turnwise.assemble import Prepared, token_context
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.selfcheck import render_problem
 from turnwise.chat.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ from turnwise.config import Config
 from turnwise.config_check import DEFAULT
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
+from turnwise.engines.rendering import renderer_of
 from turnwise.engines.samplers.verl_server import VerlServerSampler
 from turnwise.errors import DataError, EpisodeError, TurnwiseError
 from turnwise.inside_verl.entry import Entry, OnFailure, Reward, unread_of_verl

@@ -1,23 +1,64 @@
 """From the `sandbox` section of a config to a pool of sandboxes: on this machine, or at a server."""
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol, Self
 
 from turnwise.config import SandboxConfig
 from turnwise.sandbox.limits import MIB, Limits
 from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.probe import Report
+from turnwise.sandbox.results import InputImage
+from turnwise.sandbox.session import Session
 
 if TYPE_CHECKING:
-    from turnwise.sandbox.remote import RemotePool
+    from turnwise.sandbox.remote import RemoteReport
 
 TOKEN_ENV = "TURNWISE_SANDBOX_TOKEN"
 """The environment variable that holds the token of a sandbox server."""
 
 
-def open_pool(config: SandboxConfig, output: int = Limits().output) -> "SandboxPool | RemotePool":
+class Pool(Protocol):
+    """Where sessions are made; an async context manager."""
+
+    @property
+    def report(self) -> "Report | RemoteReport | None":
+        """What was proven of it when it was entered."""
+        ...
+
+    def session(self, *, seed: int = 0, images: Sequence[InputImage] = (), stateless: bool = False) -> Session:
+        """A new session."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def close(self) -> None:
+        """End all sessions."""
+        ...
+
+
+_elsewhere: ContextVar[Callable[[SandboxConfig, int], Pool] | None] = ContextVar("sandboxes elsewhere", default=None)
+
+
+@contextlib.contextmanager
+def pools_elsewhere(open_there: Callable[[SandboxConfig, int], Pool]) -> Iterator[None]:
+    """In this block, and what it starts, pools that would be on this machine are opened by somebody else."""
+    before = _elsewhere.set(open_there)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(before)
+
+
+def open_pool(config: SandboxConfig, output: int = Limits().output) -> Pool:
     """The pool that a config asks for, still to be entered; `output` is Limits.output."""
     if config.url is None:
-        return SandboxPool(pool_settings(config, output))
+        there = _elsewhere.get()
+        return SandboxPool(pool_settings(config, output)) if there is None else there(config, output)
     from turnwise.sandbox.remote import RemotePool
 
     token = os.environ.get(TOKEN_ENV)

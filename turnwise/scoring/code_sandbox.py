@@ -7,14 +7,11 @@ from turnwise.choices import SandboxLevel
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, unknown
 from turnwise.sandbox.limits import Limits
-from turnwise.sandbox.opening import open_pool, pool_settings
-from turnwise.sandbox.pool import SandboxPool
-from turnwise.sandbox.remote import RemotePool
+from turnwise.sandbox.opening import Pool, open_pool, pool_settings
 from turnwise.scoring.loop_resources import KeptOpen, loop_resource
 
 OUTPUT = 1_000_000
 """Characters of what a test may print; programs are compared with all of it."""
-Pool = SandboxPool | RemotePool
 
 
 def sandbox_config(

@@ -9,6 +9,7 @@ from turnwise.code_blocks import program, programs
 from turnwise.config import SandboxConfig
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.sandbox.fusion import RunCodeRequest, RunStatus
+from turnwise.sandbox.opening import Pool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Status
 from turnwise.sandbox.scripts import run_script
@@ -16,7 +17,7 @@ from turnwise.sandbox.session import Session
 from turnwise.scoring.client_options import client_options
 from turnwise.scoring.code_asserts import call_source, functions_in, holds
 from turnwise.scoring.code_cases import CallCase, Case, ScriptCase, cases_of, literal, same_output, same_value
-from turnwise.scoring.code_sandbox import Pool, limits_of, opened, sandbox_config
+from turnwise.scoring.code_sandbox import limits_of, opened, sandbox_config
 from turnwise.scoring.scorer import Score
 from turnwise.types import CallStatus, Message, Trajectory
 

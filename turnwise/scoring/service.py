@@ -48,9 +48,11 @@ class Scoring:
         own: Scorer | None = None,
         *,
         known: Mapping[str, str] | None = None,
+        runner: Runner | None = None,
     ) -> "Scoring":
-        """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is."""
-        runner = make_runner(config)
+        """What the config asks for, and else the scorers that tasks are `known` by; `own` replaces all, as it is.
+        `runner` is the one that the config names, or another instead."""
+        runner = runner or make_runner(config)
         if own is not None:
             return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.stats), config.weights)))
         named = {source: spec_for(source, config.scorers, known) for source in sources}

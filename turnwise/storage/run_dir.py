@@ -14,14 +14,17 @@ runs/<name>/
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids
   abandoned/                          what was recorded of steps that were done again after a resume
+  servers/server_0.log                what an inference server said that the run started
   .lock                               who writes, while somebody does, see storage/lock.py
   log.txt
 """
 
+import contextlib
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,7 +36,24 @@ CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.tx
 TOKENIZER = "tokenizer.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
+SERVERS = "servers"
 _LONGEST_NAME = 200
+_current: ContextVar[Path | None] = ContextVar("run_folder", default=None)
+
+
+def run_folder() -> Path | None:
+    """Of the run that the caller is a part of: where what it starts leaves its logs."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def inside_run(folder: Path) -> Iterator[None]:
+    """The block is a part of this run."""
+    before = _current.set(folder)
+    try:
+        yield
+    finally:
+        _current.reset(before)
 
 
 @dataclass(frozen=True, slots=True)

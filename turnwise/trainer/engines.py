@@ -9,15 +9,18 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from turnwise.assemble import Prepared, make_renderer, token_context
+from turnwise.assemble import Prepared, token_context
 from turnwise.checks.training import check_training, total_updates
+from turnwise.cluster import engines as cluster
+from turnwise.cluster.connection import on_ray
 from turnwise.config import Config, SamplingConfig
 from turnwise.data.loader import LoaderState
-from turnwise.engines import opening
+from turnwise.engines import opening, publishing
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.clocked import ClockedLearner
 from turnwise.engines.learners.learner import Learner
 from turnwise.engines.opening import LearnerParts
+from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.rollout.episode import RolloutContext
 from turnwise.storage.checkpoints import Checkpoint
@@ -46,6 +49,10 @@ class Engines:
     clock: DeviceClock | None = None
     device: torch.device = CPU
     """Where the learner computes."""
+    metrics: Callable[[], dict[str, float]] | None = None
+    """Of engines that run elsewhere."""
+    place: Path | None = None
+    """Where files of weights are put for the sampler, where it takes files."""
     version: int = 0
     """Of the weights that were published last."""
 
@@ -84,17 +91,19 @@ class Engines:
 
     async def publish(self, version: int) -> None:
         """Let the sampler write with the learner's present weights."""
-        await self.sampler.publish(self.learner.weights(), version)
+        await publishing.publish(self.learner, self.sampler, version, self.place)
         self.version = version
         if self.take_turns:
             await self.sampler.wake()
 
     def device_metrics(self) -> dict[str, float]:
-        """Of the GPU since this was last asked: the share of the time it had nothing to do, and the most it held."""
+        """Of the GPU since this was last asked: the share of the time it had nothing to do, and the most it held; of a
+        cluster what runs there and what was lost."""
+        elsewhere = {} if self.metrics is None else self.metrics()
         if self.clock is None:
-            return {}
+            return elsewhere
         idle = self.clock.take()
-        found = {} if idle is None else {"gpu/idle_share": idle}
+        found = elsewhere | ({} if idle is None else {"gpu/idle_share": idle})
         if self.clock.device.type == "cuda":
             found["gpu/memory_gib"] = torch.cuda.max_memory_allocated(self.clock.device) / 2**30
             torch.cuda.reset_peak_memory_stats(self.clock.device)
@@ -125,7 +134,11 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
     renderer = prepared.renderer or make_renderer(config)
     parts = LearnerParts(total_updates(config), critic=needs_critic(config), reference=needs_reference(config))
     controller = kl.controller(config.algorithm.kl_reward, config.algorithm.kl_target)
-    async with opening.open_engines(config, renderer, parts, say) as opened:
+    if on_ray(config):
+        opening_them = cluster.open_engines(config, parts, say)
+    else:
+        opening_them = opening.open_engines(config, renderer, parts, say)
+    async with opening_them as opened:
         learner: Learner = opened.learner
         if opened.clock is not None and opened.learner.device == opened.clock.device:
             learner = ClockedLearner(learner, opened.clock)
@@ -138,4 +151,6 @@ async def open_engines(config: Config, prepared: Prepared, say: Callable[[str], 
             opened.take_turns,
             opened.clock,
             opened.learner.device,
+            opened.metrics,
+            opened.place,
         )

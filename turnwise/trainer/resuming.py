@@ -18,7 +18,7 @@ from turnwise.trainer.given import resume_call
 from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
-    "run", "runs_dir", "resume", "board", "board_port", "tracking.", "engine.", "eval.", "sft.",
+    "run", "runs_dir", "resume", "board", "board_port", "tracking.", "engine.", "cluster.", "eval.", "sft.",
     "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
     "training.max_minutes", "training.max_tokens", "learner.processes",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.learners.learner import Floats, Learner, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.updates import FullWeights, StoredWeights
 
 
 class ClockedLearner:
@@ -37,7 +37,7 @@ class ClockedLearner:
         with self._marked():
             return self._learner.update(batches, objective)
 
-    def weights(self) -> FullWeights:
+    def weights(self) -> FullWeights | StoredWeights:
         """The policy's weights."""
         return self._learner.weights()
 
@@ -61,6 +61,10 @@ class ClockedLearner:
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it."""
         self._learner.save_policy(folder)
+
+    def save_adapter(self, folder: Path) -> bool:
+        """The adapter alone."""
+        return self._learner.save_adapter(folder)
 
     def close(self) -> None:
         """End what it runs elsewhere."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
-from turnwise.engines.updates import FullWeights
+from turnwise.engines.updates import FullWeights, StoredWeights
 from turnwise.errors import TurnwiseError
 
 Floats = NDArray[np.float32]
@@ -75,7 +75,7 @@ class Learner(Protocol):
         """
         ...
 
-    def weights(self) -> FullWeights:
+    def weights(self) -> FullWeights | StoredWeights:
         """The policy's weights by their Hugging Face names, an adapter merged; read them before the next update."""
         ...
 
@@ -101,6 +101,10 @@ class Learner(Protocol):
 
     def save_policy(self, folder: Path) -> None:
         """The policy as others load it: `policy/`, and `policy_adapter/` when it has an adapter."""
+        ...
+
+    def save_adapter(self, folder: Path) -> bool:
+        """The adapter alone, in peft's format; False where there is none, and nothing is written."""
         ...
 
     def close(self) -> None:

@@ -326,8 +326,13 @@ class LocalLearner:
     def save_policy(self, folder: Path) -> None:
         """`policy`, a Hugging Face folder, and peft's `policy_adapter` of a model that has an adapter."""
         (self._companions or PolicyFolder({})).save(folder / "policy", self.model)
+        self.save_adapter(folder / "policy_adapter")
+
+    def save_adapter(self, folder: Path) -> bool:
+        """In peft's format, where the model has one."""
         if self.model.has_adapter:
-            self.model.save_adapter(folder / "policy_adapter", self._base_model)
+            self.model.save_adapter(folder, self._base_model)
+        return self.model.has_adapter
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything to go on from here: live tensors by flat names, and what JSON holds.

@@ -179,6 +179,10 @@ class ShardedLearner:
         self._all("save_policy", folder, self._base_model)
         self._companions.save_files(folder / "policy")
 
+    def save_adapter(self, folder: Path) -> bool:
+        """Not from here: samplers are given all weights, an adapter merged."""
+        return False
+
     def close(self) -> None:
         """End the ranks, whatever they are doing; who wants a save to be whole waits for `saved` first."""
         self._ranks.stop()

@@ -3,11 +3,12 @@ replica that is lost is restarted and gets the latest weights again."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from turnwise import time_budget
+from turnwise.concurrency import gather_all
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.updates import FullWeights, Update
@@ -215,18 +216,16 @@ class Replicas:
 
     async def _bring_back(self, seat: _Seat, *, restart: bool) -> None:
         """Restart it unless it is well after all, give it the latest weights, and let it serve."""
+        force = False
         try:
             while True:
                 try:
-                    if restart and not await seat.replica.healthy():
+                    if restart and (force or not await seat.replica.healthy()):
                         await self._restart(seat)
-                    while self._published is not None and seat.version != self._published.version:
-                        await self._hand_over(seat)
-                    if self._asleep:
-                        await seat.replica.sleep()
+                    await self._catch_up(seat)
                     break
                 except EngineLost as error:
-                    restart = True
+                    restart = force = True
                     self._say(f"{seat.replica.name} is lost again: {one_line(error)}")
             if restart:
                 self._say(f"{seat.replica.name} serves again")
@@ -236,6 +235,19 @@ class Replicas:
         finally:
             seat.repair = None
             self._changed.set()
+
+    async def _catch_up(self, seat: _Seat) -> None:
+        """The weights of the others and their sleep, also those that came while it was given these."""
+        asleep: bool | None = None
+        while (behind := self._is_behind(seat)) or asleep is not self._asleep:
+            if behind:
+                await self._hand_over(seat)
+            else:
+                asleep = self._asleep
+                await (seat.replica.sleep() if asleep else seat.replica.wake())
+
+    def _is_behind(self, seat: _Seat) -> bool:
+        return self._published is not None and seat.version != self._published.version
 
     async def _restart(self, seat: _Seat) -> None:
         if seat.restarts >= MOST_RESTARTS:
@@ -259,10 +271,7 @@ class Replicas:
             except EngineLost as error:
                 self._lose(seat, error)
 
-        async with asyncio.TaskGroup() as group:
-            for seat in self._seats:
-                if seat.up:
-                    group.create_task(one(seat))
+        await gather_all(one(seat) for seat in self._seats if seat.up)
         await self._someone()
 
     async def _someone(self) -> None:
@@ -283,9 +292,7 @@ class Replicas:
         """A replica that hangs or died while nobody asked it is found here."""
         while True:
             await asyncio.sleep(self._health_seconds)
-            for seat in list(self._serving()):
-                if not await seat.replica.healthy():
+            serving = [seat for seat in self._seats if seat.up]
+            for seat, well in zip(serving, await gather_all(seat.replica.healthy() for seat in serving), strict=True):
+                if not well:
                     self._lose(seat, EngineLost("it does not answer"))
-
-    def _serving(self) -> Iterator[_Seat]:
-        return (seat for seat in self._seats if seat.up)

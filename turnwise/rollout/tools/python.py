@@ -6,23 +6,19 @@ import binascii
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
 from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.opening import open_pool
+from turnwise.sandbox.opening import Pool, open_pool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
 from turnwise.storage.images import session_name
 from turnwise.types import Image, JsonSchema, ToolResult
-
-if TYPE_CHECKING:
-    from turnwise.sandbox.pool import SandboxPool
-    from turnwise.sandbox.remote import RemotePool
 
 SPARE_SECONDS = 20.0
 """Between the code's own limit and the tool's: for getting a session and for killing it."""
@@ -48,7 +44,7 @@ class PythonTool:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     concurrency: int = 2 * (os.cpu_count() or 1)
     reads_kwargs: ClassVar[bool] = False
-    _pool: "SandboxPool | RemotePool | None" = None
+    _pool: Pool | None = None
     _users: int = 0
 
     @property

@@ -1,0 +1,80 @@
+"""A real Ray cluster of three nodes on this machine, started once for a file of tests."""
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STORE = 100 * 2**20
+
+
+class Nodes:
+    """`Nodes()` starts a head and two more nodes; `add` and `remove` change that."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.others = [self.add(), self.add()]
+        self.address: str = self.cluster.address
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=2, object_store_memory=STORE)
+
+    def remove(self, node: Any) -> None:
+        """As a machine that is switched off."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def actors(self, kind: str, node: Any = None) -> list[int]:
+        """Process ids of the actors of a class, on all nodes or one."""
+        raylets = [one.all_processes["raylet"][0].process.pid for one in ([node] if node else self._nodes())]
+        return [pid for pid in _below(raylets) if _title(pid).startswith(f"ray::{kind}")]
+
+    def kill(self, kind: str) -> None:
+        """The first actor of a class, as the kernel kills it when memory is short."""
+        os.kill(self.actors(kind)[0], signal.SIGKILL)
+
+    def _nodes(self) -> list[Any]:
+        return list(self.cluster.list_all_nodes())
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _below(roots: list[int]) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - set(roots))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    before = dict(os.environ)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # read when ray is imported
+    made = Nodes()
+    try:
+        yield made
+    finally:
+        made.cluster.shutdown()
+        os.environ.clear()
+        os.environ.update(before)

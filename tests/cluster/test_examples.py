@@ -1,0 +1,61 @@
+"""The files of examples/cluster: they parse, and the commands in them are ones that exist."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from turnwise.choices import ClusterName
+from turnwise.compose import compose
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
+
+
+def composed(words: list[str]) -> Any:
+    """The config of a `turnwise train` line."""
+    assert words[:2] == ["turnwise", "train"]
+    return compose([word.replace("$head:$port", "head:6379") for word in words[2:]]).config
+
+
+def test_the_kuberay_job_starts_a_training_on_its_own_cluster() -> None:
+    job = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    config = composed(shlex.split(job["spec"]["entrypoint"]))
+    assert config.cluster.name is ClusterName.ray and config.cluster.address == "auto"
+    (gpus,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    wanted = config.cluster.samplers * config.cluster.sampler_gpus + config.cluster.learner_gpus
+    assert gpus["maxReplicas"] == wanted, "a GPU for each sampler and for the learner"
+    groups = [job["spec"]["rayClusterSpec"]["headGroupSpec"], gpus]
+    for group in groups:
+        mounts = group["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert [mount["mountPath"] for mount in mounts] == [config.runs_dir], "every pod sees the run"
+
+
+def test_the_slurm_script_parses_and_its_training_is_one() -> None:
+    path = EXAMPLES / "train.sbatch"
+    text = path.read_text()
+    if (bash := shutil.which("bash")) is not None:
+        assert subprocess.run([bash, "-n", str(path)], capture_output=True, text=True).stderr == ""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    (line,) = (line for line in joined.splitlines() if "turnwise train" in line)
+    words = shlex.split(line.removesuffix("&"))
+    config = composed(words[words.index("turnwise") :])
+    nodes, gpus = (int(re.findall(rf"--{name}=(\d+)", text)[0]) for name in ("nodes", "gpus-per-node"))
+    assert config.cluster.samplers * config.cluster.sampler_gpus + config.cluster.learner_gpus <= nodes * gpus
+
+
+def test_the_options_of_ray_start_exist() -> None:
+    pytest.importorskip("ray")
+    text = (EXAMPLES / "train.sbatch").read_text()
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import cli; cli()", "start", "--help"]
+    known = subprocess.run(ray, capture_output=True, text=True, check=True).stdout
+    used = {word for line in text.splitlines() if " ray start" in f" {line}" for word in re.findall(r"--[a-z-]+", line)}
+    used -= {"--nodes", "--ntasks", "--nodelist", "--exclude"}
+    assert used == {"--head", "--port", "--include-dashboard", "--block", "--address"}
+    assert [word for word in used if word not in known] == []

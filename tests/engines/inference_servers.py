@@ -1,0 +1,189 @@
+"""Small real servers that speak the HTTP of vLLM and of SGLang; their "model" adds numbers, so that everybody can tell
+which weights wrote a token."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+VOCABULARY = 100
+CONTEXT = 64
+
+
+def next_token(ids: list[int], weights: int) -> int:
+    """What follows these tokens with these weights: the last token, and one more or as many as the weights say."""
+    return (ids[-1] + 1 + weights) % VOCABULARY
+
+
+def logprob(weights: int) -> float:
+    return -0.5 - weights
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, whichever of its threads made them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; the dead that nobody has buried do not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@dataclass
+class Model:
+    """What both kinds of server share."""
+
+    weights: int = 0
+    """Read from a folder's file `weights`."""
+    adapters: dict[str, int] = field(default_factory=dict)
+    pause: float = 0.0
+    """Seconds between two tokens."""
+    asked: list[Any] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    streams: int = 0
+    spoil: Callable[[dict[str, Any]], Any] = lambda event: event
+    """Makes something else of an event; None hangs up."""
+
+    async def write(self, ids: list[int], limit: int, stop: list[int], weights: int) -> AsyncIterator[tuple[int, str]]:
+        """Tokens with how the turn ended, if it did."""
+        self.streams += 1
+        try:
+            ids = list(ids)
+            for number in range(1, limit + 1):
+                await asyncio.sleep(self.pause)
+                ids.append(next_token(ids, weights))
+                yield ids[-1], "stop" if ids[-1] in stop else "length" if number == limit else ""
+                if ids[-1] in stop:
+                    return
+        finally:
+            self.streams -= 1
+
+    async def events(self, made: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(made) as found:  # type: ignore[type-var]
+            async for event in found:
+                spoiled = self.spoil(event)
+                if spoiled is None:
+                    raise ConnectionResetError
+                yield spoiled if isinstance(spoiled, bytes) else b"data: " + json.dumps(spoiled).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+    def load(self, folder: str) -> None:
+        self.weights = int(Path(folder, "weights").read_text())
+
+
+def vllm_app(model: Model) -> Starlette:
+    async def completions(request: Request) -> Response:
+        body = await request.json()
+        model.asked.append(body)
+        weights = model.adapters.get(body["model"], model.weights)
+        if max(body["prompt"]) >= VOCABULARY:
+            return JSONResponse({"error": {"message": "out of vocabulary", "code": 400}}, 400)
+
+        async def made() -> AsyncIterator[dict[str, Any]]:
+            tokens = model.write(body["prompt"], body["max_tokens"], body["stop_token_ids"], weights)
+            async with contextlib.aclosing(tokens) as found:  # type: ignore[type-var]
+                async for token, finish in found:
+                    choice = {"token_ids": [token], "logprobs": {"token_logprobs": [logprob(weights)]}}
+                    yield {"choices": [{**choice, "finish_reason": finish or None}]}
+
+        return StreamingResponse(model.events(made()), media_type="text/event-stream")
+
+    async def control(request: Request) -> Response:
+        path = request.url.path
+        model.called.append(path)
+        body = json.loads(await request.body() or b"{}")
+        if path == "/collective_rpc":
+            model.load(next(iter(body["kwargs"].values())))
+        if path == "/v1/load_lora_adapter":
+            model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
+        if path == "/v1/unload_lora_adapter":
+            del model.adapters[body["lora_name"]]
+        return JSONResponse({"success": True})
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"data": [{"id": "policy", "parent": None, "max_model_len": CONTEXT}]})
+
+    async def info(_: Request) -> Response:
+        config = {
+            "model_config": {"logprobs_mode": "processed_logprobs"}, "device_config": {"device": "cuda"},
+            "parallel_config": {"worker_extension_cls": ""},
+        }  # fmt: skip
+        return JSONResponse({"vllm_config": config})
+
+    paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/sleep", "/wake_up",
+             "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # fmt: skip
+    return Starlette(routes=[
+        Route("/health", lambda _: Response(status_code=200)), Route("/v1/models", models), Route("/server_info", info),
+        Route("/v1/completions", completions, methods=["POST"]),
+        *(Route(path, control, methods=["POST"]) for path in paths),
+    ])  # fmt: skip
+
+
+def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
+    """`repeats`: every event has all tokens so far, as SGLang streams by default."""
+
+    async def generate(request: Request) -> Response:
+        body = await request.json()
+        model.asked.append(body)
+        sampling = body["sampling_params"]
+        weights = model.adapters.get(body.get("lora_path", ""), model.weights)
+
+        async def made() -> AsyncIterator[dict[str, Any]]:
+            every: list[Any] = []
+            tokens = model.write(body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"], weights)
+            async with contextlib.aclosing(tokens) as found:  # type: ignore[type-var]
+                async for token, finish in found:
+                    every.append([logprob(weights), token, None])
+                    meta = {
+                        "completion_tokens": len(every), "output_token_logprobs": every if repeats else every[-1:],
+                        "finish_reason": {"type": finish} if finish else None,
+                    }  # fmt: skip
+                    yield {"text": "", "meta_info": meta}
+
+        return StreamingResponse(model.events(made()), media_type="text/event-stream")
+
+    async def control(request: Request) -> Response:
+        path, body = request.url.path, await request.json()
+        model.called.append(path)
+        if path == "/update_weights_from_disk":
+            if not Path(body["model_path"], "weights").is_file():
+                return JSONResponse({"success": False, "message": "no such folder"})
+            model.load(body["model_path"])
+        if path == "/load_lora_adapter":
+            model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
+        if path == "/unload_lora_adapter":
+            del model.adapters[body["lora_name"]]
+        return JSONResponse({"success": True})
+
+    async def info(request: Request) -> Response:
+        return JSONResponse({"model_path": "m"} if "model" in request.url.path else {"context_length": CONTEXT})
+
+    paths = ("/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter",
+             "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
+    return Starlette(routes=[
+        Route("/health", lambda _: Response(status_code=200)), Route("/get_model_info", info),
+        Route("/get_server_info", info), Route("/generate", generate, methods=["POST"]),
+        *(Route(path, control, methods=["POST"]) for path in paths),
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    uvicorn.run(vllm_app(Model(pause=0.01)), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

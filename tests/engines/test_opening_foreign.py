@@ -1,0 +1,119 @@
+"""What vLLM and SGLang are started with, what is refused before, and what check and plan say."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from inference_servers import Model, vllm_app
+
+from turnwise.assemble import make_renderer
+from turnwise.compose import configure
+from turnwise.engines import opening_foreign
+from turnwise.engines.devices import Gpu, Seen
+from turnwise.engines.opening import model_source, open_sampler
+from turnwise.engines.opening_foreign import check_foreign, described, devices_of, shared_place
+from turnwise.engines.samplers.sampler import Logprobs
+from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.errors import ConfigError, EngineError
+from turnwise.serving import serving_beside
+
+
+def options(*overrides: str) -> list[str]:
+    config = configure("engine=vllm_server", *overrides)
+    return opening_foreign._options(config, model_source(config))
+
+
+def after(found: list[str], name: str) -> str:
+    return found[found.index(name) + 1]
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(opening_foreign, "look", lambda: Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(count))))
+
+
+def test_vllm_is_told_what_the_config_says_and_the_users_own_words_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 0)
+    found = options("engine.server_options=[--max-model-len, '512']", "learner.lora_rank=9", "engine.max_batch=7")
+    assert found[-2:] == ["--max-model-len", "512"]
+    assert after(found, "--logprobs-mode") == "processed_logprobs" and after(found, "--generation-config") == "vllm"
+    assert after(found, "--max-lora-rank") == "16" and after(found, "--max-num-seqs") == "7"
+    assert after(found, "--dtype") == "float32" and "--no-enable-chunked-prefill" in found
+    with_gpus(monkeypatch, 1)
+    found = options("engine.memory_fraction=0.4", "engine.sleep=true")
+    assert after(found, "--gpu-memory-utilization") == "0.4" and after(found, "--dtype") == "bfloat16"
+    assert "--enable-sleep-mode" in found and "--enforce-eager" not in found and "--enable-lora" not in found
+    with pytest.raises(ConfigError, match="rank 512 at most"):
+        options("learner.lora_rank=600")
+
+
+def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 1)
+    for overrides, kind in (((), Logprobs.SCALED), (("sampling.top_p=0.9",), Logprobs.FILTERED)):
+        assert opening_foreign._capabilities(configure("engine=vllm", *overrides)).logprobs is kind
+    config = configure("engine=sglang_server", "sampling.top_k=5", "learner.lora_rank=4", "engine.sleep=true")
+    found = opening_foreign._capabilities(config)
+    assert found.logprobs is Logprobs.SCALED and found.updates == {WeightsFolder, Adapter} and found.sleeps
+
+
+def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 4)
+    pair = configure("engine=vllm_server", "engine.server_options=[--tensor-parallel-size, '2']")
+    assert devices_of(configure("engine=vllm_server"), 3) == ["3", "2", "1"]
+    assert devices_of(pair, 2) == ["3,2", "1,0"]
+    with pytest.raises(ConfigError, match="this machine has 4"):
+        devices_of(pair, 3)
+    with_gpus(monkeypatch, 0)
+    assert devices_of(configure("engine=vllm_server"), 2) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("engine.servers=['nowhere']",), "engine.servers='nowhere' must be like"),
+        (("engine.servers=['http://127.0.0.1:9']",), "does not serve"),
+        (("engine.servers=['http://127.0.0.1:9']", "engine.replicas=2"), "engine.replicas=2 are started where"),
+        (("engine.python=/no/such/python",), "there is no such program"),
+        ((f"engine.python={sys.executable}",), "has no package vllm"),
+        (("model.path=a.gguf",), "reads a Hugging Face folder"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_before_anything_is_written(
+    overrides: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.gguf").write_bytes(b"")
+    with pytest.raises(ConfigError, match=words):
+        asyncio.run(check_foreign(configure("engine=vllm_server", *overrides)))
+
+
+def test_the_plan_says_who_writes_and_other_machines_find_weights_with_the_runs(tmp_path: Path) -> None:
+    attached = configure("engine=sglang_server", "engine.servers=['http://node1:8000']", f"runs_dir={tmp_path}")
+    assert described(attached) == "sglang_server, attached to http://node1:8000"
+    assert shared_place(attached) == tmp_path / ".weights"
+    here = configure("engine=vllm_server", "engine.servers=['http://127.0.0.1:8000']")
+    assert shared_place(here) is None
+    assert described(configure("engine=vllm_server", "engine.replicas=2")) == (
+        "vllm_server, 2 started here by this interpreter"
+    )
+    assert described(configure("engine=vllm")) == "vllm, in this process"
+
+
+def test_servers_are_attached_to_by_address_and_closed_when_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        said: list[str] = []
+        async with (
+            serving_beside(vllm_app(Model()), "127.0.0.1") as one,
+            serving_beside(vllm_app(Model()), "127.0.0.1") as two,
+        ):
+            urls = [f"http://127.0.0.1:{port}" for port in (one, two)]
+            config = configure("engine=vllm_server", f"engine.servers={urls}")
+            assert await check_foreign(config) == "2 server(s) answer"
+            opened = await open_sampler(config, make_renderer(config), said.append)
+            assert opened.sampler.context_length == 64 and "takes WeightsFolder" in said[-1]
+            await opened.sampler.close()
+            config.engine.servers = [urls[0], "http://127.0.0.1:9"]
+            with pytest.raises(EngineError, match="nothing that serves"):
+                await open_sampler(config, make_renderer(config), said.append)
+
+    asyncio.run(main())

@@ -1,0 +1,264 @@
+"""The connection to a Ray cluster: one for an event loop, joined or started when first needed, left with the loop."""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from turnwise.choices import ClusterName
+from turnwise.config import ClusterConfig, Config
+from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
+from turnwise.sandbox.process import SandboxLost
+
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
+"""No statistics to Ray's makers, no packing up of this environment, and no line of an actor left out."""
+TOKEN_ENV, MODE_ENV = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
+"""By which Ray's processes know each other, and whether they ask."""
+REACH_SECONDS = 10.0
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+def on_ray(config: Config) -> bool:
+    """Whether a config asks for a Ray cluster."""
+    return config.cluster.name is ClusterName.ray
+
+
+def load_ray() -> Any:
+    """The package `ray`; ConfigError where it is not installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(f"cluster=ray needs Ray: pip install 'turnwise[cluster]' ({one_line(error)})") from error
+
+
+class NeedLost(EngineLost):
+    """Not the actor went away, but an object or another actor that it needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process looks for modules and files; an actor looks there too, as far as its node has them."""
+
+    path: tuple[str, ...]
+    folder: str
+
+    @classmethod
+    def here(cls) -> "Place":
+        return cls(tuple(sys.path), os.getcwd())
+
+    def enter(self) -> None:
+        """To be called first in an actor."""
+        sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in self.path)]
+        with contextlib.suppress(OSError):  # a node without it has files of its own
+            os.chdir(self.folder)
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """A joined cluster. Actors made through it end with it."""
+
+    config: ClusterConfig
+    ray: Any
+    lost: dict[str, int] = field(default_factory=dict)
+    """How often an actor of a kind went away, so far."""
+    listeners: list[Say] = field(default_factory=list)
+    services: dict[str, Any] = field(default_factory=dict)
+    """Sets of actors that several parts of a run share, by what they do."""
+
+    def say(self, text: str) -> None:
+        """Tell everybody who listens."""
+        for listener in self.listeners:
+            listener(text)
+
+    def actor(self, kind: type, *, cpus: float, gpus: float, concurrency: int = 1, **options: Any) -> Any:
+        """A new actor of a class, made with the caller's arguments: `connection.actor(Scorer, cpus=1, gpus=0)(...)`.
+
+        Ray does not restart it: whoever uses it knows what it must be told first, and makes another one.
+        """
+        made = self.ray.remote(kind).options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=concurrency, **options
+        )
+        return made.remote
+
+    def count_loss(self, kind: str) -> None:
+        """An actor of this kind went away."""
+        self.lost[kind] = self.lost.get(kind, 0) + 1
+
+    def kill(self, actor: Any) -> None:
+        """End an actor, whatever it does."""
+        with contextlib.suppress(self.ray.exceptions.RayError, ValueError):  # of a cluster that is gone
+            self.ray.kill(actor)
+
+    @contextlib.contextmanager
+    def calling(self, who: str) -> Iterator[None]:
+        """Around a call to an actor: what it raised there is raised here, and EngineLost when it went away."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, errors.RayError) or isinstance(error, errors.ObjectLostError):
+                raise NeedLost(f"{who} could not read what it needs: {type(cause).__name__}") from error
+            known = isinstance(cause, TurnwiseError | SandboxLost)
+            raise cause if known else RuntimeError(f"{who} failed: {error}") from error
+        except errors.RayError as error:
+            if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
+                raise EngineError(f"{who} cannot run on its node: {_last_line(error)}") from error
+            raise EngineLost(f"{who} went away ({type(error).__name__})") from error
+
+    async def first(self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str) -> T:
+        """What the first of these gives; ConfigError when none was `placed` on a node in `cluster.wait_seconds`."""
+        limit, waiting = self.config.wait_seconds, set(starting)
+        done, _ = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if not done and not placed():
+            raise self.no_room(what)
+        if not done:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+
+    def no_room(self, what: str) -> ConfigError:
+        """For something that was not placed in time."""
+        return ConfigError(
+            f"no node had room for {what} within cluster.wait_seconds={self.config.wait_seconds:g}: the cluster has "
+            f"{self.room()}, not all of them free"
+        )
+
+    def room(self) -> str:
+        """What the nodes have, in words."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+        return f"{len(nodes)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
+
+    def describe(self) -> str:
+        """The cluster, for a run's log."""
+        what = "joined" if self.config.address else "started on this machine"
+        return f"Ray {self.ray.__version__}, {what}: {self.room()}"
+
+
+_CONNECTIONS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Connection, asyncio.Task[None]]]"
+_CONNECTIONS = weakref.WeakKeyDictionary()
+
+
+async def joined(config: ClusterConfig) -> Connection:
+    """The connection of the running event loop; Ray is joined or started by the first who asks.
+
+    A task leaves it again when the loop ends, as it does on every path of a command: no process of Ray's that was
+    started here outlives it.
+    """
+    loop = asyncio.get_running_loop()
+    found = _CONNECTIONS.get(loop)
+    if found is not None and not found[1].done():
+        if found[0].config.address != config.address:
+            raise ConfigError(f"this program has joined {found[0].config.address}, not {config.address}")
+        return found[0]
+    ray = load_ray()
+    if ray.is_initialized():
+        raise ConfigError("this program is connected to a Ray cluster already; leave that with ray.shutdown() first")
+    connection = Connection(config, ray)
+    opened: asyncio.Future[None] = loop.create_future()
+    keeper = loop.create_task(_keep(connection, opened))
+    _CONNECTIONS[loop] = connection, keeper
+    await asyncio.shield(opened)
+    return connection
+
+
+@contextlib.asynccontextmanager
+async def hearing(config: ClusterConfig, say: Say) -> AsyncIterator[Connection]:
+    """The connection, and what happens there is said while the block runs."""
+    connection = await joined(config)
+    say(connection.describe())
+    connection.listeners.append(say)
+    try:
+        yield connection
+    finally:
+        connection.listeners.remove(say)
+
+
+async def _keep(connection: Connection, opened: "asyncio.Future[None]") -> None:
+    """Join, then wait to be cancelled with the loop, then leave."""
+    joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config))
+    try:
+        await asyncio.shield(joining)
+        opened.set_result(None)
+        await asyncio.Event().wait()
+    except BaseException as error:  # whoever waits for it gets it
+        if opened.done() or isinstance(error, asyncio.CancelledError):
+            raise
+        opened.set_exception(error)
+    finally:
+        with contextlib.suppress(TurnwiseError):
+            await joining  # what is being started can be ended only when it stands
+        await asyncio.to_thread(connection.ray.shutdown)
+
+
+def check_address(address: str | None) -> None:
+    """ConfigError for what is no address of a cluster."""
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"cluster.address is HOST:PORT of a Ray cluster that this machine is a node of, or auto; not {address!r}"
+        )
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for a minute and more."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"cluster.address: nothing answers at {address}: {error.strerror or error}") from error
+
+
+def _init(ray: Any, config: ClusterConfig) -> None:
+    """In a thread: there Ray leaves the handlers of signals alone, which are ours."""
+    if config.address not in (None, "auto"):
+        _reach(str(config.address))
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    local: dict[str, Any] = {}
+    if config.address is None:
+        if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
+            os.environ[TOKEN_ENV] = secrets.token_hex(32)
+        local = {"include_dashboard": False, "num_cpus": _cpus(config)}
+    try:
+        ray.init(
+            address=config.address or "local",
+            namespace=f"turnwise-{secrets.token_hex(4)}",
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+            configure_logging=False,
+            **local,
+        )
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError, ray.exceptions.RayError) as error:
+        where = "start Ray here" if config.address is None else f"join the Ray cluster at {config.address}"
+        raise ConfigError(f"cluster.address: cannot {where}: {one_line(error)[:500]}") from error
+
+
+def _cpus(config: ClusterConfig) -> int:
+    """Of a cluster that is started here: enough for all that was asked for, since it is one machine anyway."""
+    asked = config.samplers * config.sampler_cpus + config.learner_cpus
+    asked += (config.scorers + config.sandboxes) * config.service_cpus
+    return max(os.cpu_count() or 1, int(asked) + 1)
+
+
+def _last_line(error: Exception) -> str:
+    """Where a trace in a text says what went wrong."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:300]
+
+
+def alone(config: Config) -> Config:
+    """The config as an actor reads it: what it opens is on its own node."""
+    return replace(config, cluster=ClusterConfig())

@@ -1,0 +1,183 @@
+"""The actor that hosts the learner: one call at a time, arrays in and out, files sent where no disk is shared."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turnwise.cluster.connection import Place
+from turnwise.cluster.machine import machine_words
+from turnwise.cluster.sampler_actor import node_name
+from turnwise.cluster.stored_weights import Part, WeightsPlan, pack
+from turnwise.config import Config
+from turnwise.engines.learners.learner import Who
+from turnwise.engines.learners.objective import Objective
+from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.memory_plan import Training, memory_here
+from turnwise.engines.opening import LearnerParts, open_chosen_learner, open_learner
+from turnwise.engines.rendering import make_renderer
+from turnwise.errors import EngineError
+
+if TYPE_CHECKING:
+    from turnwise.engines.learners.local import LocalLearner
+    from turnwise.engines.learners.sharded import ShardedLearner
+
+CHUNK_BYTES = 32 * 2**20
+"""Of a file that is sent."""
+
+
+class StaleWeights(EngineError):
+    """Weights were asked for that an update has changed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOrders:
+    """What a learner is opened with."""
+
+    place: Place
+    config: Config
+    parts: LearnerParts
+    regime: Any
+    """The sampler's, where its machine is like ours."""
+    threads: int
+    machine: str
+    """The sampler's."""
+    precision: str
+    """Of the weights that samplers compute with."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """What a learner says of itself once it is open."""
+
+    plan: WeightsPlan
+    device: str
+    exact: bool
+    """Whether it finds the sampler's log-probs again to the last bit."""
+    node: str
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a call gave, and what the learner is like after it."""
+
+    value: Any
+    step: int
+    token_budget: int
+    notes: tuple[str, ...] = ()
+
+
+class LearnerActor:
+    """The other side of `learner.ActorLearner`. Made an actor by `Connection.actor`."""
+
+    def __init__(self, orders: LearnerOrders) -> None:
+        orders.place.enter()
+        self._orders = orders
+        self._notes: list[str] = []
+        self._folder: Path | None = None
+        self._learner: LocalLearner | ShardedLearner
+        self._plan: WeightsPlan
+
+    def open(self) -> Reply:
+        """Load the model; once, before anything else."""
+        import torch
+
+        orders = self._orders
+        config, parts = orders.config, orders.parts
+        machine = machine_words()
+        alike = orders.regime is not None and machine == orders.machine
+        torch.set_num_threads(orders.threads)
+        memory = memory_here(config, Training(parts.critic, parts.reference), samples=False)
+        say, exact = self._notes.append, False
+        if config.learner.processes > 1:
+            self._learner = open_chosen_learner(config, make_renderer(config), parts, memory=memory, say=say)
+        else:
+            regime = orders.regime if alike else None
+            local = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
+            exact = alike and local.device.type == "cpu" and not local.forward.narrow and orders.precision == "float32"
+            self._learner = local
+        device = str(self._learner.device)
+        self._plan = WeightsPlan.of(self._learner.weights().shapes, orders.precision)
+        return self._reply(LearnerFacts(self._plan, device, exact, node_name(), machine))
+
+    def score(self, batch: TokenBatch, who: Who) -> Reply:
+        return self._reply(self._learner.score(_own(batch), who))
+
+    def update(self, batches: Sequence[TokenBatch], objective: Objective) -> Reply:
+        return self._reply(self._learner.update([_own(batch) for batch in batches], objective))
+
+    def weights(self, step: int) -> Iterator[Part | int]:
+        """The parts of the plan, one object each, and then the step that they are of."""
+        if self._learner.step != step:
+            raise StaleWeights(f"the learner has made {self._learner.step} updates, not {step}")
+        yield from pack(self._plan, self._learner.weights().tensors)
+        yield step
+
+    def sees(self, file: str) -> bool:
+        """Whether a file of the caller's is on a disk that is shared."""
+        return Path(file).is_file()
+
+    def save(self, folder: str, *, policy: bool) -> Reply:
+        """Write into a folder that is shared."""
+        self._save(Path(folder), policy=policy)
+        return self._reply(None)
+
+    def load(self, folder: str) -> Reply:
+        """Read from a folder that is shared, or from what was sent."""
+        self._learner.load(Path(folder))
+        return self._reply(None)
+
+    def saved(self, *, policy: bool) -> Iterator[tuple[str, bytes]]:
+        """What `save` writes, in pieces: (name of the file, what is added to it)."""
+        folder = Path(tempfile.mkdtemp(prefix="turnwise-learner-"))
+        try:
+            self._save(folder, policy=policy)
+            for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
+                with path.open("rb") as file:
+                    while piece := file.read(CHUNK_BYTES):
+                        yield path.relative_to(folder).as_posix(), piece
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def receive(self, name: str, piece: bytes) -> None:
+        """A piece of a file for `load_received`."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="turnwise-learner-"))
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(piece)
+
+    def load_received(self) -> Reply:
+        """Go on from what was received."""
+        if self._folder is None:
+            raise EngineError("no file was sent")
+        try:
+            return self.load(str(self._folder))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _save(self, folder: Path, *, policy: bool) -> None:
+        if policy:
+            self._learner.save_policy(folder)
+        else:
+            self._learner.save(folder)
+            self._learner.saved()
+
+    def _reply(self, value: Any) -> Reply:
+        notes = tuple(self._notes)
+        self._notes.clear()
+        return Reply(value, self._learner.step, self._learner.token_budget, notes)
+
+
+def _own(batch: TokenBatch) -> TokenBatch:
+    """With arrays of its own: those of the object store must not be written to."""
+    held = {one.name: getattr(batch, one.name) for one in fields(batch)}
+    own: dict[str, Any] = {name: np.array(one) for name, one in held.items() if isinstance(one, np.ndarray)}
+    return replace(batch, **own)

@@ -1,0 +1,92 @@
+"""Requests and results on their way to and from a sampler's actor: many to a message, their arrays end to end.
+
+A message costs about as much as a hundred turns in it, and an array by itself almost as much as a turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.types import Completion, FinishReason, VersionRun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRequests:
+    """Requests by number."""
+
+    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaHandle, ...]]]
+    lengths: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, requests: Sequence[tuple[int, Request]]) -> "PackedRequests":
+        """To be sent."""
+        heads = [(number, one.conversation, one.params, one.noise, one.media) for number, one in requests]
+        lengths = np.array([len(one.token_ids) for _, one in requests], np.int64)
+        return cls(heads, lengths, _joined([one.token_ids for _, one in requests], np.int32))
+
+    def requests(self) -> list[tuple[int, Request]]:
+        """As they were."""
+        ids = _split(self.token_ids.astype(np.int64), self.lengths)
+        return [
+            (number, Request(conversation, one, params, noise, media))
+            for (number, conversation, params, noise, media), one in zip(self.heads, ids, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended: a completion, or what went wrong."""
+
+    number: int
+    completion: Completion | None = None
+    problem: str = ""
+    lost: bool = False
+    """Asking again may help."""
+    bug: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedOutcomes:
+    """Outcomes; those without a completion lie beside the others."""
+
+    heads: list[tuple[int, str, tuple[tuple[int, int], ...]]]
+    """Number, finish reason, and the versions as (version, tokens)."""
+    lengths: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    failed: list[Outcome]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "PackedOutcomes":
+        """To be sent."""
+        good = [(one.number, one.completion) for one in outcomes if one.completion is not None]
+        return cls(
+            [(n, c.finish_reason.value, tuple((run.version, run.tokens) for run in c.versions)) for n, c in good],
+            np.array([len(c.token_ids) for _, c in good], np.int64),
+            _joined([c.token_ids for _, c in good], np.int32),
+            _joined([c.logprobs for _, c in good], np.float32),
+            [one for one in outcomes if one.completion is None],
+        )
+
+    def outcomes(self) -> list[Outcome]:
+        """As they were; the arrays are the receiver's own."""
+        ids, logprobs = _split(self.token_ids.astype(np.int64), self.lengths), _split(self.logprobs, self.lengths)
+        found = list(self.failed)
+        for (number, finish, versions), tokens, chances in zip(self.heads, ids, logprobs, strict=True):
+            runs = tuple(VersionRun(version, count) for version, count in versions)
+            found.append(Outcome(number, Completion(tokens, chances.copy(), FinishReason(finish), runs)))
+        return found
+
+
+def _joined(arrays: Sequence[NDArray[Any]], kind: type) -> NDArray[Any]:
+    return np.concatenate(arrays).astype(kind) if arrays else np.zeros(0, kind)
+
+
+def _split(array: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+    ends = np.cumsum(lengths).tolist()
+    return [array[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]

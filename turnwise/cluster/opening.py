@@ -1,0 +1,53 @@
+"""What `cluster=ray` means around the engines: what is refused, who scores, and where sandboxes are."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from importlib.util import find_spec
+
+from turnwise.choices import EngineName, ScoringRun
+from turnwise.cluster.connection import Say, check_address, hearing, on_ray
+from turnwise.cluster.sandboxes import ClusterPool
+from turnwise.cluster.scorers import ClusterRunner
+from turnwise.config import Config
+from turnwise.errors import ConfigError
+from turnwise.sandbox.opening import pools_elsewhere
+from turnwise.scoring.service import Runner, make_runner
+
+
+def check_cluster(config: Config) -> None:
+    """ConfigError for what a cluster cannot do, before anything is started."""
+    if not on_ray(config):
+        return
+    if find_spec("ray") is None:
+        raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
+    check_address(config.cluster.address)
+    if config.cluster.scorers and config.scoring.run is ScoringRun.http:
+        raise ConfigError("cluster.scorers: with scoring.run=http a server scores already; set one of the two")
+    if config.cluster.sandboxes and config.sandbox.url is not None:
+        raise ConfigError("cluster.sandboxes: with sandbox.url a server runs the code already; set one of the two")
+
+
+def samples_there(config: Config) -> bool:
+    """Whether the configured engine runs on the cluster; an endpoint and a script do not."""
+    return on_ray(config) and config.engine.name not in (EngineName.openai, EngineName.scripted)
+
+
+def runner_of(config: Config) -> Runner:
+    """The runner of scorers: on the cluster where it has any, else here."""
+    if on_ray(config) and config.cluster.scorers:
+        return ClusterRunner(config.cluster, config.scoring)
+    return make_runner(config.scoring)
+
+
+@asynccontextmanager
+async def services(config: Config, say: Say) -> AsyncIterator[None]:
+    """While tools and scorers run: sandboxes are the cluster's where it has any, and its news are said."""
+    if not on_ray(config):
+        yield
+        return
+    there: AbstractContextManager[None] = nullcontext()
+    if config.cluster.sandboxes:
+        there = pools_elsewhere(lambda sandbox, output: ClusterPool(config.cluster, sandbox, output))
+    with there:
+        async with hearing(config.cluster, say):
+            yield

@@ -1,0 +1,159 @@
+"""The actor that hosts a sampler: takes many requests with one call and gives many results with another."""
+
+import asyncio
+import shutil
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.choices import Precision
+from turnwise.cluster.connection import Place, load_ray
+from turnwise.cluster.machine import machine_words
+from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
+from turnwise.cluster.stored_weights import Part, Shapes, unpack
+from turnwise.config import Config
+from turnwise.engines.devices import choose
+from turnwise.engines.opening import OpenSampler, model_source, open_sampler
+from turnwise.engines.publishing import needs_files, weights_place, write_weights
+from turnwise.engines.rendering import make_renderer
+from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.sampler import Capabilities, Sampler
+from turnwise.engines.updates import WeightsFolder
+from turnwise.errors import EngineError, EngineLost
+from turnwise.knobs import is_plugin
+
+SAMPLER_CALLS = 100
+"""Calls that an actor works on at once; requests are many to a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFacts:
+    """What a sampler says of itself once it is open."""
+
+    context_length: int
+    capabilities: Capabilities
+    threads: int
+    regime: Any
+    machine: str
+    """What its arithmetic depends on: equal words promise equal bits."""
+    precision: str
+    notes: tuple[str, ...]
+    node: str
+
+
+class SamplerActor:
+    """Implements the other side of `samplers.ActorSampler`. Made an actor by `Connection.actor`."""
+
+    def __init__(self, place: Place, config: Config) -> None:
+        place.enter()
+        self._config = config
+        self._sampler: Sampler | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._done: list[Outcome] = []
+        self._some = asyncio.Event()
+        self._opened = ExitStack()
+        self._place: Path | None = None
+        """Where files of weights are put for a sampler that takes only those."""
+
+    async def open(self) -> SamplerFacts:
+        """Load the model; returns when requests can be served."""
+        notes: list[str] = []
+        opened = await self._open(notes)
+        self._sampler = opened.sampler
+        precision = Precision.float32 if is_plugin(self._config.engine.name) else choose(self._config).precision
+        return SamplerFacts(
+            opened.sampler.context_length,
+            opened.sampler.capabilities,
+            opened.threads,
+            opened.regime,
+            machine_words(),
+            precision.value,
+            tuple(notes),
+            node_name(),
+        )
+
+    async def _open(self, notes: list[str]) -> OpenSampler:
+        """The configured sampler, and a place for files of weights where it takes no others."""
+        opened = await open_sampler(self._config, make_renderer(self._config), notes.append)
+        if needs_files(opened.sampler.capabilities, lora=False):
+            self._place = self._opened.enter_context(weights_place(model_source(self._config).weight_bytes, None))
+        return opened
+
+    @property
+    def sampler(self) -> Sampler:
+        """The hosted one."""
+        if self._sampler is None:
+            raise EngineLost("the sampler is not open")
+        return self._sampler
+
+    async def submit(self, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]) -> None:
+        """Begin with new requests, drop others, forget conversations."""
+        for number in dropped:
+            if (task := self._tasks.get(number)) is not None:
+                task.cancel()
+        for number, request in packed.requests():
+            self._tasks[number] = asyncio.create_task(self._serve(number, request))
+        for conversation in freed:
+            await self.sampler.release(conversation)
+
+    async def collect(self, patience: float) -> PackedOutcomes:
+        """All that ended since the last call, at least one, and those of so many seconds after it."""
+        await self._some.wait()
+        if patience:
+            await asyncio.sleep(patience)
+        self._some.clear()
+        done, self._done = self._done, []
+        return PackedOutcomes.of(done)
+
+    async def _serve(self, number: int, request: Request) -> None:
+        try:
+            outcome = Outcome(number, await self.sampler.generate(request))
+        except EngineLost as error:
+            outcome = Outcome(number, problem=str(error), lost=True)
+        except EngineError as error:
+            outcome = Outcome(number, problem=str(error))
+        except Exception:  # not swallowed: raised where the request came from
+            outcome = Outcome(number, problem=traceback.format_exc(), bug=True)
+        finally:
+            del self._tasks[number]
+        self._done.append(outcome)
+        self._some.set()
+
+    async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
+        """Write with weights of the object store; they are all on this node before the sampler hears of them."""
+        here: list[Part] = await asyncio.gather(*parts)
+        weights = unpack(shapes, here)
+        if self._place is None:
+            await self.sampler.publish(weights, version)
+            return
+        folder = self._place / str(version)
+        await asyncio.to_thread(write_weights, weights, folder)
+        await self.sampler.publish(WeightsFolder(folder), version)
+        for before in self._place.iterdir():
+            if before != folder:
+                await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+
+    async def sleep(self) -> None:
+        await self.sampler.sleep()
+
+    async def wake(self) -> None:
+        await self.sampler.wake()
+
+    async def close(self) -> None:
+        """Free everything; pending requests fail."""
+        if self._sampler is not None:
+            await self._sampler.close()
+        self._opened.close()
+
+    async def ping(self) -> str:
+        """Answers while the actor lives."""
+        return node_name()
+
+
+def node_name() -> str:
+    """The node that this process runs on, as people know it."""
+    ray = load_ray()
+    return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"

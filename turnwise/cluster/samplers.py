@@ -1,0 +1,304 @@
+"""Samplers in actors as the training loop sees them: each is a replica, and `Replicas` makes one sampler of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from turnwise.cluster.connection import Connection, NeedLost, Place, Say, alone
+from turnwise.cluster.learner import LearnerWeights
+from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
+from turnwise.cluster.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
+from turnwise.config import Config
+from turnwise.engines.samplers.replicas import Replicas
+from turnwise.engines.samplers.request import Request
+from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.updates import FullWeights, Update, WeightsFolder
+from turnwise.errors import EngineError, EngineLost
+from turnwise.types import Completion
+
+PING_SECONDS = 60.0
+"""For an actor to answer that it lives; its node may be busy."""
+
+PUT_TRIES = 5
+ACTOR = "its process"
+PATIENCE_SHARE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.01, 0.005, 0.25
+LATELY = 0.05
+"""The weight of one turn in what turns took lately."""
+PAUSE_SECONDS = 1.0
+"""Before an actor is made again that went away before it was ready."""
+
+MakeActor = Callable[[], Any]
+"""Makes an actor with the methods of SamplerActor."""
+
+
+class ActorSampler:
+    """One sampler on a node, as a `Replica`. `start` comes first; until then nothing is known of it.
+
+    Requests that come while a message is on its way go with the next one, and so do results. A message also waits for
+    more of them, a hundredth of the time that turns take here: it costs as much CPU as several turns.
+    """
+
+    capabilities: Capabilities
+    context_length: int
+
+    def __init__(self, connection: Connection, make: MakeActor, number: int) -> None:
+        self.name = f"sampler {number}"
+        self.placed = False
+        """Whether a node had room for it."""
+        self._number = number
+        self._connection = connection
+        self._make = make
+        self._actor: Any = None
+        self._next = 0
+        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._outbox: list[tuple[int, Request]] = []
+        self._dropped: list[int] = []
+        self._freed: list[str] = []
+        self._turn_seconds = 0.0
+        """What turns took lately."""
+        self._sending: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
+
+    async def start(self) -> SamplerFacts:
+        """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
+        self.placed, self._actor = False, self._make()
+        with self._connection.calling(ACTOR):
+            await self._actor.ping.remote()
+            self.placed = True
+            facts: SamplerFacts = await self._actor.open.remote()
+        self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
+        self.name = f"sampler {self._number} on {facts.node}"
+        self._collecting = asyncio.create_task(self._collect(self._actor))
+        return facts
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue a sequence; see the Sampler protocol."""
+        if self._actor is None:
+            raise EngineLost(f"{self.name} is not there")
+        number, self._next = self._next, self._next + 1
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        self._outbox.append((number, request))
+        self._send()
+        start = time.monotonic()
+        try:
+            found = await future
+            self._turn_seconds += LATELY * (time.monotonic() - start - self._turn_seconds)
+            return found
+        except asyncio.CancelledError:
+            if self._waiting.pop(number, None) is not None:
+                self._dropped.append(number)
+                self._send()
+            raise
+
+    async def release(self, conversation: str) -> None:
+        """Forget a conversation; it goes with the next message."""
+        self._freed.append(conversation)
+        self._send()
+
+    async def publish(self, update: Update, version: int) -> None:
+        """Have the actor fetch the weights; this process does not touch them."""
+        actor = self._actor
+        if not isinstance(update, LearnerWeights):
+            raise EngineError(f"samplers of a cluster take weights of its object store, not {type(update).__name__}")
+        for _ in range(PUT_TRIES):
+            parts = await update.parts()
+            try:
+                with self._connection.calling(ACTOR):
+                    await actor.publish.remote(update.plan.shapes, parts, version)
+                return
+            except NeedLost:
+                update.put_again(parts)  # they went with the node that had them
+        raise EngineLost(f"{self.name} finds no weights of version {version}")
+
+    async def sleep(self) -> None:
+        with self._connection.calling(ACTOR):
+            await self._actor.sleep.remote()
+
+    async def wake(self) -> None:
+        with self._connection.calling(ACTOR):
+            await self._actor.wake.remote()
+
+    async def close(self) -> None:
+        """End the actor; what is pending fails."""
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            self._connection.kill(actor)
+        for task in (self._collecting, self._sending):
+            if task is not None:
+                task.cancel()
+        self._fail(EngineError("the sampler is closed"))
+
+    async def healthy(self) -> bool:
+        """Whether the actor answers."""
+        if self._actor is None or self._collecting is None or self._collecting.done():
+            return False
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await self._actor.ping.remote()
+        except (TimeoutError, self._connection.ray.exceptions.RayError):
+            return False
+        return True
+
+    async def restart(self) -> None:
+        """Another actor instead, on whichever node has room."""
+        await self.close()
+        await self.start()
+
+    async def restart_later(self) -> SamplerFacts:
+        """The same after a pause."""
+        await asyncio.sleep(PAUSE_SECONDS)
+        await self.close()
+        return await self.start()
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a message waits for company; 0 where turns are so short that waiting would show."""
+        seconds = min(PATIENCE_SHARE * self._turn_seconds, LONGEST_PATIENCE)
+        return seconds if seconds >= SHORTEST_PATIENCE else 0.0
+
+    def _send(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        """One message at a time; what comes meanwhile goes with the next."""
+        while self._outbox or self._dropped or self._freed:
+            if patience := self._patience:
+                await asyncio.sleep(patience)
+            outbox, self._outbox = self._outbox, []
+            dropped, self._dropped = self._dropped, []
+            freed, self._freed = self._freed, []
+            wanted = [entry for entry in outbox if entry[0] in self._waiting]
+            try:
+                with self._connection.calling(ACTOR):
+                    await self._actor.submit.remote(PackedRequests.of(wanted), dropped, freed)
+            except EngineLost as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(error)
+                raise
+
+    async def _collect(self, actor: Any) -> None:
+        """Hand out results for as long as the actor lives."""
+        try:
+            while True:
+                with self._connection.calling(ACTOR):
+                    packed: PackedOutcomes = await actor.collect.remote(self._patience)
+                for outcome in packed.outcomes():
+                    self._answer(outcome)
+        except EngineLost as error:
+            self._fail(error)
+
+    def _answer(self, outcome: Outcome) -> None:
+        future = self._waiting.pop(outcome.number, None)
+        if future is None or future.done():  # whoever asked does not wait any more
+            return
+        if outcome.completion is not None:
+            future.set_result(outcome.completion)
+        elif outcome.bug:
+            future.set_exception(RuntimeError(f"{self.name} failed:\n{outcome.problem}"))
+        else:
+            future.set_exception((EngineLost if outcome.lost else EngineError)(outcome.problem))
+
+    def _fail(self, error: Exception) -> None:
+        """Everybody who waits hears it."""
+        waiting, self._waiting = self._waiting, {}
+        self._outbox.clear()
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+def _there(found: Capabilities) -> Capabilities:
+    """What a sampler behind an actor can do: the actor makes files of weights for one that takes only those."""
+    takes = found.updates & {FullWeights, WeightsFolder}
+    return replace(found, updates=frozenset({FullWeights}) if takes else frozenset())
+
+
+class ClusterSamplers(Replicas):
+    """Samplers on nodes, as one."""
+
+    publish_seconds = 0.0
+    """What the last update took, until the last sampler had it."""
+
+    async def publish(self, update: Update, version: int) -> None:
+        start = time.perf_counter()
+        await super().publish(update, version)
+        self.publish_seconds = time.perf_counter() - start
+
+
+@asynccontextmanager
+async def open_samplers(
+    connection: Connection, config: Config, say: Say
+) -> AsyncIterator[tuple[ClusterSamplers, SamplerFacts]]:
+    """`cluster.samplers` copies of the configured engine behind one sampler; closed on every path.
+
+    It begins with those for which there is room; the others join as soon as there is some for them.
+    """
+    chosen = config.cluster
+    place, theirs = Place.here(), alone(config)
+    make = connection.actor(
+        SamplerActor,
+        cpus=chosen.sampler_cpus,
+        gpus=chosen.sampler_gpus,
+        concurrency=SAMPLER_CALLS,
+        scheduling_strategy="SPREAD",
+    )
+    replicas = [ActorSampler(connection, lambda: make(place, theirs), number + 1) for number in range(chosen.samplers)]
+    starting = {asyncio.create_task(one.start()): one for one in replicas}
+    joining: set[asyncio.Task[None]] = set()
+    pool: ClusterSamplers | None = None
+    try:
+        first = await connection.first(
+            starting,
+            lambda: any(one.placed for one in replicas),
+            f"a sampler (cluster.sampler_cpus={chosen.sampler_cpus:g}, sampler_gpus={chosen.sampler_gpus:g})",
+        )
+        await asyncio.wait({task for task, one in starting.items() if one.placed})
+        ready = [one for task, one in starting.items() if task.done() and task.exception() is None]
+        for task in starting:
+            if task.done() and not isinstance(task.exception(), EngineLost):  # that one is tried again
+                task.result()
+        pool = ClusterSamplers(ready, say)
+        for note in first.notes:
+            say(note)
+        say(_words(ready, chosen.samplers))
+        joining = {
+            asyncio.create_task(_join(pool, task, one, say)) for task, one in starting.items() if one not in ready
+        }
+        yield pool, first
+    finally:
+        for running in (*joining, *starting):
+            running.cancel()
+        await asyncio.gather(*joining, *starting, return_exceptions=True)
+        if pool is not None:
+            await asyncio.shield(asyncio.ensure_future(pool.close()))
+        for one in replicas:
+            await one.close()
+
+
+def _words(ready: list[ActorSampler], wanted: int) -> str:
+    named = ", ".join(one.name for one in ready)
+    more = "" if len(ready) == wanted else f"; {wanted - len(ready)} more will start when a node has room"
+    return f"{len(ready)} of {wanted} sampler(s) write: {named}{more}"
+
+
+async def _join(pool: Replicas, start: "asyncio.Task[SamplerFacts]", replica: ActorSampler, say: Say) -> None:
+    """A sampler for which there was no room at first."""
+    waiting: asyncio.Future[SamplerFacts] = start
+    while True:
+        try:
+            await waiting
+            break
+        except EngineLost as error:  # its node left again before it was ready
+            say(f"{replica.name}: {error}")
+            waiting = asyncio.ensure_future(replica.restart_later())
+        except EngineError as error:
+            say(f"{replica.name} is given up: {error}")
+            return
+    await pool.add(replica)
+    say(f"{replica.name} joined")

@@ -1,0 +1,235 @@
+"""Opens vLLM and SGLang: in this process, as servers that we start, or as servers that run already."""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+
+from turnwise.chat.renderer import Renderer
+from turnwise.choices import EngineName, Precision
+from turnwise.concurrency import gather_all
+from turnwise.config import Config
+from turnwise.engines.devices import look
+from turnwise.engines.model.sources import ModelSource
+from turnwise.engines.opened import OpenSampler, Say, model_source
+from turnwise.engines.opening_own import vocabulary_of
+from turnwise.engines.samplers import vllm_worker
+from turnwise.engines.samplers.endpoint import check_url
+from turnwise.engines.samplers.in_flight import DecodeText
+from turnwise.engines.samplers.inference_server import InferenceServer
+from turnwise.engines.samplers.replicas import Replica, Replicas
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.samplers.server_client import ServerClient
+from turnwise.engines.samplers.server_process import ServerProcess
+from turnwise.engines.samplers.sglang_server import SglangServer, sglang_command
+from turnwise.engines.samplers.vllm_engine import VllmEngine
+from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
+from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.errors import ConfigError, EngineError
+from turnwise.serving import is_loopback
+from turnwise.storage.run_dir import SERVERS, run_folder
+
+API_KEY_ENV = "TURNWISE_ENGINE_KEY"
+"""The environment variable that holds the key of servers that want one."""
+CHECK_SECONDS = 20.0
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room made for."""
+PACKAGES = {EngineName.vllm: "vllm", EngineName.vllm_server: "vllm", EngineName.sglang_server: "sglang"}
+VLLM_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2"}
+"""Several servers and a learner share the cores and the memory; said where the environment does not say otherwise."""
+CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
+
+
+async def open_foreign(config: Config, renderer: Renderer, say: Say) -> OpenSampler:
+    """The sampler of `engine=vllm`, `vllm_server` or `sglang_server`; all of its replicas are up."""
+    from turnwise.engines.samplers.threads import usable_cores
+
+    check_settings(config)
+    source, capabilities = model_source(config), _capabilities(config)
+    decode = renderer.tokenizer.decode
+    vocabulary = vocabulary_of(source, renderer.tokenizer.vocab_size)
+    replicas: list[VllmEngine | InferenceServer]
+    if config.engine.name == EngineName.vllm:
+        for name, value in {**(CPU_ENVIRONMENT if not look().gpus else {}), "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+            os.environ.setdefault(name, value)
+        options = _options(config, source)
+        replicas = [VllmEngine(options, vocabulary=vocabulary, decode=decode, capabilities=capabilities)]
+    else:
+        replicas = _servers(config, source, capabilities, say, vocabulary=vocabulary, decode=decode)
+    try:
+        await gather_all(one.start() for one in replicas)
+        sampler = Replicas(list[Replica](replicas), say)
+    except BaseException:
+        await asyncio.shield(asyncio.gather(*(one.close() for one in replicas), return_exceptions=True))
+        raise
+    say(f"{config.engine.name}: {sampler.capabilities}; that its tokens do not depend on batching is not proven")
+    return OpenSampler(sampler, usable_cores())
+
+
+def check_settings(config: Config) -> None:
+    """Refuse what cannot be opened, before anything is."""
+    engine = config.engine
+    if model_source(config).gguf_file is not None:
+        raise ConfigError(
+            f"engine={engine.name} reads a Hugging Face folder, and model.path={config.model.path} is none"
+        )
+    if engine.servers and engine.replicas > 1:
+        raise ConfigError(f"engine.replicas={engine.replicas} are started where engine.servers names none to attach to")
+    for url in engine.servers:
+        check_url(url, "engine.servers")
+    if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
+        raise ConfigError(f"engine.python={engine.python}: there is no such program")
+    if not engine.servers:
+        devices_of(config, engine.replicas)
+
+
+async def check_foreign(config: Config) -> str:
+    """What is there: servers that answer, or the package in its interpreter; ConfigError when it is not."""
+    check_settings(config)
+    engine, package = config.engine, PACKAGES[EngineName(config.engine.name)]
+    if engine.servers:
+        for url in engine.servers:
+            client = ServerClient(url, os.environ.get(API_KEY_ENV))
+            try:
+                await client.ask("GET", "/health", seconds=CHECK_SECONDS)
+            except EngineError as error:
+                raise ConfigError(f"engine.servers: {url} does not serve: {error}") from error
+            finally:
+                await client.close()
+        return f"{len(engine.servers)} server(s) answer"
+    python = _python(config)
+    seek = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    process = await asyncio.create_subprocess_exec(python, "-c", seek, stdin=asyncio.subprocess.DEVNULL)
+    if await process.wait():
+        mend = (
+            "install it beside Turnwise" if engine.name == EngineName.vllm else "name one that has it in engine.python"
+        )
+        raise ConfigError(f"engine={engine.name}: {python} has no package {package}; {mend} (docs/engines.md)")
+    return f"{python} has {package}"
+
+
+def shared_place(config: Config) -> Path | None:
+    """A folder of weights that servers on other machines see: with the runs, which then lie on a shared disk."""
+    apart = [url for url in config.engine.servers if not is_loopback(httpx.URL(url).host)]
+    return Path(config.runs_dir).resolve() / ".weights" if apart else None
+
+
+def devices_of(config: Config, replicas: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each server: GPUs from the last one on, so that the learner's, the first, is taken last.
+
+    None where there is no GPU.
+    """
+    count, options = len(look().gpus), config.engine.server_options
+    each = 1
+    for name in ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size"):
+        if name in options[:-1]:
+            each *= int(options[options.index(name) + 1])
+    if not count:
+        return [None] * replicas
+    if replicas * each > count:
+        raise ConfigError(f"engine.replicas={replicas} of {each} GPU(s) each: this machine has {count}")
+    order = [str(number) for number in reversed(range(count))]
+    return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def _capabilities(config: Config) -> Capabilities:
+    filtered = config.sampling.top_p < 1.0 or config.sampling.top_k > 0
+    sglang = config.engine.name == EngineName.sglang_server
+    return Capabilities(
+        # vLLM's processed log-probs are those after the filters; SGLang's are of the scaled distribution itself.
+        Logprobs.FILTERED if filtered and not sglang else Logprobs.SCALED,
+        frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder}),
+        sleeps=bool(config.engine.sleep) and bool(look().gpus),
+    )
+
+
+def _servers(
+    config: Config, source: ModelSource, capabilities: Capabilities, say: Say, *, vocabulary: int, decode: DecodeText
+) -> list[VllmEngine | InferenceServer]:
+    engine, key = config.engine, os.environ.get(API_KEY_ENV)
+    kind = VllmServer if engine.name == EngineName.vllm_server else SglangServer
+
+    def made(name: str, where: ServerProcess | str, model: str | None) -> InferenceServer:
+        return kind(
+            name, where, vocabulary=vocabulary, decode=decode, capabilities=capabilities, api_key=key, model=model
+        )
+
+    if engine.servers:
+        return [made(f"server {number} ({url})", url, engine.model) for number, url in enumerate(engine.servers)]
+    logs = (run_folder() or Path(tempfile.mkdtemp(prefix="turnwise-"))) / SERVERS
+    processes = []
+    for number, devices in enumerate(devices_of(config, engine.replicas)):
+        environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+        command = sglang_command(_python(config), _sglang_options(config, source))
+        if kind is VllmServer:
+            code = logs / "code"  # apart: our packages must not come before those of the server's own interpreter
+            code.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(vllm_worker.__file__, code / "vllm_worker.py")
+            extension = ["--worker-extension-cls", "vllm_worker.WeightReader"]
+            command = vllm_command(_python(config), [*extension, *_options(config, source)])
+            path = os.pathsep.join([str(code.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment |= VLLM_ENVIRONMENT | {"PYTHONPATH": path}
+            if devices is None:
+                environment |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+        name, log = f"server {number}", logs / f"server_{number}.log"
+        processes.append(ServerProcess(name, command, log=log, environment=environment, say=say))
+    return [made(process.name, process, "policy" if kind is VllmServer else None) for process in processes]
+
+
+def _python(config: Config) -> str:
+    return sys.executable if config.engine.python is None else os.path.expanduser(config.engine.python)
+
+
+def _options(config: Config, source: ModelSource) -> list[str]:
+    """vLLM's command line; what the user adds comes last and wins."""
+    engine, gpu = config.engine, bool(look().gpus)
+    found = [
+        "--model", str(source.folder.resolve()), "--dtype", _precision(config, gpu).value, "--seed", str(config.seed),
+        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
+    ]  # fmt: skip
+    # On a CPU vLLM dies of a request with a seed whose prompt it reads in parts: its generators have no offset there.
+    found += ["--gpu-memory-utilization", str(engine.memory_fraction)] if gpu else CPU_OPTIONS
+    found += ["--trust-remote-code"] if config.model.trust_remote_code else []
+    found += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
+    found += ["--enable-sleep-mode"] if engine.sleep and gpu else []
+    if rank := config.learner.lora_rank:
+        room = next((one for one in LORA_RANKS if one >= rank), None)
+        if room is None:
+            raise ConfigError(f"learner.lora_rank={rank}: vLLM takes adapters of rank {LORA_RANKS[-1]} at most")
+        found += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2"]
+    return [*found, *engine.server_options]
+
+
+def _sglang_options(config: Config, source: ModelSource) -> list[str]:
+    """SGLang's command line; the same."""
+    engine, gpu = config.engine, bool(look().gpus)
+    found = [
+        "--model-path", str(source.folder.resolve()), "--dtype", _precision(config, gpu).value,
+        "--random-seed", str(config.seed), "--sampling-defaults", "openai",
+    ]  # fmt: skip
+    found += ["--mem-fraction-static", str(engine.memory_fraction)] if gpu else ["--device", "cpu"]
+    found += ["--trust-remote-code"] if config.model.trust_remote_code else []
+    found += ["--max-running-requests", str(engine.max_batch)] if engine.max_batch else []
+    found += ["--enable-memory-saver"] if engine.sleep and gpu else []
+    if rank := config.learner.lora_rank:
+        found += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", "all"]
+    return [*found, *engine.server_options]
+
+
+def _precision(config: Config, gpu: bool) -> Precision:
+    return config.model.precision or (Precision.bfloat16 if gpu else Precision.float32)
+
+
+def described(config: Config) -> str:
+    """As the plan has it: `vllm_server, 2 started here by ~/vllm/bin/python`."""
+    engine = config.engine
+    if engine.name == EngineName.vllm:
+        return "vllm, in this process"
+    if engine.servers:
+        return f"{engine.name}, attached to {', '.join(engine.servers)}"
+    return f"{engine.name}, {engine.replicas} started here by {engine.python or 'this interpreter'}"

@@ -1,0 +1,126 @@
+"""From a learner's weights to what a sampler takes: a stream, an adapter's files or all weights in files."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
+from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
+from turnwise.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from turnwise.engines.learners.learner import Learner
+
+MEMORY = Path("/dev/shm")
+"""Files that are memory, where a machine has such."""
+PART_BYTES = 2**30
+"""Of a file of weights: so much is held at once while it is written."""
+_PREFIX = "turnwise-weights-"
+
+
+def check_trainable(name: str, capabilities: Capabilities, *, lora: bool) -> None:
+    """Refuse a sampler whose tokens cannot be learned from, or that takes nothing of what will be published."""
+    if capabilities.logprobs is Logprobs.NONE:
+        raise ConfigError(f"training needs log-probs: engine={name} gives none")
+    if not capabilities.updates & ({FullWeights, WeightsFolder, Adapter} if lora else {FullWeights, WeightsFolder}):
+        taken = ", ".join(sorted(kind.__name__ for kind in capabilities.updates)) or "nothing"
+        raise ConfigError(
+            f"training publishes {'' if lora else 'all '}weights after each step: engine={name} takes {taken}"
+        )
+
+
+def needs_files(capabilities: Capabilities, *, lora: bool) -> bool:
+    """Whether what a sampler is given are files."""
+    return FullWeights not in capabilities.updates or (lora and Adapter in capabilities.updates)
+
+
+def make_update(learner: "Learner", capabilities: Capabilities, folder: Path | None) -> Update:
+    """The cheapest update that a sampler takes: an adapter alone, a stream, else files of all weights.
+
+    Files are written into `folder`, which must outlive the update and everybody who may ask for it again.
+    """
+    taken = capabilities.updates
+    if folder is not None and Adapter in taken and learner.save_adapter(folder):
+        return Adapter(folder)
+    if FullWeights in taken:
+        return learner.weights()
+    if folder is not None and WeightsFolder in taken and isinstance(weights := learner.weights(), FullWeights):
+        write_weights(weights, folder)
+        return WeightsFolder(folder)
+    names = ", ".join(sorted(kind.__name__ for kind in taken)) or "nothing"
+    raise EngineError(f"the sampler takes {names}, which this learner cannot give")
+
+
+def write_weights(weights: FullWeights, folder: Path) -> None:
+    """Safetensors files under Hugging Face names, written as the stream goes."""
+    from turnwise.engines.model.tensor_file import write_tensors
+
+    part: dict[str, Tensor] = {}
+    number = 0
+
+    def flush() -> None:
+        nonlocal number
+        if part:
+            number += 1
+            write_tensors(folder / f"model-{number:05d}.safetensors", part, {"format": "pt"})
+            part.clear()
+
+    for name, tensor in weights.tensors:
+        part[name] = tensor
+        if sum(one.nbytes for one in part.values()) >= PART_BYTES:
+            flush()
+    flush()
+
+
+async def publish(learner: "Learner", sampler: Sampler, version: int, place: Path | None) -> None:
+    """Let a sampler write with the learner's present weights.
+
+    In `place` there are never more than two updates: the latest, which a replica that comes back asks for again, and
+    the one before it until that is out of use.
+    """
+    folder = None if place is None else place / str(version)
+    if folder is None:
+        await sampler.publish(make_update(learner, sampler.capabilities, None), version)
+        return
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    update = await asyncio.to_thread(make_update, learner, sampler.capabilities, folder)
+    await sampler.publish(update, version)
+    for before in place.iterdir() if place is not None else ():
+        if before != folder:
+            await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+
+
+@contextmanager
+def weights_place(needed: int, shared: Path | None) -> Iterator[Path]:
+    """A folder for updates, gone with the block: in memory where two updates of `needed` bytes fit, else with other
+    temporary files. `shared` is a folder that other machines see, where they must."""
+    for forgotten in _forgotten(MEMORY):
+        shutil.rmtree(forgotten, ignore_errors=True)
+    parent = shared or (MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * needed else None)
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _forgotten(parent: Path) -> Iterator[Path]:
+    """What processes of ours that were killed left in memory."""
+    for folder in parent.glob(f"{_PREFIX}*") if parent.is_dir() else ():
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        try:
+            if owner.isdecimal() and folder.stat().st_uid == os.getuid():
+                os.kill(int(owner), 0)
+        except ProcessLookupError:
+            yield folder
+        except OSError:  # gone meanwhile, or somebody else's
+            continue

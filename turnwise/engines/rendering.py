@@ -1,0 +1,50 @@
+"""The renderer of a configured model, its tool-call format, and who computes the model: no weight is read for any."""
+
+from typing import TYPE_CHECKING
+
+from turnwise.chat.infer_format import FormatChoice, choose_format
+from turnwise.chat.renderer import History, Renderer
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tool_format import load_format
+from turnwise.config import Config
+from turnwise.config.inputs import IN_PROCESS
+from turnwise.engines.devices import choose as choose_devices
+from turnwise.engines.opening import model_source
+
+if TYPE_CHECKING:
+    from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
+
+
+def choose_model(config: Config) -> "tuple[ImplementationChoice, ModelFacts] | None":
+    """Who computes the configured model and what is known of it; None where no model runs here. No weight is read."""
+    if config.engine.name not in IN_PROCESS:
+        return None
+    choose_devices(config)  # a GPU that is not there is refused before anything is written
+    from turnwise.engines.model.loading import choose_implementation, model_facts
+
+    source = model_source(config)
+    choice = choose_implementation(source, config.model.implementation)
+    return choice, model_facts(source, choice)
+
+
+def make_renderer(config: Config) -> Renderer:
+    """The renderer of the configured model."""
+    from turnwise.engines.model.loading import read_tokenizer
+
+    if config.chat.tool_format is not None:
+        load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
+    choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
+    return renderer_of(config, read_tokenizer(model_source(config), config.chat.template))
+
+
+def renderer_of(config: Config, tokenizer: Tokenizer) -> Renderer:
+    """The renderer of a tokenizer, wherever that is from."""
+    call_format = load_format(format_of(config, tokenizer).name)
+    return Renderer(
+        tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
+    )
+
+
+def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
+    """The tool-call format, and why."""
+    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)

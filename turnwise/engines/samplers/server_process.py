@@ -1,0 +1,122 @@
+"""A server that we start: a process with its log, watched until it answers, and ended with us even when we are
+killed."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from turnwise.engines.samplers import server_guard
+from turnwise.errors import EngineError, EngineLost
+
+START_SECONDS = 1800.0
+"""A large model is read and compiled for many minutes."""
+SAY_SECONDS = 15.0
+POLL_SECONDS = 0.25
+END_SECONDS = 2 * server_guard.KIND_SECONDS + 5.0
+SHOWN_LINES = 3
+_ERRORS = ("Error", "error:", "CRITICAL", "Killed")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+class ServerProcess:
+    """One server on this machine; `start` may be called again after it died."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[int], Sequence[str]],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        """`command` makes the command line for a port; `environment` is added to ours."""
+        self.name, self.log, self.port = name, log, 0
+        self._command, self._environment, self._say = command, environment, say
+        self._guard: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it serves, or will."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; it may hang all the same."""
+        return self._guard is not None and self._guard.returncode is None
+
+    async def start(self, healthy: Callable[[], Awaitable[bool]], seconds: float = START_SECONDS) -> None:
+        """On a new port, until it is well: EngineLost with the end of its log when it is not."""
+        await self.stop()
+        self.port = free_port()
+        self._guard = await self._spawn()
+        began = said = time.monotonic()
+        try:
+            while not await healthy():
+                now = time.monotonic()
+                if not self.alive:
+                    raise EngineLost(
+                        f"{self.name} ended while it started: {self._last_words()} (all of it: {self.log})"
+                    )
+                if now - began > seconds:
+                    raise EngineLost(f"{self.name} does not answer after {seconds:g} s; its log is {self.log}")
+                if now - said > SAY_SECONDS:
+                    said = now
+                    self._say(f"{self.name}: starting for {now - began:.0f} s; {self._last_words(1)}")
+                await asyncio.sleep(POLL_SECONDS)
+        except BaseException:
+            await self.stop()
+            raise
+        self._say(f"{self.name}: serves at {self.url} after {time.monotonic() - began:.0f} s; its log is {self.log}")
+
+    async def stop(self) -> None:
+        """End it and whatever it started; returns when all of that is gone."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        assert guard.stdin is not None
+        guard.stdin.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await guard.wait()
+        except TimeoutError:
+            guard.kill()
+            await guard.wait()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        command = [str(part) for part in self._command(self.port)]
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab") as log:
+                log.write(f"--- {' '.join(command)}\n".encode())
+                log.flush()
+                return await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", server_guard.__file__, *command,
+                    stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,  # Ctrl-C is for us, who may want to finish a step
+                )  # fmt: skip
+        except OSError as error:
+            raise EngineError(f"{self.name} cannot be started: {error.strerror or error}") from error
+
+    def _last_words(self, count: int = SHOWN_LINES) -> str:
+        """Of its log: what sounds like an error, else the end."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - 65536))
+                text = file.read().decode("utf-8", "replace")
+        except OSError as error:
+            return f"its log cannot be read: {error.strerror or error}"
+        lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+        if count > 1:
+            lines = [line for line in lines if any(mark in line for mark in _ERRORS)] or lines
+        return " | ".join(lines[-count:]) or "it said nothing"

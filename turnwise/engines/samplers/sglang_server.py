@@ -1,0 +1,109 @@
+"""An SGLang server as a sampler: its native generate route with token ids, and its routes for new weights."""
+
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
+from turnwise.engines.samplers.streamed import Draw, Piece
+from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.errors import EngineError, EngineLost
+
+
+class SglangServer(InferenceServer):
+    """Implements Replica over an SGLang server.
+
+    Its log-probs are those of the temperature-scaled distribution before top-k and top-p, unless it was started with
+    SGLANG_RETURN_ORIGINAL_LOGPROB.
+    """
+
+    _adapter: str | None = None
+    _numbers = itertools.count()
+
+    async def _look(self) -> None:
+        info = await self._server.ask("GET", "/get_model_info", seconds=ASK_SECONDS)
+        settings = await self._server.ask("GET", "/get_server_info", seconds=ASK_SECONDS)
+        try:
+            lengths = [settings.get(key) or info.get(key) for key in ("context_length", "max_req_input_len")]
+            found = [int(length) for length in lengths if length]
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.name} does not describe itself as SGLang does: {str(settings)[:300]}") from error
+        if not found:
+            raise EngineError(f"{self.name} does not say how long a sequence may be: start it with --context-length")
+        self.context_length, self._adapter = min(found), None
+
+    async def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
+        params = draw.params
+        sampling = {
+            "max_new_tokens": draw.limit, "temperature": params.temperature, "top_p": params.top_p,
+            "top_k": params.top_k or -1, "sampling_seed": draw.seed % 2**31, "stop": list(params.stop_strings),
+            "stop_token_ids": sorted(params.stop_ids), "ignore_eos": True, "no_stop_trim": True,
+            "skip_special_tokens": False, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }  # fmt: skip
+        body = {"input_ids": draw.token_ids, "sampling_params": sampling, "return_logprob": True, "stream": True}
+        if self._adapter is not None:
+            body["lora_path"] = self._adapter
+        seen = 0
+        async for event in self._server.stream("/generate", body):
+            piece = self._piece(event, seen)
+            seen += len(piece.ids)
+            yield piece
+
+    def _piece(self, event: dict[str, Any], seen: int) -> Piece:
+        """What is new: a server repeats all tokens in every event, or with --incremental-streaming-output does not."""
+        try:
+            meta = event["meta_info"]
+            written, finish = meta["output_token_logprobs"], meta["finish_reason"]
+            count = meta["completion_tokens"]
+            new = written[seen:] if len(written) == count else written
+            if seen + len(new) != count:
+                raise EngineError(f"{self.name} says it wrote {count} tokens, and {seen + len(new)} came")
+            ids, logprobs = [entry[1] for entry in new], [entry[0] for entry in new]
+            ended = finish["type"] if finish else None
+        except (KeyError, TypeError, IndexError) as error:
+            raise EngineError(f"{self.name} answered without tokens and log-probs: {str(event)[:300]}") from error
+        if ended is not None and ended not in FINISH:
+            raise EngineLost(f"{self.name} ended a turn by {finish}")
+        return Piece(ids, logprobs, FINISH.get(ended) if ended else None)
+
+    async def _load(self, update: Update, version: int) -> None:
+        if isinstance(update, Adapter):
+            name = f"policy-{version}-{next(self._numbers)}"
+            path = str(update.folder.resolve())
+            await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            await self._take_off(name)
+        elif isinstance(update, WeightsFolder):
+            body = {
+                "model_path": str(update.folder.resolve()), "flush_cache": True, "abort_all_requests": True,
+                "weight_version": str(version),
+            }  # fmt: skip
+            await self._succeed("/update_weights_from_disk", body)
+            await self._take_off(None)
+
+    async def _take_off(self, adapter: str | None) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._adapter = self._adapter, adapter
+        if before is not None:
+            await self._succeed("/unload_lora_adapter", {"lora_name": before})
+
+    async def _succeed(self, path: str, body: dict[str, Any]) -> None:
+        found = await self._order(path, body)
+        if not isinstance(found, dict) or found.get("success") is not True:
+            raise EngineError(f"{self.name}{path} did not succeed: {str(found)[:300]}")
+
+    async def _lie_down(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/release_memory_occupation", {})
+
+    async def _get_up(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/resume_memory_occupation", {})
+
+
+def sglang_command(python: str, options: list[str]) -> Callable[[int], list[str]]:
+    """The command line of a server for a port."""
+    return lambda port: [
+        python, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port),
+        "--stream-interval", "16", *options,
+    ]  # fmt: skip

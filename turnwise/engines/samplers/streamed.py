@@ -1,0 +1,236 @@
+"""A sampler over an engine that streams tokens: our stops, a version for every token, and turns that go on after an
+update of the weights."""
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from turnwise import time_budget
+from turnwise.engines.samplers.checked import ROUNDING
+from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, RunningRequest, Writers
+from turnwise.engines.samplers.request import Request, SamplingParams, refuse_media
+from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.updates import Update
+from turnwise.errors import EngineError, EngineLost
+from turnwise.types import Completion, FinishReason
+
+STRIDE = 0x9E3779B97F4A7C15
+MOST_SEED = 2**63 - 1
+
+
+class Piece(NamedTuple):
+    """What came next of a turn, and how it ended if it did."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish: FinishReason | None
+
+
+class Draw(NamedTuple):
+    """What an engine is asked for: so many tokens after these."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    limit: int
+    seed: int
+    """A whole number below 2**63: a function of the turn's noise and of how much of it is written."""
+    conversation: str
+
+
+class StreamedSampler(ABC):
+    """Implements the Sampler protocol; a subclass says how to stream, to load weights and to sleep.
+
+    An update cuts every turn off: what has come of it is kept, under the version that wrote it, and what the engine
+    wrote beyond that is dropped. When the update is done the turn goes on from its tokens, with the new weights and
+    nothing cached of the old ones. So no token can be of another version than it is recorded with.
+    """
+
+    version: int = 0
+    """Which weights write."""
+
+    def __init__(
+        self, name: str, *, context_length: int, vocabulary: int, decode: DecodeText, capabilities: Capabilities
+    ) -> None:
+        self.name, self.context_length, self.capabilities = name, context_length, capabilities
+        self._vocabulary, self._decode = vocabulary, decode
+        self._reading: set[asyncio.Task[FinishReason]] = set()
+        self._changing = asyncio.Lock()
+        """Held by who changes weights or memory."""
+        self._open = asyncio.Event()
+        self._open.set()
+        self._asleep = self._down = False
+        """Whether nobody is to write, and whether the engine has given its memory back."""
+        self._failed: EngineError | None = None
+        """Why nobody can write: weights that are half new, a server that is gone, the end."""
+
+    # --- what an engine does ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
+        """Write tokens until a stop id, the engine's own notice of a stop string, or the limit; closing it aborts."""
+
+    @abstractmethod
+    async def _load(self, update: Update, version: int) -> None:
+        """Take these weights, and forget what was computed with others; no turn is under way."""
+
+    @abstractmethod
+    async def _lie_down(self) -> None:
+        """Give memory back, where the engine can."""
+
+    @abstractmethod
+    async def _get_up(self) -> None:
+        """Take it again."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Free everything."""
+
+    # --- the protocol -----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue a sequence; see the Sampler protocol."""
+        refuse_media(request, self.name)
+        limit = min(request.params.max_tokens, self.context_length - len(request.token_ids))
+        queued = QueuedRequest(request.conversation, request.token_ids, request.params, request.noise.bits())
+        turn = RunningRequest(queued, limit, 0, shareable=False, writers=Writers(self.version))
+        while len(turn.ids) < limit:
+            await self._until_open()
+            reading = asyncio.ensure_future(self._read(turn))
+            self._reading.add(reading)
+            try:
+                await asyncio.wait({reading})
+            except asyncio.CancelledError:
+                reading.cancel()
+                await asyncio.wait({reading})
+                raise
+            finally:
+                self._reading.discard(reading)
+            if not reading.cancelled():
+                return turn.completion(reading.result())
+        return turn.completion(FinishReason.LENGTH)
+
+    async def release(self, conversation: str) -> None:  # noqa: B027 - nothing to do is what it does
+        """Nothing is kept by name: the engine's cache finds prefixes by their tokens."""
+
+    async def publish(self, update: Update, version: int) -> None:
+        """Take the weights; turns under way go on with them."""
+        if type(update) not in self.capabilities.updates:
+            taken = " and ".join(sorted(kind.__name__ for kind in self.capabilities.updates)) or "no weights"
+            raise EngineError(f"the {self.name} takes {taken}, not {type(update).__name__}")
+        async with self._changing:
+            await self._cut()
+            try:
+                await self._take_memory()
+                await self._load(update, version)
+            except BaseException as error:  # half of the weights may be new: nobody writes with them
+                self._failed = _ending(f"publishing version {version} failed: {error}", error)
+                self._open.set()
+                raise
+            self.version, self._failed = version, None
+            self._go_on()
+
+    async def sleep(self) -> None:
+        """Lend memory; turns under way wait."""
+        async with self._changing:
+            await self._cut()
+            self._asleep = True
+            if not self._down:
+                await self._lie_down()
+                self._down = True
+
+    async def wake(self) -> None:
+        """Go on."""
+        async with self._changing:
+            await self._take_memory()
+            self._asleep = False
+            self._go_on()
+
+    async def close(self) -> None:
+        """Free everything; pending requests fail."""
+        self._failed = EngineError(f"the {self.name} is closed")
+        await self._cut()
+        self._open.set()
+        await self._end()
+
+    async def _lose(self, problem: str) -> None:
+        """Everything under way is lost; nobody writes until the engine is back."""
+        self._failed = EngineLost(problem)
+        await self._cut()
+        self._open.set()
+
+    def _is_back(self) -> None:
+        """With the weights it starts from, awake."""
+        self._failed, self._asleep, self._down, self.version = None, False, False, 0
+
+    # --- one turn ---------------------------------------------------------------------------------------------------
+
+    async def _until_open(self) -> None:
+        if not self._open.is_set():
+            with time_budget.waiting():
+                await self._open.wait()
+        if self._failed is not None:
+            raise type(self._failed)(str(self._failed)) from self._failed
+
+    async def _cut(self) -> None:
+        self._open.clear()
+        reading = list(self._reading)
+        for one in reading:
+            one.cancel()
+        if reading:
+            await asyncio.wait(reading)
+
+    async def _take_memory(self) -> None:
+        """Weights have to be somewhere, also those of an engine that sleeps on."""
+        if self._down:
+            await self._get_up()
+            self._down = False
+
+    def _go_on(self) -> None:
+        if not self._asleep:
+            self._open.set()
+
+    async def _read(self, turn: RunningRequest) -> FinishReason:
+        """Write on until the turn ends; what came is in `turn`, however this ends."""
+        turn.written_by(self.version)
+        written = len(turn.ids)
+        seed = (turn.request.noise_bits + (turn.prompt_length + written) * STRIDE) & MOST_SEED
+        draw = Draw(
+            turn.sequence().tolist(), turn.request.params, turn.limit - written, seed, turn.request.conversation
+        )
+        async with aclosing(self._stream(draw)) as pieces:
+            async for piece in pieces:
+                self._check(piece, turn.limit - len(turn.ids))
+                for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
+                    turn.ids.append(token)
+                    turn.logprobs.append(logprob)
+                    if turn.stops(token, self._decode):
+                        return FinishReason.STOP
+                if piece.finish is not None:
+                    return piece.finish
+                if len(turn.ids) == turn.limit:
+                    return FinishReason.LENGTH
+        raise EngineLost(f"{self.name} ended its answer without saying why")
+
+    def _check(self, piece: Piece, room: int) -> None:
+        """Of what an engine answers nothing unchecked is recorded."""
+        ids, logprobs = piece.ids, piece.logprobs
+        problem = ""
+        if len(ids) != len(logprobs):
+            problem = f"{len(ids)} tokens with {len(logprobs)} log-probs"
+        elif len(ids) > room:
+            problem = f"{len(ids)} tokens where {room} were left to write"
+        elif not all(type(token) is int and 0 <= token < self._vocabulary for token in ids):
+            problem = f"token ids outside a vocabulary of {self._vocabulary}"
+        elif not all(isinstance(one, float | int) and -math.inf < one <= ROUNDING for one in logprobs):
+            problem = "log-probs that are missing, nan, infinite or above 0"
+        if problem:
+            raise EngineError(f"{self.name} answered with {problem}")
+
+
+def _ending(problem: str, cause: BaseException) -> EngineError:
+    error = EngineLost(problem) if isinstance(cause, EngineLost) else EngineError(problem)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,123 @@
+"""A vLLM server as a sampler: token ids in, token ids and log-probs out over its completions API, and new weights by
+its own routes for them."""
+
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
+from turnwise.engines.samplers.streamed import Draw, Piece
+from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
+
+
+class VllmServer(InferenceServer):
+    """Implements Replica over a vLLM server. Weights and sleep need its development routes: VLLM_SERVER_DEV_MODE=1."""
+
+    _loader = "turnwise_load"
+    """The method of its workers that reads a folder."""
+    _adapter: str | None = None
+    _numbers = itertools.count()
+
+    async def _look(self) -> None:
+        listed = await self._server.ask("GET", "/v1/models", seconds=ASK_SECONDS)
+        try:
+            served = {str(entry["id"]): entry for entry in listed["data"] if not entry.get("parent")}
+            if self._model is None:
+                if len(served) != 1:
+                    names = ", ".join(list(served)[:20]) or "none"
+                    raise ConfigError(
+                        f"{self.name} serves {len(served)} models ({names}); choose one with engine.model"
+                    )
+                self._model = next(iter(served))
+            if self._model not in served:
+                raise ConfigError(f"{self.name}: {unknown('model', self._model, served)}")
+            self.context_length = int(served[self._model]["max_model_len"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.name} does not list models as vLLM does: {str(listed)[:300]}") from error
+        self._adapter = None
+        if self._process is None:
+            await self._check_attached()
+
+    async def _check_attached(self) -> None:
+        """Of a server that others started: are its log-probs ours, and can it take weights?"""
+        try:
+            found = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+            config = found["vllm_config"]
+            mode, extension = config["model_config"]["logprobs_mode"], config["parallel_config"]["worker_extension_cls"]
+            device = str(config["device_config"]["device"] or config["device_config"]["device_type"])
+        except (EngineError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            ) from error
+        if mode != "processed_logprobs":
+            raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
+        if "WeightReader" not in str(extension):
+            self._loader = "reload_weights"
+            if "cpu" in device and WeightsFolder in self.capabilities.updates:
+                raise EngineError(
+                    f"{self.name} runs on a CPU, where vLLM's own reloading leaves out the output layer: start it with "
+                    "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+                )
+
+    async def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
+        params = draw.params
+        body = {
+            "model": self._adapter or self._model, "prompt": draw.token_ids, "max_tokens": draw.limit,
+            "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "seed": draw.seed,
+            "stop": list(params.stop_strings), "stop_token_ids": sorted(params.stop_ids), "ignore_eos": True,
+            "include_stop_str_in_output": True, "skip_special_tokens": False, "add_special_tokens": False,
+            # Said although they are the defaults: a model's generation_config may have others.
+            "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+            "logprobs": 0, "return_token_ids": True, "stream": True, "cache_salt": f"version {self.version}",
+        }  # fmt: skip
+        async for event in self._server.stream("/v1/completions", body):
+            for choice in event.get("choices") or ():
+                yield self._piece(choice)
+
+    def _piece(self, choice: Any) -> Piece:
+        try:
+            finish, ids = choice["finish_reason"], choice["token_ids"] or []
+            logprobs = choice["logprobs"]["token_logprobs"] if ids else []
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.name} answered without tokens and log-probs: {str(choice)[:300]}") from error
+        if not isinstance(ids, list) or not isinstance(logprobs, list):
+            raise EngineError(f"{self.name} answered without lists of tokens and log-probs: {str(choice)[:300]}")
+        if finish is not None and finish not in FINISH:
+            raise EngineLost(f"{self.name} ended a turn by {finish!r}")
+        return Piece(ids, logprobs, FINISH.get(finish) if finish else None)
+
+    async def _load(self, update: Update, version: int) -> None:
+        if isinstance(update, Adapter):
+            name = f"{self._model} version {version} ({next(self._numbers)})"
+            await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
+            await self._take_off(name)
+        elif isinstance(update, WeightsFolder):
+            await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
+            key = "folder" if self._loader == "turnwise_load" else "weights_path"
+            rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve())}}
+            await self._order("/collective_rpc", rpc)
+            await self._order("/resume")
+            await self._take_off(None)
+        # Its memory: what was computed with other weights is under another salt and would not be found again.
+        await self._order("/reset_prefix_cache")
+
+    async def _take_off(self, adapter: str | None) -> None:
+        """Write with this adapter, and forget the one before."""
+        before, self._adapter = self._adapter, adapter
+        if before is not None:
+            await self._order("/v1/unload_lora_adapter", {"lora_name": before})
+
+    async def _lie_down(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/sleep", params={"level": "1"})
+
+    async def _get_up(self) -> None:
+        if self.capabilities.sleeps:
+            await self._order("/wake_up")
+
+
+def vllm_command(python: str, options: list[str]) -> Callable[[int], list[str]]:
+    """The command line of a server for a port."""
+    start = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--served-model-name", "policy"]
+    return lambda port: [*start, "--port", str(port), "--stream-interval", "16", *options]
