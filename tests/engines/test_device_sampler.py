@@ -1,6 +1,7 @@
 """The GPU sampler writes what the CPU sampler writes, whatever the pages, runs and passes are; on the CPU and a GPU."""
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -425,8 +426,11 @@ def test_a_gpu_gets_its_memory_back_in_sleep_and_at_the_end(decoder: Decoder) ->
         await turns(sampler, "later", key(), prompt(20))
         return held
 
+    gc.collect()  # what other tests left behind
+    before = torch.cuda.memory_allocated()
     held = with_sampler(decoder, body, "cuda", pages=20_000)
-    assert held > 100 << 20 and torch.cuda.memory_allocated() < held
+    gc.collect()
+    assert held > 100 << 20 and torch.cuda.memory_allocated() - before < held // 4
 
 
 FAMILIES = ["gemma3_text", "gpt_oss", "deepseek_v3"]

@@ -191,14 +191,10 @@ class DeviceBatcher:
         return request.waited()
 
     def step(self) -> list[Outcome]:
-        """Launch passes over what waits and one decode run, then read what was launched in the step before. A device
-        that has finished all that by now has waited for us: it is given two runs, so that it need not again."""
+        """Launch passes over what waits and one decode run, then read what was launched in the step before."""
         before = self._in_flight[-1] if self._in_flight else None
-        late = before is not None and before.launched.has_arrived
         self._feed()
         self._decode()
-        if late:
-            self._decode()
         while before is not None and before in self._in_flight:
             self._read(self._in_flight.popleft())
         return self._take_ended()

@@ -38,7 +38,7 @@ from turnwise.errors import EngineError
 UPDATE_SIZES = (16, 128, 1024, 8192)
 """Slot entries of one update; it lays four times as many pages."""
 PAGES_PER_ENTRY = 4
-MANY_ROWS = 256
+MANY_ROWS = 1024
 FEW_PROGRAMS, LONG, SPLITS = 64, 1024, 8
 """Few sequences, of which one is long, leave most of a GPU idle unless several programs share the keys of a query."""
 

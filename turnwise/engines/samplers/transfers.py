@@ -114,11 +114,6 @@ class Launched:
     arrived: torch.cuda.Event | None
     lent: list[Pinned] = field(default_factory=list)
 
-    @property
-    def has_arrived(self) -> bool:
-        """Whether reading would wait for nothing; on the CPU nothing is ever under way."""
-        return self.arrived is not None and self.arrived.query()
-
     def read(self, rows: int) -> tuple[Numbers, NDArray[np.float32]]:
         """Wait for them; those of the first `rows`, without the padding. A token is -1 where none was drawn."""
         if self.arrived is not None:
