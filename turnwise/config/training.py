@@ -99,8 +99,8 @@ class TrainingConfig:
     `training.groups` samples are drawn. Switch it on when many groups are all right or all wrong."""
     max_logprob_gap: float | None = knob(None, at_least(0))
     """Mean difference between the sampler's and the learner's log-probs accepted before the first update; 99 % of the
-    tokens may differ by ten times as much. Null takes 0.001, and 0.05 where products are in bfloat16: a small model that
-    is unsure of most tokens has 0.03 there, one that is sure 0.007. Where both are proven to compute the same, any
+    tokens may differ by ten times as much. Null takes 0.001, and 0.05 where products are in bfloat16: a small model
+    that is unsure of most tokens has 0.03 there, one that is sure 0.007. Where both are proven to compute the same, any
     difference stops the run. Raise it only when you know where the gap comes from."""
     warn_logprob_gap: float = knob(0.05, at_least(0))
     """Mean difference between them above which a step warns; measured on the first minibatch of every step. Raise it
