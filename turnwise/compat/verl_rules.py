@@ -326,7 +326,9 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_ctrl.kl_coef": _part_of("algorithm.use_kl_in_reward"),
     "algorithm.kl_ctrl.target_kl": _part_of("algorithm.use_kl_in_reward"),
     "algorithm.rollout_correction.rollout_is_threshold": _part_of("algorithm.rollout_correction.rollout_is"),
-    f"{ROLLOUT}.name": lambda value, all_: "the engine is ours",
+    f"{ROLLOUT}.name": lambda value, all_: (
+        "engine.name is ours where nobody sets it; engine=vllm_server or sglang_server writes with theirs"
+    ),
     f"{ROLLOUT}.prompt_length": to("data.max_prompt_tokens"),
     f"{ROLLOUT}.agent.num_workers": lambda value, all_: "any number of episodes run at once: rollout.concurrency",
     "trainer.total_training_steps": to("training.steps"),

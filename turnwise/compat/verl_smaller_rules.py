@@ -9,7 +9,8 @@ from turnwise.data.rows import read_rows
 from turnwise.errors import TurnwiseError
 
 OPTIM, MODE = f"{ACTOR}.optim", f"{ACTOR}.policy_loss.loss_mode"
-SYNC, ONE_PROCESS = ("sync", None), "one process"
+SYNC = ("sync", None)
+NODES, GPUS = "cluster=ray takes the nodes that there are", "learner.processes and engine.replicas take a GPU each"
 SWITCHES: dict[str, tuple[str, tuple[Any, ...]]] = {
     f"{ACTOR}.policy_loss.": (MODE, ("vanilla", "gspo", "cispo", None)),
     f"{ACTOR}.tau_": (MODE, ("vanilla", "gspo", "cispo", None)),
@@ -150,10 +151,10 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.val_kwargs.top_p": _as_drawn("top_p"),
     f"{ROLLOUT}.val_kwargs.top_k": _as_drawn("top_k"),
     f"{ROLLOUT}.val_kwargs.do_sample": nothing("val_kwargs.temperature says it"),
-    f"{ROLLOUT}.expert_parallel_size": nothing(ONE_PROCESS),
-    f"{ROLLOUT}.nnodes": nothing(ONE_PROCESS),
-    f"{ROLLOUT}.n_gpus_per_node": nothing(ONE_PROCESS),
-    f"{ROLLOUT}.update_weights_bucket_megabytes": nothing("sampler and learner share their weights"),
+    f"{ROLLOUT}.expert_parallel_size": nothing("engine.server_options has vLLM's and SGLang's own"),
+    f"{ROLLOUT}.nnodes": nothing(NODES),
+    f"{ROLLOUT}.n_gpus_per_node": nothing(GPUS),
+    f"{ROLLOUT}.update_weights_bucket_megabytes": nothing("weights go one at a time, or not at all"),
     f"{ROLLOUT}.moe_load_balance_metrics_interval": nothing("metrics.jsonl has all numbers of a run"),
     "data.audio_key": nothing("the engine reads text only"),
     "data.return_multi_modal_inputs": nothing("the engine reads text only"),
@@ -165,12 +166,14 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.lora.rank": to("learner.lora_rank"),
     f"{MODEL}.lora.alpha": to("learner.lora_alpha"),
     "trainer.total_epochs": _epochs,
-    "trainer.n_gpus_per_node": nothing(ONE_PROCESS),
+    "trainer.n_gpus_per_node": nothing(GPUS),
     "trainer.device": _device,
     "trainer.esi_redundant_time": nothing("training.max_minutes ends a run in time"),
     "trainer.default_local_dir": nothing("runs lie under runs_dir, by their names"),
-    "trainer.ray_wait_register_center_timeout": nothing("one process; there is no Ray"),
-    "trainer.use_legacy_worker_impl": nothing(ONE_PROCESS),
+    "trainer.ray_wait_register_center_timeout": nothing(
+        "cluster.wait_seconds is how long a cluster's actors are waited for"
+    ),
+    "trainer.use_legacy_worker_impl": nothing("the learner is ours"),
     "trainer.v1.trainer_mode": fixed(
         ("sync",), "training.max_lag is 0", "training.max_lag=1 and more collects ahead of the weights"
     ),

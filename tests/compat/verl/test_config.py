@@ -197,7 +197,7 @@ def test_check_prints_ours_and_then_checks_it(tmp_path: Path, capsys: pytest.Cap
     file.write_text(write_yaml(config))
     assert main(["check", "--from-verl", str(file), "engine=scripted", "engine.script=[hi]"]) == 0
     said = capsys.readouterr().out
-    assert "#   trainer.nnodes=1: one process" in said and "passed" in said
+    assert "#   trainer.nnodes=1: cluster=ray takes the nodes that there are" in said and "passed" in said
     ours = said[said.index("\ntask: null") : said.index("what differs")].rpartition("\n")[0]
     (tmp_path / "ours.yaml").write_text(ours)
     assert compose(["engine=scripted", "engine.script=[hi]"], tmp_path / "ours.yaml").config.training.groups == 1024
