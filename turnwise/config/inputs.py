@@ -90,12 +90,12 @@ class EngineConfig:
 
     name: str = knob(EngineName.auto.value, choice_or_plugin(EngineName))
     """Which sampler writes the completions, or module:Class or file.py:Class of your own; `engine=openai` is short for
-    `engine.name=openai`. Take `torch` to leave a GPU alone, `openai` to evaluate a model that is served elsewhere,
-    `scripted` to try tools and scorers without a model, your own to write with another engine."""
+    `engine.name=openai`. Take `torch` to leave a GPU alone, `vllm_server` to write with vLLM, `openai` to evaluate a
+    model that is served elsewhere, `scripted` to try tools and scorers without a model, your own to write with another
+    engine."""
     max_batch: int | None = knob(None, at_least(1), only("engine.name", *TRAINABLE))
     """Most sequences decoded together; null takes 64 on the CPU and 1024 on a GPU, and leaves it to vLLM and SGLang.
-    Raise it for speed while memory
-    lasts; `turnwise check` forecasts the cache."""
+    Raise it for speed while memory lasts; `turnwise check` forecasts the cache."""
     memory_fraction: float = knob(0.9, more_than(0, 1), only("engine.name", "auto", "cuda", *FOREIGN))
     """The share of the GPU's memory that weights, learner and cache may take together, and of vLLM or SGLang what it
     takes for itself; the plan shows who gets what. Lower it when other programs, or the learner beside vLLM, need the

@@ -1,1 +1,1 @@
-"""Learners: what `learner.py` asks for, and the one that trains in this process."""
+"""Learners: what `learner.py` asks for, and those that train in this process and over several."""
