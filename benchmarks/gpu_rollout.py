@@ -238,7 +238,7 @@ def vllm(arguments: argparse.Namespace) -> None:
     name = arguments.peer
     common = {
         "dtype": "bfloat16", "skip_tokenizer_init": True, "max_num_seqs": 1024, "enable_prefix_caching": True,
-        "kv_cache_memory_bytes": CACHE_GIB[name] << 30,
+        "kv_cache_memory_bytes": CACHE_GIB[name] << 30, "gpu_memory_utilization": 0.1,
     }  # fmt: skip
     if name == "chat":
         llm = LLM(arguments.model, max_model_len=4096, **common)
