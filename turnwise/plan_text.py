@@ -2,7 +2,7 @@
 
 from turnwise.assemble import Prepared
 from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, PolicyLoss
-from turnwise.config import Config
+from turnwise.config import Config, RolloutConfig
 from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
@@ -64,16 +64,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         f"sampling     temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "
         f"{sampling.max_tokens} tokens a turn, seed {config.seed}"
     )
-    rollout = config.rollout
-    budgets = {
-        "assistant turns": rollout.max_assistant_turns,
-        "user turns": rollout.max_user_turns,
-        "tokens": rollout.max_tokens,
-        "seconds": rollout.max_seconds,
-        "parallel calls": rollout.max_parallel_calls,
-    }
-    shown = ", ".join(f"{value:g} {name}" for name, value in budgets.items() if value is not None)
-    lines.append(f"budgets      {shown}")
+    lines.append(_budgets(config.rollout))
     key, most = ("training", config.training.samples) if training else ("eval", config.eval.samples)
     limit = "all" if most is None else f"{key}.samples={most}"
     if most is not None and len(prepared.samples) > most:  # `check` looks at all of them
@@ -100,6 +91,19 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _budgets(rollout: RolloutConfig) -> str:
+    """What an episode may take."""
+    budgets = {
+        "assistant turns": rollout.max_assistant_turns,
+        "user turns": rollout.max_user_turns,
+        "tokens": rollout.max_tokens,
+        "seconds": rollout.max_seconds,
+        "parallel calls": rollout.max_parallel_calls,
+    }
+    shown = ", ".join(f"{value:g} {name}" for name, value in budgets.items() if value is not None)
+    return f"budgets      {shown}"
 
 
 def _staleness(config: Config) -> list[str]:
