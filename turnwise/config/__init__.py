@@ -24,9 +24,9 @@ class Config:
     """A built-in task, my_task.py or module:NAME; it brings rows, tools, interaction and scorer. Null for none:
     set it so when data.train_files or data.eval_files and scoring.scorers say everything."""
     profile: str | None = None
-    """How much of a machine there is, as values for other keys: a name of turnwise/conf/profiles (laptop, one_gpu) or
-    a YAML file of your own. What a config file or the command line says stands over it. Set it first on a new machine,
-    and look at `turnwise train --dry-run`."""
+    """How much of a machine there is, as values for other keys: laptop, one_gpu, eight_gpus, several_nodes, or a YAML
+    file of your own. What a config file or the command line says stands over it. Set it first on a new machine, and
+    look at `turnwise train --dry-run`."""
     run: str | None = None
     """Name of the run directory; null makes one from the command and the time. Set it to find, and resume, the run."""
     runs_dir: str = "runs"

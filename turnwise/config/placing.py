@@ -31,11 +31,11 @@ class ClusterConfig:
     sampler_gpus: float = knob(0.0, at_least(0, 64), only(*RAY))
     """GPUs that each sampler reserves and sees; with 0 it sees none. Set it to 1 for engine=cuda."""
     learner_cpus: float = knob(1.0, more_than(0, 4096), only(*RAY))
-    """CPUs that the learner reserves."""
+    """CPUs that the learner reserves. Raise it to have no sampler beside it on its node."""
     learner_gpus: float = knob(0.0, at_least(0, 64), only(*RAY))
     """GPUs that the learner reserves and sees; with 0 it sees none. Set it to train on a GPU."""
     service_cpus: float = knob(1.0, at_least(0, 4096), only(*RAY))
-    """CPUs that each scorer and each node of sandboxes reserves."""
+    """CPUs that each scorer and each node of sandboxes reserves. Raise it when scorers or tools need several cores."""
     wait_seconds: float = knob(300.0, duration(), only(*RAY))
     """Seconds until the cluster has room for the learner and one of each other kind. Raise it where nodes are started
     only when they are needed, and take their time."""
