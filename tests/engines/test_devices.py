@@ -7,7 +7,7 @@ import pytest
 from turnwise import Config, configure
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
-from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here, rank_devices
+from turnwise.engines.devices import Gpu, Seen, choose, device_of, learner_here, rank_devices, seen_by_learner
 from turnwise.errors import ConfigError
 
 NONE, ONE = Seen(), Seen((Gpu("NVIDIA H200", 150 * 10**9),))
@@ -98,3 +98,14 @@ def test_processes_of_a_learner_have_a_gpu_each_behind_the_samplers():
         rank_devices(configure("learner.processes=8"), eight)
     with pytest.raises(ConfigError, match=r"this machine has 8; lower it"):
         rank_devices(configure("learner.processes=9", "engine=torch"), eight)
+
+
+def test_number_formats_are_those_of_where_it_computes():
+    nodes = configure("profile=several_nodes")  # this machine need have no GPU
+    assert learner_here(nodes.learner, seen_by_learner(nodes)).precision is Precision.bfloat16
+    assert choose(nodes).precision is Precision.bfloat16
+    none = configure("cluster=ray")
+    assert learner_here(none.learner, seen_by_learner(none)).device == "cpu"
+    assert choose(configure("engine=vllm_server"), ONE).precision is Precision.bfloat16
+    assert choose(configure("engine=vllm_server"), Seen()).precision is Precision.float32
+    assert not choose(configure("engine=vllm_server"), ONE).on_gpu

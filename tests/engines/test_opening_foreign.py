@@ -9,7 +9,7 @@ from inference_servers import Model, vllm_app
 
 from turnwise.assemble import make_renderer
 from turnwise.compose import configure
-from turnwise.engines import opening_foreign
+from turnwise.engines import devices, opening_foreign
 from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.opening import model_source, open_sampler
 from turnwise.engines.opening_foreign import check_foreign, described, devices_of, shared_place
@@ -29,7 +29,8 @@ def after(found: list[str], name: str) -> str:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(opening_foreign, "look", lambda: Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(count))))
+    for module in (devices, opening_foreign):
+        monkeypatch.setattr(module, "look", lambda: Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(count))))
 
 
 def test_vllm_is_told_what_the_config_says_and_the_users_own_words_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +59,18 @@ def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.Mo
 
 def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     pair = configure("engine=vllm_server", "engine.server_options=[--tensor-parallel-size, '2']")
     assert devices_of(configure("engine=vllm_server"), 3) == ["3", "2", "1"]
     assert devices_of(pair, 2) == ["3,2", "1,0"]
     with pytest.raises(ConfigError, match="this machine has 4"):
         devices_of(pair, 3)
+    assert devices_of(configure("engine=vllm_server", "engine.server_options=['--tp-size=4']"), 1) == ["3,2,1,0"]
+    with pytest.raises(ConfigError, match="--tp-size is followed by a number"):
+        devices_of(configure("engine=vllm_server", "engine.server_options=[--tp-size, many]"), 1)
+    with_gpus(monkeypatch, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-6")  # as a scheduler names those that are ours
+    assert devices_of(configure("engine=vllm_server"), 2) == ["GPU-6", "5"]
     with_gpus(monkeypatch, 0)
     assert devices_of(configure("engine=vllm_server"), 2) == [None, None]
 

@@ -10,6 +10,7 @@ from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
 from turnwise.choices import EngineName
+from turnwise.cluster.opening import samples_there
 from turnwise.config.inputs import FOREIGN
 from turnwise.data.lint import faults
 from turnwise.engines.memory_plan import memory_here
@@ -58,7 +59,7 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
         if prepared.config.engine.name == EngineName.scripted:
             with report.recording("engine"):
                 lines(prepared.config.engine.script)
-        if prepared.config.engine.name in FOREIGN:
+        if prepared.config.engine.name in FOREIGN and not samples_there(prepared.config):  # else by those who start it
             with report.recording("engine"):
                 report.add("engine", Outcome.OK, await check_foreign(prepared.config))
         if is_plugin(prepared.config.engine.name):

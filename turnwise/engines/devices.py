@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from turnwise.choices import ClusterName, EngineName, OptimizerName, Precision
 from turnwise.config import Config, LearnerConfig
+from turnwise.config.inputs import FOREIGN
 from turnwise.errors import ConfigError
 
 CPU_BATCH, GPU_BATCH = 64, 1024
@@ -91,9 +92,18 @@ def look() -> Seen:
 
 def seen_by_sampler(config: Config) -> Seen:
     """What there is where the sampler runs: here, or on the nodes of a cluster what it reserves there."""
+    return _seen_with(config, config.cluster.sampler_gpus)
+
+
+def seen_by_learner(config: Config) -> Seen:
+    """The same of the learner."""
+    return _seen_with(config, config.cluster.learner_gpus)
+
+
+def _seen_with(config: Config, reserved: float) -> Seen:
     if config.cluster.name is ClusterName.none:
         return look()
-    return Seen((Gpu("a GPU of the cluster", 0),)) if config.cluster.sampler_gpus else Seen()
+    return Seen((Gpu("a GPU of the cluster", 0),)) if reserved else Seen()
 
 
 def choose(config: Config, seen: Seen | None = None) -> Chosen:
@@ -112,11 +122,14 @@ def choose(config: Config, seen: Seen | None = None) -> Chosen:
         device = device_of(config.learner.device if config.learner.device.startswith("cuda") else "cuda", seen)
         most = engine.max_batch or GPU_BATCH
     on_gpu = device != "cpu"
+    theirs = (
+        name in FOREIGN and (seen_by_sampler(config) if seen is None else seen).gpus
+    )  # which they take by themselves
     return Chosen(
         engine=name,
         why=why,
         device=device,
-        precision=config.model.precision or _narrow_on(device),
+        precision=config.model.precision or _narrow_on("cuda" if theirs else device),
         batch_invariant=not on_gpu if engine.batch_invariant is None else engine.batch_invariant,
         max_batch=most,
         episodes=config.rollout.concurrency or (2 * most if on_gpu else EPISODES),

@@ -5,15 +5,17 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import EngineName, Precision
+from turnwise.choices import EngineName
 from turnwise.concurrency import gather_all
 from turnwise.config import Config
-from turnwise.engines.devices import look
+from turnwise.engines.devices import choose, look
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
 from turnwise.engines.opening_own import vocabulary_of
@@ -42,6 +44,9 @@ PACKAGES = {EngineName.vllm: "vllm", EngineName.vllm_server: "vllm", EngineName.
 VLLM_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """Several servers and a learner share the cores and the memory; said where the environment does not say otherwise."""
+_GPUS_OF_A_SERVER = (
+    "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size",
+)  # fmt: skip
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
 
@@ -124,17 +129,26 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
 
     None where there is no GPU.
     """
-    count, options = len(look().gpus), config.engine.server_options
-    each = 1
-    for name in ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size"):
-        if name in options[:-1]:
-            each *= int(options[options.index(name) + 1])
+    count, each = len(look().gpus), 1
+    for name, value in _said(config.engine.server_options):
+        if name in _GPUS_OF_A_SERVER:
+            if not value.isdecimal() or not int(value):
+                raise ConfigError(f"engine.server_options: {name} is followed by a number of GPUs, not {value!r}")
+            each *= int(value)
     if not count:
         return [None] * replicas
     if replicas * each > count:
         raise ConfigError(f"engine.replicas={replicas} of {each} GPU(s) each: this machine has {count}")
-    order = [str(number) for number in reversed(range(count))]
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]  # ours, of all there are
+    order = (named or [str(number) for number in range(count)])[:count][::-1]
     return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def _said(options: list[str]) -> Iterator[tuple[str, str]]:
+    """Options with their values, as `--name value` or `--name=value`."""
+    for option, following in pairwise([*options, ""]):
+        name, equals, value = option.partition("=")
+        yield name, value if equals else following
 
 
 def _capabilities(config: Config) -> Capabilities:
@@ -189,7 +203,7 @@ def _options(config: Config, source: ModelSource) -> list[str]:
     """vLLM's command line; what the user adds comes last and wins."""
     engine, gpu = config.engine, bool(look().gpus)
     found = [
-        "--model", str(source.folder.resolve()), "--dtype", _precision(config, gpu).value, "--seed", str(config.seed),
+        "--model", str(source.folder.resolve()), "--dtype", choose(config).precision.value, "--seed", str(config.seed),
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-prefix-caching",
     ]  # fmt: skip
     # On a CPU vLLM dies of a request with a seed whose prompt it reads in parts: its generators have no offset there.
@@ -209,7 +223,7 @@ def _sglang_options(config: Config, source: ModelSource) -> list[str]:
     """SGLang's command line; the same."""
     engine, gpu = config.engine, bool(look().gpus)
     found = [
-        "--model-path", str(source.folder.resolve()), "--dtype", _precision(config, gpu).value,
+        "--model-path", str(source.folder.resolve()), "--dtype", choose(config).precision.value,
         "--random-seed", str(config.seed), "--sampling-defaults", "openai",
     ]  # fmt: skip
     found += ["--mem-fraction-static", str(engine.memory_fraction)] if gpu else ["--device", "cpu"]
@@ -219,10 +233,6 @@ def _sglang_options(config: Config, source: ModelSource) -> list[str]:
     if rank := config.learner.lora_rank:
         found += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", "all"]
     return [*found, *engine.server_options]
-
-
-def _precision(config: Config, gpu: bool) -> Precision:
-    return config.model.precision or (Precision.bfloat16 if gpu else Precision.float32)
 
 
 def described(config: Config) -> str:

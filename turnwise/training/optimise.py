@@ -10,7 +10,7 @@ from dataclasses import replace
 from turnwise.choices import Advantage, Correction, Credit, OldLogprobs, PolicyLoss, Precision
 from turnwise.config import Config
 from turnwise.engines.devices import choose as choose_devices
-from turnwise.engines.learners.forward_pass import computes_narrow
+from turnwise.engines.devices import learner_here, seen_by_learner
 from turnwise.engines.learners.learner import Learner, Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.memory_plan import Training
@@ -189,10 +189,10 @@ def check_logprob_gap(learner: Learner, sequences: Sequence[TrainSequence], conf
         f"{mean:.2g} on average, 99% of them by at most {tail:.2g}, the farthest by {most:.2g}, over {tokens} tokens "
         f"of {len(checked)} sequences"
     )
-    narrow = computes_narrow(config.learner) or choose_devices(config).precision is Precision.bfloat16
+    formats = learner_here(config.learner, seen_by_learner(config)).precision, choose_devices(config).precision
     accepted = config.training.max_logprob_gap
     if accepted is None:
-        accepted = GAP_BFLOAT16 if narrow else GAP_FLOAT32
+        accepted = GAP_BFLOAT16 if Precision.bfloat16 in formats else GAP_FLOAT32
     if most == 0.0 if exact else (mean <= accepted and tail <= GAP_TAIL * accepted):
         return f"sampler and learner log-probs differ by {found}"
     limits = "they are proven to compute the same, so nothing" if exact else f"a mean of {accepted:g}"
