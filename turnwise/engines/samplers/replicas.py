@@ -12,7 +12,7 @@ from turnwise.concurrency import gather_all
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.updates import FullWeights, Update
-from turnwise.errors import EngineError, EngineLost, one_line
+from turnwise.errors import EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.types import Completion
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ class Replicas:
         if not seat.up or self._closed:
             return
         self.lost += 1
+        seat.version = None  # it may have come back by itself, with the weights it starts from
         self._say(f"lost {seat.replica.name}: {one_line(error)}")
         seat.repair = asyncio.create_task(self._bring_back(seat, restart=True))
 
@@ -229,9 +230,11 @@ class Replicas:
                     self._say(f"{seat.replica.name} is lost again: {one_line(error)}")
             if restart:
                 self._say(f"{seat.replica.name} serves again")
-        except EngineError as error:
+        except Exception as error:  # whatever it was: a replica whose repair failed must not count as one that serves
             seat.given_up = f"{seat.replica.name} is given up: {one_line(error)}"
             self._say(seat.given_up)
+            if not isinstance(error, TurnwiseError):
+                raise
         finally:
             seat.repair = None
             self._changed.set()
@@ -287,6 +290,8 @@ class Replicas:
     def _start_watch(self) -> None:
         if self._watch is None:
             self._watch = asyncio.create_task(self._look_after())
+        elif self._watch.done() and not self._closed:
+            self._watch.result()  # nobody is looked after any more: who asks next hears why
 
     async def _look_after(self) -> None:
         """A replica that hangs or died while nobody asked it is found here."""
