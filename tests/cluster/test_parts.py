@@ -25,6 +25,7 @@ from turnwise.types import Completion, FinishReason, VersionRun
         (["cluster.address=ray://there:10001"], "HOST:PORT"),
         (["cluster.address=there"], "HOST:PORT"),
         (["cluster.address='there:70000'"], "HOST:PORT"),
+        (["engine=vllm_server", "engine.servers=['http://127.0.0.1:1']"], "samplers of a cluster start their own"),
         (["cluster.scorers=1", "scoring.run=http", "scoring.url=http://127.0.0.1:1"], "a server scores already"),
         (["cluster.sandboxes=1", "sandbox.url=http://127.0.0.1:1"], "a server runs the code already"),
     ],

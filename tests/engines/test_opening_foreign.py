@@ -57,12 +57,16 @@ def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.Mo
 
 
 def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with_gpus(monkeypatch, 4)
     pair = configure("engine=vllm_server", "engine.server_options=[--tensor-parallel-size, '2']")
     assert devices_of(configure("engine=vllm_server"), 3) == ["3", "2", "1"]
     assert devices_of(pair, 2) == ["3,2", "1,0"]
+    assert devices_of(configure("engine=vllm_server", "engine.server_options=['--tp-size=4']"), 1) == ["3,2,1,0"]
     with pytest.raises(ConfigError, match="this machine has 4"):
         devices_of(pair, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-8932f937,7")  # the others are somebody else's
+    assert devices_of(pair, 2) == ["7,GPU-8932f937", "5,4"]
     with_gpus(monkeypatch, 0)
     assert devices_of(configure("engine=vllm_server"), 2) == [None, None]
 
@@ -73,6 +77,13 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
         (("engine.servers=['nowhere']",), "engine.servers='nowhere' must be like"),
         (("engine.servers=['http://127.0.0.1:9']",), "does not serve"),
         (("engine.servers=['http://127.0.0.1:9']", "engine.replicas=2"), "engine.replicas=2 are started where"),
+        (("engine.servers=['http://127.0.0.1:9', 'http://127.0.0.1:9/']",), "names a server twice"),
+        (("engine.servers=['http://127.0.0.1:9']", "engine.server_options=[-tp, '2']"), "engine.server_options=.* run"),
+        (("engine.servers=['http://127.0.0.1:9']", "engine.python=python3"), "engine.python=python3 is for servers"),
+        (("engine.model=gpt",), "engine.servers is empty"),
+        (("engine.server_options=[--tensor-parallel-size, many]",), "takes a number of GPUs, not 'many'"),
+        (("engine.server_options=[-tp]",), "takes a number of GPUs, not ''"),
+        (("engine.server_options=['--tp-size=0']",), "takes a number of GPUs, not '0'"),
         (("engine.python=/no/such/python",), "there is no such program"),
         ((f"engine.python={sys.executable}",), "has no package vllm"),
         (("model.path=a.gguf",), "reads a Hugging Face folder"),

@@ -12,7 +12,7 @@ import httpx
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import EngineName, Precision
 from turnwise.concurrency import gather_all
-from turnwise.config import Config
+from turnwise.config import Config, EngineConfig
 from turnwise.engines.devices import look
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
@@ -42,6 +42,7 @@ PACKAGES = {EngineName.vllm: "vllm", EngineName.vllm_server: "vllm", EngineName.
 VLLM_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """Several servers and a learner share the cores and the memory; said where the environment does not say otherwise."""
+PARALLEL = ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size")
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
 
@@ -80,12 +81,26 @@ def check_settings(config: Config) -> None:
         )
     if engine.servers and engine.replicas > 1:
         raise ConfigError(f"engine.replicas={engine.replicas} are started where engine.servers names none to attach to")
-    for url in engine.servers:
-        check_url(url, "engine.servers")
+    addresses = [check_url(url, "engine.servers") for url in engine.servers]
+    if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
+        raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
+    _refuse_idle(engine)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
         devices_of(config, engine.replicas)
+
+
+def _refuse_idle(engine: EngineConfig) -> None:
+    """What says how servers are started has no effect on those that run, nor a name of theirs on those we start."""
+    started = {"engine.python": engine.python, "engine.server_options": engine.server_options}
+    for name, value in started.items() if engine.servers else ():
+        if value:
+            raise ConfigError(f"{name}={value} is for servers that are started, and engine.servers names some that run")
+    if engine.model is not None and not engine.servers:
+        raise ConfigError(
+            f"engine.model={engine.model} chooses of what servers that run serve; engine.servers is empty"
+        )
 
 
 async def check_foreign(config: Config) -> str:
@@ -124,17 +139,32 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
 
     None where there is no GPU.
     """
-    count, options = len(look().gpus), config.engine.server_options
-    each = 1
-    for name in ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size"):
-        if name in options[:-1]:
-            each *= int(options[options.index(name) + 1])
-    if not count:
+    there, each = _visible(len(look().gpus)), _parallel(config.engine.server_options)
+    if not there:
         return [None] * replicas
-    if replicas * each > count:
-        raise ConfigError(f"engine.replicas={replicas} of {each} GPU(s) each: this machine has {count}")
-    order = [str(number) for number in reversed(range(count))]
+    if replicas * each > len(there):
+        raise ConfigError(f"engine.replicas={replicas} of {each} GPU(s) each: this machine has {len(there)}")
+    order = there[::-1]
     return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def _visible(count: int) -> list[str]:
+    """The GPUs that this process sees, by the names that a child's CUDA_VISIBLE_DEVICES must have."""
+    named = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return named[:count] if len(named) >= count else [str(number) for number in range(count)]
+
+
+def _parallel(options: list[str]) -> int:
+    """GPUs that one server shares its model over, as its command line says: `-tp 2`, `--tp-size=2`."""
+    each = 1
+    words = [word for option in options for word in option.split("=", 1)]
+    for name in PARALLEL:
+        for place in (place for place, word in enumerate(words) if word == name):
+            value = words[place + 1] if place + 1 < len(words) else ""
+            if not value.isdecimal() or not int(value):
+                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
+            each *= int(value)
+    return each
 
 
 def _capabilities(config: Config) -> Capabilities:
