@@ -148,6 +148,7 @@ class Replicas:
 
     async def publish(self, update: Update, version: int) -> None:
         """Give every replica the weights; one that is lost meanwhile gets them when it comes back."""
+        self._start_watch()  # one that hangs over the first weights is found too
         self._published = await asyncio.to_thread(_Published.of, update, version)
         await self._everywhere(self._hand_over)
 
@@ -288,9 +289,11 @@ class Replicas:
     # --- health -----------------------------------------------------------------------------------------------------
 
     def _start_watch(self) -> None:
+        if self._closed:
+            return
         if self._watch is None:
             self._watch = asyncio.create_task(self._look_after())
-        elif self._watch.done() and not self._closed:
+        elif self._watch.done():
             self._watch.result()  # nobody is looked after any more: who asks next hears why
 
     async def _look_after(self) -> None:
