@@ -1,5 +1,6 @@
 """The one place that says what `auto` and null mean here: which engine, device, precision and batch, and why."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -94,6 +95,11 @@ def seen_by_sampler(config: Config) -> Seen:
     if config.cluster.name is ClusterName.none:
         return look()
     return Seen((Gpu("a GPU of the cluster", 0),)) if config.cluster.sampler_gpus else Seen()
+
+
+def seen_by_learner(config: Config) -> Seen:
+    """What the learner reserves on a node of a cluster."""
+    return Seen((Gpu("a GPU of the cluster", 0),) * math.ceil(config.cluster.learner_gpus))
 
 
 def choose(config: Config, seen: Seen | None = None) -> Chosen:
