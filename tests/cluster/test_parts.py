@@ -22,10 +22,12 @@ from turnwise.cluster.opening import check_cluster
 from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ActorSampler
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
+from turnwise.cluster.workers import Workers
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.sandbox.process import SandboxLost
 from turnwise.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
@@ -164,6 +166,42 @@ def test_a_sampler_that_waits_for_room_says_so() -> None:
         await starting
         assert "waits for a node with room: the cluster has 0 node(s)" in said[0]
         await sampler.close()
+
+    asyncio.run(main())
+
+
+class Opening:
+    """An actor that opens after so many tries of all of its kind, each of which fails in this way."""
+
+    def __init__(self, left: list[Exception]) -> None:
+        self.open = Call(self._open)
+        self._left = left
+
+    async def _open(self) -> None:
+        if self._left:
+            raise self._left.pop()
+
+
+@pytest.mark.parametrize("error", [SandboxLost("the proof broke off"), EngineLost("its node left"), KeyError("a bug")])
+def test_an_actor_that_takes_the_place_of_another_and_fails_keeps_nobody_waiting(error: Exception) -> None:
+    async def main() -> None:
+        left: list[Exception] = []
+        killed: list[Any] = []
+        ray = SimpleNamespace(exceptions=import_module("ray").exceptions, kill=killed.append)
+        workers = Workers(Connection(configure("cluster=ray").cluster, ray), "sandbox", lambda: Opening(left), 1)
+        await workers.start()
+        worker = await workers.take()
+        left.append(error)
+        with pytest.raises(EngineLost, match="it died"):
+            async with workers.working(worker):
+                raise EngineLost("it died")
+        async with asyncio.timeout(30):
+            if isinstance(error, KeyError):
+                with pytest.raises(KeyError):
+                    await workers.take()
+            else:
+                assert (await workers.take()).actor is not None and len(killed) == 2
+        await workers.stop()
 
     asyncio.run(main())
 
