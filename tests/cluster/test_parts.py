@@ -1,20 +1,33 @@
 """What needs no cluster: what is refused, what an address in a run is worth, and how turns and weights travel."""
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from turnwise import configure
+from turnwise.checks.training import check_training
 from turnwise.cluster import stored_weights
+from turnwise.cluster.connection import Connection
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
+from turnwise.cluster.sampler_actor import SamplerFacts
+from turnwise.cluster.samplers import ActorSampler
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
+from turnwise.cluster.workers import Workers
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.errors import ConfigError
+from turnwise.engines.samplers.sampler import Capabilities, Logprobs
+from turnwise.engines.updates import FullWeights
+from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.sandbox.process import SandboxLost
 from turnwise.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
@@ -25,6 +38,8 @@ from turnwise.types import Completion, FinishReason, VersionRun
         (["cluster.address=ray://there:10001"], "HOST:PORT"),
         (["cluster.address=there"], "HOST:PORT"),
         (["cluster.address='there:70000'"], "HOST:PORT"),
+        (["engine=vllm_server", "engine.servers=['http://127.0.0.1:1']"], "samplers of a cluster start their own"),
+        (["engine=scripted", "engine.script=[yes]", "cluster.samplers=2"], "engine=scripted is not on the cluster"),
         (["cluster.scorers=1", "scoring.run=http", "scoring.url=http://127.0.0.1:1"], "a server scores already"),
         (["cluster.sandboxes=1", "sandbox.url=http://127.0.0.1:1"], "a server runs the code already"),
         (["engine=vllm_server", "engine.servers=['http://there:8000']"], "the cluster's samplers write"),
@@ -33,6 +48,163 @@ from turnwise.types import Completion, FinishReason, VersionRun
 def test_what_a_cluster_cannot_do_is_refused_at_once(settings: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_cluster(configure("cluster=ray", *settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["learner.context_parallel=2"], "learner.context_parallel=2"),
+        (["learner.device=cuda", "learner.processes=4", "cluster.learner_gpus=2"], "learner.processes=4"),
+        (["learner.device=cuda"], "no CUDA device"),
+    ],
+)
+def test_a_learner_that_its_node_has_no_room_for_is_refused_before_it_is_placed(
+    settings: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_training(configure("cluster=ray", *settings))
+    check_training(configure("cluster=ray", "learner.device=cuda", "learner.processes=2", "cluster.learner_gpus=2"))
+
+
+class Call:
+    """A method of an actor, as Ray offers it."""
+
+    def __init__(self, work: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = lambda *args: asyncio.ensure_future(work(*args))
+
+
+class Actor:
+    """In this process, in place of a SamplerActor on a node."""
+
+    def __init__(self) -> None:
+        self.room, self.results, self.closed = asyncio.Event(), asyncio.Queue[Any](), False
+        self.room.set()
+        self.ping, self.open, self.submit, self.collect, self.close = map(
+            Call, (self._ping, self._open, self._submit, self._collect, self._close)
+        )
+
+    async def _ping(self) -> None:
+        await self.room.wait()
+
+    async def _open(self) -> SamplerFacts:
+        takes = Capabilities(Logprobs.SCALED, frozenset({FullWeights}))
+        return SamplerFacts(32, takes, 1, None, "", "float32", (), "a node")
+
+    async def _submit(self, *_: Any) -> None:
+        pass
+
+    async def _collect(self, _: float) -> Any:
+        found = await self.results.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def _close(self) -> None:
+        self.closed = True
+
+
+def sampler_of(made: list[Actor], said: list[str], *overrides: str) -> ActorSampler:
+    exceptions = import_module("ray").exceptions
+    ray = SimpleNamespace(exceptions=exceptions, kill=lambda actor: None, nodes=lambda: [])
+    connection = Connection(configure("cluster=ray", *overrides).cluster, ray, listeners=[said.append])
+    actors = iter(made)
+    return ActorSampler(connection, lambda: next(actors), 1)
+
+
+def turn(sampler: ActorSampler) -> "asyncio.Task[Completion]":
+    asked = Request("c", np.array([1, 2]), SamplingParams(max_tokens=4), NoiseKey(0, 0, "s", 0))
+    return asyncio.create_task(sampler.generate(asked))
+
+
+def test_turns_of_a_sampler_that_is_made_anew_are_lost_and_those_of_a_closed_one_fail() -> None:
+    async def main() -> None:
+        actors = [Actor(), Actor()]
+        sampler = sampler_of(actors, [])
+        await sampler.start()
+        waiting = turn(sampler)
+        await asyncio.sleep(0.01)
+        await sampler.restart()
+        with pytest.raises(EngineLost, match="made anew"):
+            await waiting
+        waiting = turn(sampler)
+        await asyncio.sleep(0.01)
+        await sampler.close()
+        await sampler.close()
+        with pytest.raises(EngineError, match="is closed") as caught:
+            await waiting
+        assert not isinstance(caught.value, EngineLost)
+        assert [one.closed for one in actors] == [False, True]  # which removes its files before it is killed
+
+    asyncio.run(main())
+
+
+def test_what_breaks_the_handing_out_of_results_is_heard_by_who_waits() -> None:
+    async def main() -> None:
+        actor = Actor()
+        sampler = sampler_of([actor], [])
+        await sampler.start()
+        waiting = turn(sampler)
+        await asyncio.sleep(0.01)
+        actor.results.put_nowait(ValueError("a bug"))
+        with pytest.raises(ValueError, match="a bug"):
+            await waiting
+        assert not await sampler.healthy()
+        await sampler.close()
+
+    asyncio.run(main())
+
+
+def test_a_sampler_that_waits_for_room_says_so() -> None:
+    async def main() -> None:
+        actor, said = Actor(), list[str]()
+        actor.room.clear()
+        sampler = sampler_of([actor], said, "cluster.wait_seconds=0.01")
+        starting = asyncio.create_task(sampler.start())
+        async with asyncio.timeout(30):
+            while not said:
+                await asyncio.sleep(0.005)
+        actor.room.set()
+        await starting
+        assert "waits for a node with room: the cluster has 0 node(s)" in said[0]
+        await sampler.close()
+
+    asyncio.run(main())
+
+
+class Opening:
+    """An actor that opens after so many tries of all of its kind, each of which fails in this way."""
+
+    def __init__(self, left: list[Exception]) -> None:
+        self.open = Call(self._open)
+        self._left = left
+
+    async def _open(self) -> None:
+        if self._left:
+            raise self._left.pop()
+
+
+@pytest.mark.parametrize("error", [SandboxLost("the proof broke off"), EngineLost("its node left"), KeyError("a bug")])
+def test_an_actor_that_takes_the_place_of_another_and_fails_keeps_nobody_waiting(error: Exception) -> None:
+    async def main() -> None:
+        left: list[Exception] = []
+        killed: list[Any] = []
+        ray = SimpleNamespace(exceptions=import_module("ray").exceptions, kill=killed.append)
+        workers = Workers(Connection(configure("cluster=ray").cluster, ray), "sandbox", lambda: Opening(left), 1)
+        await workers.start()
+        worker = await workers.take()
+        left.append(error)
+        with pytest.raises(EngineLost, match="it died"):
+            async with workers.working(worker):
+                raise EngineLost("it died")
+        async with asyncio.timeout(30):
+            if isinstance(error, KeyError):
+                with pytest.raises(KeyError):
+                    await workers.take()
+            else:
+                assert (await workers.take()).actor is not None and len(killed) == 2
+        await workers.stop()
+
+    asyncio.run(main())
 
 
 def test_without_ray_there_is_one_clear_line(tmp_path: Path) -> None:

@@ -201,6 +201,20 @@ def test_turns_wait_while_the_engine_sleeps_and_an_update_wakes_it(kind: str, tm
     played(kind, work, pause=0.01)
 
 
+def test_nobody_begins_to_write_between_the_end_of_a_sleep_and_an_update_that_follows_at_once(tmp_path: Path) -> None:
+    async def work(server: InferenceServer, model: Model) -> None:
+        await server.sleep()
+        turn = asyncio.create_task(server.generate(request([1], max_tokens=20)))
+        await asyncio.sleep(0.01)
+        await server.wake()
+        await server.publish(WeightsFolder(folder(tmp_path / "a", 2)), 1)
+        found = await turn
+        assert found.versions == (VersionRun(1, 20),)
+        _check_versions(found, start=1, weights={1: 2})
+
+    played("vllm", work)
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_cancelled_turn_is_stopped_at_the_server(kind: str) -> None:
     async def work(server: InferenceServer, model: Model) -> None:

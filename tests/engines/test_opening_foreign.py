@@ -58,15 +58,15 @@ def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.Mo
 
 
 def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_gpus(monkeypatch, 4)
     pair = configure("engine=vllm_server", "engine.server_options=[--tensor-parallel-size, '2']")
     assert devices_of(configure("engine=vllm_server"), 3) == ["3", "2", "1"]
     assert devices_of(pair, 2) == ["3,2", "1,0"]
+    assert devices_of(configure("engine=vllm_server", "engine.server_options=['--tp-size=4']"), 1) == ["3,2,1,0"]
     with pytest.raises(ConfigError, match="this machine has 4"):
         devices_of(pair, 3)
-    assert devices_of(configure("engine=vllm_server", "engine.server_options=['--tp-size=4']"), 1) == ["3,2,1,0"]
-    with pytest.raises(ConfigError, match="--tp-size is followed by a number"):
+    with pytest.raises(ConfigError, match="--tp-size takes a number"):
         devices_of(configure("engine=vllm_server", "engine.server_options=[--tp-size, many]"), 1)
     with_gpus(monkeypatch, 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-6")  # as a scheduler names those that are ours
@@ -81,6 +81,13 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
         (("engine.servers=['nowhere']",), "engine.servers='nowhere' must be like"),
         (("engine.servers=['http://127.0.0.1:9']",), "does not serve"),
         (("engine.servers=['http://127.0.0.1:9']", "engine.replicas=2"), "engine.replicas=2 are started where"),
+        (("engine.servers=['http://127.0.0.1:9', 'http://127.0.0.1:9/']",), "names a server twice"),
+        (("engine.servers=['http://127.0.0.1:9']", "engine.server_options=[-tp, '2']"), "engine.server_options=.* run"),
+        (("engine.servers=['http://127.0.0.1:9']", "engine.python=python3"), "engine.python=python3 is for servers"),
+        (("engine.model=gpt",), "engine.servers is empty"),
+        (("engine.server_options=[--tensor-parallel-size, many]",), "takes a number of GPUs, not 'many'"),
+        (("engine.server_options=[-tp]",), "takes a number of GPUs, not ''"),
+        (("engine.server_options=['--tp-size=0']",), "takes a number of GPUs, not '0'"),
         (("engine.python=/no/such/python",), "there is no such program"),
         ((f"engine.python={sys.executable}",), "has no package vllm"),
         (("model.path=a.gguf",), "reads a Hugging Face folder"),

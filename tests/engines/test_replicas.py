@@ -12,7 +12,7 @@ from turnwise.engines.samplers.replicas import MOST_RESTARTS, Replicas
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights, WeightsFolder
-from turnwise.errors import EngineError, EngineLost
+from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.types import Completion, FinishReason
 
 TAKES = Capabilities(Logprobs.SCALED, frozenset({FullWeights, WeightsFolder}))
@@ -249,5 +249,68 @@ def test_weights_are_kept_once_however_many_updates_there_were() -> None:
             assert sampler._published is not None and sampler._published.tensors is not None
             given += [weakref.ref(tensor) for _, tensor in sampler._published.tensors]
         assert [one() is not None for one in given] == [False] * 4 + [True]
+
+    asyncio.run(main())
+
+
+def test_one_that_came_back_by_itself_gets_the_weights_again_although_it_is_well() -> None:
+    async def main() -> None:
+        replicas = [Local(0), Local(1)]
+        sampler = Replicas(replicas, lambda text: None)
+        await sampler.publish(weights(3.0), 7)
+        home = replicas[(await sampler.generate(request("a"))).token_ids[0]]
+
+        async def fell(_: Request) -> Completion:
+            del home.generate  # type: ignore[attr-defined]
+            home.version, home.seen = 0, []  # its supervisor was faster than we are
+            raise EngineLost("the connection was reset")
+
+        home.generate = fell  # type: ignore[method-assign]
+        with pytest.raises(EngineLost):
+            await sampler.generate(request("a"))
+        await until(lambda: len(sampler.names) == 2)
+        assert home.restarts == 0 and (home.version, home.seen) == (7, [6.0])
+        await sampler.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ConfigError("it serves 2 models"), ValueError("a bug")])
+def test_one_whose_repair_fails_in_any_way_does_not_count_as_one_that_serves(error: Exception) -> None:
+    async def main() -> None:
+        replicas, said = [Local(0), Local(1)], list[str]()
+        sampler = Replicas(replicas, said.append)
+        home = replicas[(await sampler.generate(request("a"))).token_ids[0]]
+        home.alive = False
+
+        async def restart() -> None:
+            raise error
+
+        home.restart = restart  # type: ignore[method-assign]
+        with pytest.raises(EngineLost):
+            await sampler.generate(request("a"))
+        await until(lambda: any("given up" in text for text in said))
+        await asyncio.sleep(0)
+        assert sampler.names == [one.name for one in replicas if one is not home]
+        assert str(error) in said[-1]
+        await sampler.close()
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_failed_is_heard_of_by_who_asks_next() -> None:
+    async def main() -> None:
+        replica = Local(0)
+        sampler = Replicas([replica], lambda text: None, health_seconds=0.001)
+
+        async def healthy() -> bool:
+            raise ValueError("a bug")
+
+        replica.healthy = healthy  # type: ignore[method-assign]
+        await sampler.generate(request("a"))
+        await until(lambda: sampler._watch is not None and sampler._watch.done())
+        with pytest.raises(ValueError, match="a bug"):
+            await sampler.generate(request("a"))
+        await sampler.close()
 
     asyncio.run(main())

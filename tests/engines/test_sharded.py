@@ -16,6 +16,15 @@ import pytest
 import torch
 from architectures import build
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from turnwise.choices import ModelImplementation
 from turnwise.config import LearnerConfig
@@ -26,6 +35,7 @@ from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.rank_group import LocalRanks, RankLost
 from turnwise.engines.learners.rank_setup import RankSetup
 from turnwise.engines.learners.sharded import ShardedLearner
+from turnwise.engines.learners.sharded_state import CheckedReader
 from turnwise.engines.learners.state import read_state
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
@@ -37,6 +47,7 @@ from turnwise.storage.run_dir import RunDir
 NATIVE, TRANSFORMERS = ModelImplementation.native, ModelImplementation.transformers
 OBJECTIVE = Objective("ppo_clip", entropy=0.01, kl_loss=0.1)
 SIZES = (2, 3)
+TENSOR = TensorStorageMetadata(TensorProperties(), torch.Size([2]), [])
 
 
 @dataclass(frozen=True)
@@ -247,6 +258,24 @@ def test_states_of_others_and_broken_ones_are_refused_by_name(
     with pytest.raises(StorageError, match="info.json has format 7"):
         there.load(tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(there).items())
+
+
+@pytest.mark.parametrize(
+    ("entry", "file", "words"),
+    [
+        (BytesStorageMetadata(), "__0_0.distcp", "holds it, which is no tensor"),  # torch would unpickle it freely
+        (TENSOR, "../../elsewhere", "'../../elsewhere', which is not a file beside it"),
+        (TENSOR, "/dev/zero", "'/dev/zero', which is not a file beside it"),
+    ],
+)
+def test_a_table_that_leads_to_code_or_out_of_its_folder_is_refused(
+    entry: STORAGE_TYPES, file: str, words: str, tmp_path: Path
+) -> None:
+    place = _StorageInfo(file, 0, 8)
+    table = Metadata({"it": entry}, storage_data={MetadataIndex("it"): place})
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(table))
+    with pytest.raises(StorageError, match=words):
+        CheckedReader(tmp_path).read_metadata()
 
 
 def test_an_error_on_one_rank_is_the_learners_and_changes_nothing(

@@ -5,7 +5,7 @@ from turnwise.choices import ClusterName, Decay, Precision
 from turnwise.config import Config
 from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
-from turnwise.engines.devices import rank_devices
+from turnwise.engines.devices import rank_devices, seen_by_learner
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
@@ -46,8 +46,8 @@ def check_training(config: Config) -> None:
             f"engine.sleep=true: a sampler that runs ahead (training.max_lag={training.max_lag}) writes while the "
             "learner learns and cannot sleep; set training.max_lag=0"
         )
-    if config.cluster.name is ClusterName.none:  # else it is looked for where the learner runs
-        rank_devices(config)
+    alone = config.cluster.name is ClusterName.none
+    rank_devices(config, None if alone else seen_by_learner(config), samples=alone)
     memory_here(config, beside_policy(config))
 
 

@@ -147,7 +147,9 @@ class Connection:
         return f"Ray {self.ray.__version__}, {what}: {self.room()}"
 
 
-_CONNECTIONS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Connection, asyncio.Task[None]]]"
+_CONNECTIONS: (
+    "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Connection, asyncio.Task[None], asyncio.Future[None]]]"
+)
 _CONNECTIONS = weakref.WeakKeyDictionary()
 
 
@@ -162,6 +164,7 @@ async def joined(config: ClusterConfig) -> Connection:
     if found is not None and not found[1].done():
         if found[0].config.address != config.address:
             raise ConfigError(f"this program has joined {found[0].config.address}, not {config.address}")
+        await asyncio.shield(found[2])  # somebody else may still be joining
         return found[0]
     ray = load_ray()
     if ray.is_initialized():
@@ -169,7 +172,7 @@ async def joined(config: ClusterConfig) -> Connection:
     connection = Connection(config, ray)
     opened: asyncio.Future[None] = loop.create_future()
     keeper = loop.create_task(_keep(connection, opened))
-    _CONNECTIONS[loop] = connection, keeper
+    _CONNECTIONS[loop] = connection, keeper, opened
     await asyncio.shield(opened)
     return connection
 

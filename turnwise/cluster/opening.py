@@ -21,6 +21,14 @@ def check_cluster(config: Config) -> None:
     if find_spec("ray") is None:
         raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
     check_address(config.cluster.address)
+    if config.engine.servers:  # every sampler would load weights under the turns of the others
+        raise ConfigError(
+            "engine.servers: samplers of a cluster start their own; set one of engine.servers and cluster"
+        )
+    if config.cluster.samplers > 1 and not samples_there(config):
+        raise ConfigError(
+            f"cluster.samplers={config.cluster.samplers}: engine={config.engine.name} is not on the cluster"
+        )
     if config.cluster.scorers and config.scoring.run is ScoringRun.http:
         raise ConfigError("cluster.scorers: with scoring.run=http a server scores already; set one of the two")
     if config.cluster.sandboxes and config.sandbox.url is not None:

@@ -1,6 +1,7 @@
 """Samplers in actors as the training loop sees them: each is a replica, and `Replicas` makes one sampler of them."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ ACTOR = "its process"
 PATIENCE_SHARE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 0.01, 0.005, 0.25
 LATELY = 0.05
 """The weight of one turn in what turns took lately."""
+CLOSE_SECONDS = 30.0
+"""For an actor to end its servers and remove its files."""
 PAUSE_SECONDS = 1.0
 """Before an actor is made again that went away before it was ready."""
 
@@ -66,13 +69,26 @@ class ActorSampler:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
         self.placed, self._actor = False, self._make()
         with self._connection.calling(ACTOR):
-            await self._actor.ping.remote()
+            await self._until_placed(self._actor)
             self.placed = True
             facts: SamplerFacts = await self._actor.open.remote()
         self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
         self._collecting = asyncio.create_task(self._collect(self._actor))
         return facts
+
+    async def _until_placed(self, actor: Any) -> None:
+        """Nothing is lost by waiting, but a run that stands still must say why."""
+        pinged = asyncio.ensure_future(actor.ping.remote())
+        seconds = self._connection.config.wait_seconds
+        try:
+            while not (await asyncio.wait({pinged}, timeout=seconds))[0]:
+                self._connection.say(
+                    f"{self.name} waits for a node with room: the cluster has {self._connection.room()}"
+                )
+            await pinged
+        finally:
+            pinged.cancel()
 
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
@@ -123,14 +139,26 @@ class ActorSampler:
             await self._actor.wake.remote()
 
     async def close(self) -> None:
-        """End the actor; what is pending fails."""
+        """End the actor, which removes its files first if it still can; what is pending fails."""
+        actor, alive = self._actor, self._collecting is not None and not self._collecting.done()
+        try:
+            if actor is not None and alive:
+                with contextlib.suppress(TimeoutError, EngineLost):
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        with self._connection.calling(ACTOR):
+                            await actor.close.remote()
+        finally:
+            self._end(EngineError("the sampler is closed"))
+
+    def _end(self, error: EngineError) -> None:
+        """End the actor at once; who waits for it hears this."""
         actor, self._actor = self._actor, None
         if actor is not None:
             self._connection.kill(actor)
         for task in (self._collecting, self._sending):
             if task is not None:
                 task.cancel()
-        self._fail(EngineError("the sampler is closed"))
+        self._fail(error)
 
     async def healthy(self) -> bool:
         """Whether the actor answers."""
@@ -145,13 +173,13 @@ class ActorSampler:
 
     async def restart(self) -> None:
         """Another actor instead, on whichever node has room."""
-        await self.close()
+        self._end(EngineLost("its process is made anew"))
         await self.start()
 
     async def restart_later(self) -> SamplerFacts:
         """The same after a pause."""
         await asyncio.sleep(PAUSE_SECONDS)
-        await self.close()
+        self._end(EngineLost("its process is made anew"))
         return await self.start()
 
     @property
@@ -192,6 +220,9 @@ class ActorSampler:
                     self._answer(outcome)
         except EngineLost as error:
             self._fail(error)
+        except Exception as error:  # whoever waits must hear it: nothing will be handed out any more
+            self._fail(error)
+            raise
 
     def _answer(self, outcome: Outcome) -> None:
         future = self._waiting.pop(outcome.number, None)

@@ -8,7 +8,8 @@ from typing import Any
 
 from turnwise import time_budget
 from turnwise.cluster.connection import Connection, NeedLost
-from turnwise.errors import EngineError, EngineLost, TurnwiseError
+from turnwise.errors import EngineError, EngineLost
+from turnwise.sandbox.process import SandboxLost
 
 MOST_LOSSES = 5
 """In a row, without an answer in between; then something kills every actor of the kind."""
@@ -117,7 +118,8 @@ class Workers:
                 with self._connection.calling(f"{self._kind} {worker.number}"):
                     await actor.open.remote()
                 break
-            except EngineLost as error:
+            except (EngineLost, SandboxLost) as error:
+                self._connection.kill(actor)  # it may live, and hold its place
                 self._in_a_row += 1
                 if self._in_a_row > MOST_LOSSES:
                     self._failed = error
@@ -125,7 +127,7 @@ class Workers:
             except asyncio.CancelledError:
                 self._connection.kill(actor)
                 raise
-            except (TurnwiseError, RuntimeError) as error:  # told to whoever asks for work
+            except Exception as error:  # told to whoever asks for work, who would wait for ever
                 self._failed = error
                 break
         worker.actor, worker.starting = actor, None

@@ -1,5 +1,6 @@
 """The one place that says what `auto` and null mean here: which engine, device, precision and batch, and why."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -103,7 +104,7 @@ def seen_by_learner(config: Config) -> Seen:
 def _seen_with(config: Config, reserved: float) -> Seen:
     if config.cluster.name is ClusterName.none:
         return look()
-    return Seen((Gpu("a GPU of the cluster", 0),)) if reserved else Seen()
+    return Seen((Gpu("a GPU of the cluster", 0),) * math.ceil(reserved))
 
 
 def choose(config: Config, seen: Seen | None = None) -> Chosen:

@@ -14,7 +14,7 @@ import httpx
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import EngineName
 from turnwise.concurrency import gather_all
-from turnwise.config import Config
+from turnwise.config import Config, EngineConfig
 from turnwise.engines.devices import choose, look
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
@@ -85,12 +85,26 @@ def check_settings(config: Config) -> None:
         )
     if engine.servers and engine.replicas > 1:
         raise ConfigError(f"engine.replicas={engine.replicas} are started where engine.servers names none to attach to")
-    for url in engine.servers:
-        check_url(url, "engine.servers")
+    addresses = [check_url(url, "engine.servers") for url in engine.servers]
+    if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
+        raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
+    _refuse_idle(engine)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
         devices_of(config, engine.replicas)
+
+
+def _refuse_idle(engine: EngineConfig) -> None:
+    """What says how servers are started has no effect on those that run, nor a name of theirs on those we start."""
+    started = {"engine.python": engine.python, "engine.server_options": engine.server_options}
+    for name, value in started.items() if engine.servers else ():
+        if value:
+            raise ConfigError(f"{name}={value} is for servers that are started, and engine.servers names some that run")
+    if engine.model is not None and not engine.servers:
+        raise ConfigError(
+            f"engine.model={engine.model} chooses of what servers that run serve; engine.servers is empty"
+        )
 
 
 async def check_foreign(config: Config) -> str:
@@ -133,7 +147,7 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
     for name, value in _said(config.engine.server_options):
         if name in _GPUS_OF_A_SERVER:
             if not value.isdecimal() or not int(value):
-                raise ConfigError(f"engine.server_options: {name} is followed by a number of GPUs, not {value!r}")
+                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
             each *= int(value)
     if not count:
         return [None] * replicas

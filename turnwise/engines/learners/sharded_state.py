@@ -83,10 +83,24 @@ class CheckedReader(FileSystemReader):
             raise StorageError(f"cannot read {path}: {error}") from error
         if not isinstance(found, Metadata):
             raise StorageError(f"{path} is no table of a checkpoint's tensors")
+        _check_table(found, path)
         if found.storage_meta is None:
             found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
+
+
+def _check_table(found: Metadata, path: Path) -> None:
+    """torch unpickles freely what is no tensor, and opens any file that a table names."""
+    try:
+        odd = [name for name, one in found.state_dict_metadata.items() if not isinstance(one, TensorStorageMetadata)]
+        files = {str(place.relative_path) for place in found.storage_data.values()}
+    except AttributeError as error:
+        raise StorageError(f"{path} is no table of a checkpoint's tensors: {error}") from error
+    if odd:
+        raise StorageError(f"{path.parent} holds {odd[0]}, which is no tensor")
+    if outside := sorted(name for name in files if Path(name).name != name):
+        raise StorageError(f"{path} names {outside[0]!r}, which is not a file beside it")
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -108,8 +122,7 @@ def kinds(folder: Path) -> dict[str, Tensor]:
             return {name: _kind(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (no dict)
     found: dict[str, Tensor] = {}
     for name, entry in CheckedReader(folder / SHARDED).read_metadata().state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            raise StorageError(f"{folder / SHARDED} holds {name}, which is no tensor")
+        assert isinstance(entry, TensorStorageMetadata)
         found[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
     return found
 

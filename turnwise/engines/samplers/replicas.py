@@ -12,7 +12,7 @@ from turnwise.concurrency import gather_all
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.updates import FullWeights, Update
-from turnwise.errors import EngineError, EngineLost, one_line
+from turnwise.errors import EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.types import Completion
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ class Replicas:
 
     async def publish(self, update: Update, version: int) -> None:
         """Give every replica the weights; one that is lost meanwhile gets them when it comes back."""
+        self._start_watch()  # one that hangs over the first weights is found too
         self._published = await asyncio.to_thread(_Published.of, update, version)
         await self._everywhere(self._hand_over)
 
@@ -211,6 +212,7 @@ class Replicas:
         if not seat.up or self._closed:
             return
         self.lost += 1
+        seat.version = None  # it may have come back by itself, with the weights it starts from
         self._say(f"lost {seat.replica.name}: {one_line(error)}")
         seat.repair = asyncio.create_task(self._bring_back(seat, restart=True))
 
@@ -229,9 +231,11 @@ class Replicas:
                     self._say(f"{seat.replica.name} is lost again: {one_line(error)}")
             if restart:
                 self._say(f"{seat.replica.name} serves again")
-        except EngineError as error:
+        except Exception as error:  # whatever it was: a replica whose repair failed must not count as one that serves
             seat.given_up = f"{seat.replica.name} is given up: {one_line(error)}"
             self._say(seat.given_up)
+            if not isinstance(error, TurnwiseError):
+                raise
         finally:
             seat.repair = None
             self._changed.set()
@@ -285,8 +289,12 @@ class Replicas:
     # --- health -----------------------------------------------------------------------------------------------------
 
     def _start_watch(self) -> None:
+        if self._closed:
+            return
         if self._watch is None:
             self._watch = asyncio.create_task(self._look_after())
+        elif self._watch.done():
+            self._watch.result()  # nobody is looked after any more: who asks next hears why
 
     async def _look_after(self) -> None:
         """A replica that hangs or died while nobody asked it is found here."""

@@ -168,7 +168,7 @@ class StreamedSampler(ABC):
     # --- one turn ---------------------------------------------------------------------------------------------------
 
     async def _until_open(self) -> None:
-        if not self._open.is_set():
+        while not self._open.is_set():  # looked at again: whoever opened may have closed before we woke
             with time_budget.waiting():
                 await self._open.wait()
         if self._failed is not None:
