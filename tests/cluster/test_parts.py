@@ -42,7 +42,6 @@ from turnwise.types import Completion, FinishReason, VersionRun
         (["engine=scripted", "engine.script=[yes]", "cluster.samplers=2"], "engine=scripted is not on the cluster"),
         (["cluster.scorers=1", "scoring.run=http", "scoring.url=http://127.0.0.1:1"], "a server scores already"),
         (["cluster.sandboxes=1", "sandbox.url=http://127.0.0.1:1"], "a server runs the code already"),
-        (["engine=vllm_server", "engine.servers=['http://there:8000']"], "the cluster's samplers write"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_at_once(settings: list[str], words: str) -> None:

@@ -33,8 +33,6 @@ def check_cluster(config: Config) -> None:
         raise ConfigError("cluster.scorers: with scoring.run=http a server scores already; set one of the two")
     if config.cluster.sandboxes and config.sandbox.url is not None:
         raise ConfigError("cluster.sandboxes: with sandbox.url a server runs the code already; set one of the two")
-    if config.engine.servers:
-        raise ConfigError("engine.servers: with cluster=ray the cluster's samplers write; set one of the two")
 
 
 def samples_there(config: Config) -> bool:
