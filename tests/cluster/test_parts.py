@@ -21,6 +21,7 @@ from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
 from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ActorSampler
+from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
 from turnwise.cluster.workers import Workers
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
@@ -28,6 +29,7 @@ from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import ConfigError, EngineError, EngineLost
 from turnwise.sandbox.process import SandboxLost
+from turnwise.sandbox.results import Result, Status
 from turnwise.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
@@ -201,6 +203,46 @@ def test_an_actor_that_takes_the_place_of_another_and_fails_keeps_nobody_waiting
                     await workers.take()
             else:
                 assert (await workers.take()).actor is not None and len(killed) == 2
+        await workers.stop()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_of_a_sandbox_leaves_nothing_for_the_next_one() -> None:
+    asked, ended = list[int](), list[int]()
+
+    class Sandbox:
+        """An actor whose first call takes for ever."""
+
+        def __init__(self) -> None:
+            self.open, self.run, self.end = Call(self._open), Call(self._run), Call(self._end)
+
+        async def _open(self) -> None:
+            pass
+
+        async def _run(self, number: int, *_: Any) -> Result:
+            asked.append(number)
+            if len(asked) == 1:
+                await asyncio.Event().wait()
+            return Result(Status.OK)
+
+        async def _end(self, number: int) -> None:
+            ended.append(number)
+
+    async def main() -> None:
+        ray = SimpleNamespace(exceptions=import_module("ray").exceptions, kill=lambda actor: None)
+        config = configure("cluster=ray", "cluster.sandboxes=1")
+        workers = Workers(Connection(config.cluster, ray), "sandbox", Sandbox, 1)
+        await workers.start()
+        pool = ClusterPool(config.cluster, config.sandbox, 1000)
+        pool._workers = workers
+        session = pool.session()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await session.run("x = 1")
+        await session.run("x")
+        await session.close()
+        assert len(set(asked)) == 2 and ended == asked
         await workers.stop()
 
     asyncio.run(main())

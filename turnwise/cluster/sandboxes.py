@@ -151,6 +151,7 @@ class ClusterSession:
                 except BaseException as error:
                     if self._calls:
                         self._lost = str(error) or type(error).__name__
+                    self._leave()
                     raise
                 if not result.kept or self._opening[2]:
                     self._calls.clear()
@@ -167,6 +168,13 @@ class ClusterSession:
             with contextlib.suppress(EngineLost):  # it went with its node
                 async with self._pool.workers.working(worker) as there:
                     await there.end.remote(self._number)
+
+    def _leave(self) -> None:
+        """After half a call, which goes on over there: the next one must not find what it leaves behind."""
+        number, actor = self._number, self._actor
+        self._number, self._worker, self._actor = next(_numbers), None, None
+        if actor is not None:
+            actor.end.remote(number)  # not waited for: a node that is gone has nothing to end
 
     async def _run(self, code: str, seconds: float | None) -> Result:
         workers = self._pool.workers
