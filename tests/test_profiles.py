@@ -67,3 +67,12 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kind.yaml").write_text("training: {groups: many}\n")
     with pytest.raises(ConfigError, match=r"training.groups must be a whole number"):
         compose([f"profile={tmp_path}/kind.yaml"])
+
+
+def test_another_profile_for_a_run_that_is_resumed_is_refused_and_its_own_is_not(tmp_path: Path) -> None:
+    recorded = tmp_path / "config.yaml"
+    recorded.write_text("profile: laptop\ntraining:\n  groups: 8\n")
+    assert compose(["profile=laptop"], recorded=recorded).config.training.groups == 8
+    assert compose([], recorded=recorded).config.profile == "laptop"
+    with pytest.raises(ConfigError, match="profile=one_gpu: the run that is resumed names every key itself"):
+        compose(["profile=one_gpu"], recorded=recorded)

@@ -69,6 +69,8 @@ def compose(
     if any(key.partition(".scorers")[0] == "scoring" for key in (*_flatten(from_file), *on_line)):
         from_task.get("scoring", {}).pop("scorers", None)  # the user's `default` must not lose to the task's own
     profile = next((value for key, _, value in reversed(given) if key == "profile"), anew.get("profile"))
+    if recorded is not None and profile not in (None, from_run.get("profile")):
+        raise ConfigError(f"profile={profile}: the run that is resumed names every key itself; set those to change")
     from_profile = {} if profile is None else _profile_layer(str(profile), knobs)
     beneath = _over(from_task, from_profile)
     config = _hydra(beneath, from_file, list(on_line.values()), config_file or recorded)
