@@ -59,7 +59,7 @@ test-peers: $(STAMP)  ## the tests against verl itself (both releases) and verif
 	PYTHONPATH=$(CURDIR)/build/peers/verifiers OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/compat/test_verifiers.py tests/test_docs_trl.py $(ARGS)
 
 test-vllm: build/vllm/.ready $(STAMP)  ## the tests against vLLM itself on the CPU, installed under build/vllm; pip must know where torch's CPU build is
-	TURNWISE_VLLM_PYTHON=$(CURDIR)/build/vllm/bin/python OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/engines/vllm $(ARGS)
+	TURNWISE_VLLM_PYTHON=$(CURDIR)/build/vllm/bin/python OMP_NUM_THREADS=1 $(RUN)/pytest -rs tests/engines/live_vllm $(ARGS)
 
 # Without what vLLM only needs for sound and pictures: those builds want another torch.
 build/vllm/.ready:

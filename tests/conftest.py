@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import turnwise
 
@@ -18,6 +19,8 @@ TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Only `-m gpu` shows a GPU to the tests: all others are about what happens without one, on every machine."""
+    settings.register_profile("any machine", deadline=None)  # how long an example takes depends on who else computes
+    settings.load_profile("any machine")
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in (

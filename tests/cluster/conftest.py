@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +71,10 @@ def nodes() -> Iterator[Nodes]:
     if find_spec("ray") is None:
         pytest.skip("ray is not installed")
     before = dict(os.environ)
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # read when ray is imported
+    if "ray" in sys.modules:  # it reads this once, when it is imported
+        os.environ["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "disabled")
+    else:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     made = Nodes()
     try:
         yield made

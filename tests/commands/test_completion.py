@@ -32,7 +32,8 @@ def test_verbs_options_keys_and_values() -> None:
     assert offered("eval", "sampling.t") == ["sampling.temperature=", "sampling.top_k=", "sampling.top_p="]
     assert "seed=" in offered("train", "") and "training." in offered("train", "")
     assert offered("train", "--json", "algorithm.loss=c") == ["algorithm.loss=cispo"]
-    assert offered("eval", "engine=") == [f"engine={name}" for name in ("auto", "cuda", "openai", "scripted", "torch")]
+    engines = ("auto", "cuda", "openai", "scripted", "sglang_server", "torch", "vllm", "vllm_server")
+    assert offered("eval", "engine=") == [f"engine={name}" for name in engines]
     assert offered("train", "board=") == ["board=false", "board=true"]
     assert offered("eval", "rollout.interaction=c") == ["rollout.interaction=code_verify"]
     assert "task=gsm8k" in offered("eval", "task=") and "task=null" in offered("eval", "task=")

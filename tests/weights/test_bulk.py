@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
-from turnwise.engines.model.checkpoint_format import DecoderConfig, write_folder
+from turnwise.engines.model.checkpoint_format import DecoderConfig
 from turnwise.engines.model.decoder import Decoder
 from turnwise.weights.model_folder import MANIFEST, Form, write_weights
 from turnwise.weights.stored import Stored, read_safetensors, same_bits
@@ -34,7 +34,7 @@ def sharded(step: Path, source: Path, ranks: int = 2) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     config = DecoderConfig("qwen3", 32, 16, 24, 2, 2, 1, 8, 64)
-    write_folder(tmp_path / "model", config, Decoder.fresh(config, 1).tensors())
+    Decoder.fresh(config, 1).save(tmp_path / "model")
     return tmp_path / "model"
 
 

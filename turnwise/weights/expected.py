@@ -143,7 +143,7 @@ def _outward(found: Mapping[str, Stored], expected: Expected) -> dict[str, Store
     shapes = expected.in_memory()
     if not found.keys() >= shapes.keys() - expected.tied.keys():
         return dict(found)  # neither: what is missing will be named
-    names = CheckpointNames(expected.model)
+    model = expected.model
     held: dict[str, dict[str, Tensor]] = {}
     made: dict[str, Stored] = {}
     for group in _groups(found):
@@ -153,10 +153,10 @@ def _outward(found: Mapping[str, Stored], expected: Expected) -> dict[str, Store
         def read(name: str, key: str = key, group: list[str] = group) -> Tensor:
             if key not in held:
                 held.clear()
-                held[key] = dict(names.outward({each: found[each].read() for each in group}))
+                held[key] = dict(CheckpointNames(model).outward({each: found[each].read() for each in group}))
             return held[key][name]
 
-        for name, tensor in names.outward(empty):
+        for name, tensor in CheckpointNames(model).outward(empty):  # each is of one group: it remembers its names
             made[name] = Stored(tensor.dtype, tuple(tensor.shape), _bound(read, name))
     return made
 
