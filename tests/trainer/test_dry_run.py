@@ -1,10 +1,12 @@
 """`turnwise train --dry-run`: the plan, the memory and an estimate from what was measured or recorded; no file is made."""
 
 import contextlib
+import http.server
 import io
 import json
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -83,6 +85,32 @@ def test_a_dry_run_refuses_what_training_would(folder: Path) -> None:
     code, said = command("train", "--dry-run", "engine=cuda", cwd=folder)
     assert code == 2 and "PyTorch sees no GPU" in said and len(said.strip().splitlines()) == 1
     assert sorted(folder.rglob("*")) == before
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """A server that says it is well, and keeps what else it is asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_dry_run_gives_running_servers_no_other_weights(folder: Path) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        attached = ("engine=vllm_server", f"engine.servers=['http://127.0.0.1:{server.server_port}']", "seed=77")
+        code, said = command("train", "--dry-run", *attached, *SMALL[:-1], cwd=folder)
+        server.shutdown()
+    assert code == 2 and "would give the servers of engine.servers other weights" in said, said
+    assert set(Healthy.asked) == {"/health"}
 
 
 def test_an_estimate_counts_what_is_left_and_says_what_it_does_not_know() -> None:

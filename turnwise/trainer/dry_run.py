@@ -8,6 +8,7 @@ from turnwise.checks.start import check_before_run
 from turnwise.config import Config
 from turnwise.engines.memory_plan import cpu_memory, memory_here
 from turnwise.environment import uses
+from turnwise.errors import ConfigError
 from turnwise.plan_text import plan_text
 from turnwise.storage.status import read_status
 from turnwise.trainer.forecast import Forecast, forecast, measured_rates, recorded_rates
@@ -41,6 +42,11 @@ async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
     run = existing_run(config, "train")
     status = None if run is None else read_status(run)
     rates = recorded_rates(config, len(heldout.samples), plan)
+    if rates is None and config.engine.servers:
+        raise ConfigError(
+            "--dry-run: no run of the same work was recorded, and measuring a part of a step would give the servers of "
+            "engine.servers other weights; `turnwise check` prints the plan without an estimate"
+        )
     if rates is None:
         say("no run of the same work was recorded: a part of a step is played and learnt from now")
         rates = await measured_rates(prepared, lambda text: None)
