@@ -65,6 +65,7 @@ def schema(arguments: dict[str, Any]) -> dict[str, Any]:
 @example(arguments={"x": "42", "y_2": 42, "z": "true"}, around="")
 @example(arguments={"x": "\n", "y_2": "\na\n", "z": " a "}, around="")
 @example(arguments={"x": ""}, around="")
+@example(arguments={"x": {">": None, ">}": [">"]}}, around="")
 def test_calls_are_read_back_or_refused(name: str, arguments: dict[str, Any], around: str) -> None:
     form, call = load_format(name), ToolCall("t000c0000", "f", arguments)
     try:

@@ -24,7 +24,7 @@ OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 STOPS = ("<|tool_response>",)
 _NAME = re.compile(r"\s*+call:([^\s{}<>:]+)\s*+(?=\{)")
 _SPACE = re.compile(r"\s*+")
-_KEY = re.compile(rf'\s*+(?:([^\s:,{{}}\[\]<>"]+)|{re.escape(QUOTE)}([^<>]*+){re.escape(QUOTE)})\s*+:\s*+')
+_KEY = re.compile(rf'\s*+(?:([^\s:,{{}}\[\]<>"]+)|{re.escape(QUOTE)}([^<]*+){re.escape(QUOTE)})\s*+:\s*+')
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _TEXT_END = re.compile(any_of((QUOTE, OPEN, CLOSE)))
 _BARE = re.compile(r"[^,{}\[\]<>\n]++")
