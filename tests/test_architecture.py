@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
+    {"media"},
     {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}

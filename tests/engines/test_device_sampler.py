@@ -10,6 +10,7 @@ import architectures
 import numpy as np
 import pytest
 import torch
+from images import AN_IMAGE
 from written import Written, key, letters, prompt, write
 
 from turnwise.engines.model.decoder import Decoder
@@ -19,10 +20,11 @@ from turnwise.engines.samplers.cuda import CudaSampler
 from turnwise.engines.samplers.device_steps import page_bytes
 from turnwise.engines.samplers.exactness import REGIMES
 from turnwise.engines.samplers.in_process import InProcessSampler
-from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
+from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -266,7 +268,7 @@ def test_bad_requests_fail_alone(decoder: Decoder) -> None:
             await write(sampler, "good", prompt(5), SamplingParams(5), key())
         with pytest.raises(EngineError, match="empty"):
             await write(sampler, "bad", [], SamplingParams(5), key())
-        request = Request("seen", np.array([1]), SamplingParams(4), key(), (MediaHandle("ab", 0),))
+        request = Request("seen", np.array([1]), SamplingParams(4), key(), (MediaSpan(AN_IMAGE, 0),))
         with pytest.raises(EngineError, match="cuda sampler reads text only"):
             await sampler.generate(request)
         first = await good

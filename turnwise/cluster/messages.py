@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 
@@ -18,7 +19,7 @@ from turnwise.types import Completion, FinishReason, VersionRun
 class PackedRequests:
     """Requests by number."""
 
-    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaHandle, ...]]]
+    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaSpan, ...]]]
     lengths: NDArray[np.int64]
     token_ids: NDArray[np.int32]
 
