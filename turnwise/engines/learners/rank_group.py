@@ -105,18 +105,17 @@ def raise_first(answers: Sequence[Any]) -> RankLost | None:
 class LocalRanks:
     """Ranks in processes of this machine; implements `Ranks`. `devices` has one for each: `("cpu", "cpu")`.
 
-    They meet through a file, and each gets `threads` of the CPU.
+    They meet through a file, and each gets `threads` of the CPU. When none comes further in `hang_seconds`, they hang.
     """
 
-    def __init__(self, devices: Sequence[str], threads: int = 1) -> None:
+    def __init__(self, devices: Sequence[str], threads: int = 1, hang_seconds: float = 1800.0) -> None:
         self._devices, self._threads = tuple(devices), max(1, threads)
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Connection] = []
         self._folder = Path()
         self._meetings = 0
-        self._limit = 0.0
-        """Seconds without a sign of progress; `start` is told."""
+        self._limit = hang_seconds
         self._gone: str | None = "they were not started"
 
     @property
@@ -126,7 +125,6 @@ class LocalRanks:
 
     def start(self, setup: RankSetup) -> None:
         """Start the processes if they do not run yet, and wait until all have opened their rank."""
-        self._limit = setup.learner.hang_seconds
         try:
             if not self._processes:
                 self._begin()
