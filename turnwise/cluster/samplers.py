@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from turnwise.cluster.asked import asked_of, in_words
 from turnwise.cluster.connection import Connection, NeedLost, Place, Say, alone
 from turnwise.cluster.learner import LearnerWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
@@ -264,13 +265,13 @@ class ClusterSamplers(Replicas):
 
 @asynccontextmanager
 async def open_samplers(
-    connection: Connection, config: Config, say: Say
+    connection: Connection, config: Config, say: Say, *, training: bool = False
 ) -> AsyncIterator[tuple[ClusterSamplers, SamplerFacts]]:
     """`cluster.samplers` copies of the configured engine behind one sampler; closed on every path.
 
     It begins with those for which there is room; the others join as soon as there is some for them.
     """
-    chosen = config.cluster
+    chosen, asked = config.cluster, in_words(asked_of(config, training=training))
     place, theirs = Place.here(), alone(config)
     make = connection.actor(
         SamplerActor,
@@ -288,6 +289,7 @@ async def open_samplers(
             starting,
             lambda: any(one.placed for one in replicas),
             f"a sampler (cluster.sampler_cpus={chosen.sampler_cpus:g}, sampler_gpus={chosen.sampler_gpus:g})",
+            asked,
         )
         await asyncio.wait({task for task, one in starting.items() if one.placed})
         ready = [one for task, one in starting.items() if task.done() and task.exception() is None]
