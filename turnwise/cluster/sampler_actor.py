@@ -134,7 +134,7 @@ class SamplerActor:
         await asyncio.to_thread(write_weights, weights, folder)
         await self.sampler.publish(WeightsFolder(folder), version)
         for before in self._place.iterdir():
-            if before != folder:
+            if before != folder and before.is_dir():
                 await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
     async def sleep(self) -> None:
