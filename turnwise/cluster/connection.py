@@ -119,14 +119,20 @@ class Connection:
             raise EngineLost(f"{who} went away ({type(error).__name__})") from error
 
     async def first(self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str) -> T:
-        """What the first of these gives; ConfigError when none was `placed` on a node in `cluster.wait_seconds`."""
-        limit, waiting = self.config.wait_seconds, set(starting)
-        done, _ = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if not done and not placed():
-            raise self.no_room(what)
-        if not done:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        return next(iter(done)).result()
+        """What the first of these gives; ConfigError when none was `placed` on a node in `cluster.wait_seconds`.
+
+        One whose node went away meanwhile counts only when no other is left.
+        """
+        waiting = set(starting)
+        limit: float | None = self.config.wait_seconds
+        while True:
+            done, waiting = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not done and not placed():
+                raise self.no_room(what)
+            limit = None
+            good = [one for one in done if not isinstance(one.exception(), EngineLost)]
+            if good or (done and not waiting):
+                return (good or list(done))[0].result()
 
     def no_room(self, what: str) -> ConfigError:
         """For something that was not placed in time."""
