@@ -1,14 +1,19 @@
 """The `look` tool: a region of the canvas in sixteenths, turned and stretched if asked, at the size of the view."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ToolError
 from turnwise.rollout.sample_images import as_result, read_picture
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.types import JsonSchema, ToolResult
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+Box = tuple[int, int, int, int]
 STEPS, VIEW = 16, 64
 TURNS = (90, 180, 270)
 SEEN = "seen"
@@ -58,33 +63,42 @@ class _LookSession:
         return await asyncio.to_thread(self._look, arguments)
 
     def _look(self, arguments: dict[str, Any]) -> ToolResult:
-        from PIL import Image, ImageOps
-
         picture = read_picture(self.context, 0)
-        left, upper, right, lower = arguments["box"]
-        if left >= right or upper >= lower:
-            raise ToolError(NOWHERE)
-        size = picture.size
-        box = tuple(side * size[number % 2] // STEPS for number, side in enumerate((left, upper, right, lower)))
-        steps: list[dict[str, Any]] = [{"name": "crop", "arguments": {"box": list(box)}}]
-        picture = picture.crop(box)  # type: ignore[arg-type]
-        turn = arguments.get("turn")
-        if turn is not None:
-            ways = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
-            picture = picture.transpose(ways[turn])  # Pillow counts the other way
-            steps.append({"name": "rotate", "arguments": {"angle": -turn}})
-        if arguments.get("contrast"):
-            picture = ImageOps.autocontrast(picture)
-            steps.append({"name": "autocontrast", "arguments": {}})
         view = self.context.kwargs.get("create_kwargs", {}).get("view", VIEW)
-        picture = picture.resize((view, view), Image.Resampling.BOX)
-        shown = as_result(SEEN, picture, {})
+        box = box_of(arguments["box"], picture.size)
+        turn, contrast = arguments.get("turn"), bool(arguments.get("contrast"))
+        steps: list[dict[str, Any]] = [{"name": "crop", "arguments": {"box": list(box)}}]
+        steps += [] if turn is None else [{"name": "rotate", "arguments": {"angle": -turn}}]  # as Pillow counts
+        steps += [{"name": "autocontrast", "arguments": {}}] if contrast else []
+        shown = as_result(SEEN, looked_at(picture, box, turn, contrast, view), {})
         facts = {"name": "look", "data": shown.images[0].source, "size": [view, view], "source": SOURCE}
-        facts |= {"source_size": list(size), "box": list(box), "steps": steps, "provenance": "verified"}
+        facts |= {"source_size": list(picture.size), "box": list(box), "steps": steps, "provenance": "verified"}
         return ToolResult(SEEN, shown.images, info={"images": [facts]})
 
     async def close(self) -> None:
         return None
+
+
+def box_of(sixteenths: Sequence[int], size: tuple[int, int]) -> Box:
+    """The region in pixels; ToolError for one that holds nothing."""
+    left, upper, right, lower = sixteenths
+    if left >= right or upper >= lower:
+        raise ToolError(NOWHERE)
+    width, height = size
+    return left * width // STEPS, upper * height // STEPS, right * width // STEPS, lower * height // STEPS
+
+
+def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, view: int) -> "Picture":
+    """The region, turned clockwise, stretched in its grey levels, and then brought to the size of the view."""
+    from PIL import Image, ImageOps
+
+    found = picture.crop(box)
+    if turn is not None:
+        ways = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
+        found = found.transpose(ways[turn])
+    if contrast:
+        found = ImageOps.autocontrast(found)
+    return found.resize((view, view), Image.Resampling.BOX)
 
 
 look = Look()

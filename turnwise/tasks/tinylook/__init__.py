@@ -16,6 +16,7 @@ TASK = Task(
     endless=True,
     prepare=prepare,
     tools=(LOOK,),
+    script="turnwise.tasks.tinylook.traces:script",
     scorer="turnwise.tasks.tinylook.reward:tinylook",
     defaults={"sampling.max_tokens": 16, "chat.tool_format": "hermes"},
 )

@@ -24,7 +24,8 @@ class Knobs:
     """What is drawn: `Knobs(weights={Puzzle.READ: 2, Puzzle.NONE: 1})` draws those two only."""
 
     sizes: Sizes = field(default_factory=Sizes)
-    weights: Mapping[Puzzle, float] = field(default_factory=lambda: dict.fromkeys(Puzzle, 1.0))
+    weights: Mapping[Puzzle, float] = field(default_factory=lambda: dict.fromkeys(Puzzle, 1.0) | {Puzzle.NONE: 2.0})
+    """A fifth needs no look by default: one that always looks must not do well by that."""
 
     def __post_init__(self) -> None:
         if not self.weights or min(self.weights.values()) < 0 or not sum(self.weights.values()) > 0:
@@ -40,6 +41,8 @@ class Scene:
     answer: str
     targets: tuple[Box, ...]
     pixels: Pixels
+    regions: tuple[Box, ...] = ()
+    """Where somebody who knows would look: a mark with its digit, a tile, a plate."""
     turned: int = 0
     """Degrees clockwise by which the canvas was turned after it was drawn."""
 
@@ -68,9 +71,10 @@ def _read(drawing: Drawing, puzzle: Puzzle = Puzzle.READ) -> Scene:
     if puzzle is Puzzle.PRIOR:
         digits[0] = PRIOR_DIGIT if rng.random() < PRIOR_SHARE else rng.choice(DIGITS.replace(PRIOR_DIGIT, ""))
     target = drawing.marked_digit(colours[0], digits[0])
+    region = drawing.taken[-1]
     for colour, digit in zip(colours[1:], digits[1:], strict=True):
         drawing.marked_digit(colour, digit, is_target=False)
-    return Scene(puzzle, read_question(puzzle, colour=colours[0]), digits[0], (target,), drawing.pixels)
+    return Scene(puzzle, read_question(puzzle, colour=colours[0]), digits[0], (target,), drawing.pixels, (region,))
 
 
 def _search(drawing: Drawing) -> Scene:
@@ -80,7 +84,7 @@ def _search(drawing: Drawing) -> Scene:
     width, height = WIDTH * scale + 3 + WIDTH, HEIGHT * scale
     ink = drawing.ground - rng.randint(70, 110)
     cells = rng.sample(list(itertools.product(range(4), range(4))), rng.randint(*TILES))
-    answer, target = rng.choice(DIGITS), None
+    answer, target, tile = rng.choice(DIGITS), (0, 0, 0, 0), (0, 0, 0, 0)
     for number, (column, row) in enumerate(cells):
         letter, digit = (SEARCHED, answer) if number == 0 else (rng.choice(LETTERS), rng.choice(DIGITS))
         while True:
@@ -91,9 +95,9 @@ def _search(drawing: Drawing) -> Scene:
                 break
         drawing.write(letter, left, upper, ink, scale)
         box = drawing.write(digit, *at, ink)
-        target = target or box
-    assert target is not None
-    return Scene(Puzzle.SEARCH, read_question(Puzzle.SEARCH), answer, (target,), drawing.pixels)
+        if number == 0:
+            target, tile = box, (left, upper, left + width, upper + height)
+    return Scene(Puzzle.SEARCH, read_question(Puzzle.SEARCH), answer, (target,), drawing.pixels, (tile,))
 
 
 def _count(drawing: Drawing) -> Scene:
@@ -111,7 +115,7 @@ def _count(drawing: Drawing) -> Scene:
         drawing.fill(box, drawing.shade(colour if number < count else rng.choice(others)))
         targets += [box] if number < count else []
     question = read_question(Puzzle.COUNT, colour=colour)
-    return Scene(Puzzle.COUNT, question, str(count), tuple(targets), drawing.pixels)
+    return Scene(Puzzle.COUNT, question, str(count), tuple(targets), drawing.pixels, (plate,))
 
 
 def _compare(drawing: Drawing) -> Scene:
@@ -123,9 +127,10 @@ def _compare(drawing: Drawing) -> Scene:
     halves = (edge, edge, middle - edge, canvas - edge), (middle + edge, edge, canvas - edge, canvas - edge)
     digits = (high, low) if answer == SIDES[0] else (low, high)
     targets = [drawing.marked_digit(colour, digit, within=half) for digit, half in zip(digits, halves, strict=True)]
+    regions = tuple(drawing.taken[-2:])
     drawing.marked_digit(other, rng.choice(DIGITS), is_target=False)
     question = read_question(Puzzle.COMPARE, colour=colour)
-    return Scene(Puzzle.COMPARE, question, answer, tuple(targets), drawing.pixels)
+    return Scene(Puzzle.COMPARE, question, answer, tuple(targets), drawing.pixels, regions)
 
 
 def _rotate(drawing: Drawing) -> Scene:
@@ -138,16 +143,17 @@ def _rotate(drawing: Drawing) -> Scene:
     while True:  # the split is that of the place on the canvas as it is shown
         drawing.pixels, drawing.taken = bare.copy(), list(taken)
         upright = drawing.marked_digit(colour, answer, is_target=False)
-        target = _turned(upright, quarters, sizes.canvas)
+        target = turned(upright, quarters, sizes.canvas)
         if split_of(target[0], target[1]) == drawing.split:
             break
+    region = turned(drawing.taken[-1], quarters, sizes.canvas)
     drawing.marked_digit(other, rng.choice(DIGITS), is_target=False)
     pixels = np.ascontiguousarray(np.rot90(drawing.pixels, -quarters))
     question = read_question(Puzzle.ROTATE, colour=colour)
-    return Scene(Puzzle.ROTATE, question, answer, (target,), pixels, turned=90 * quarters)
+    return Scene(Puzzle.ROTATE, question, answer, (target,), pixels, (region,), 90 * quarters)
 
 
-def _turned(box: Box, quarters: int, side: int) -> Box:
+def turned(box: Box, quarters: int, side: int) -> Box:
     """A box after so many quarter turns clockwise of its canvas."""
     for _ in range(quarters):
         box = side - box[3], box[0], side - box[1], box[2]
@@ -174,7 +180,8 @@ def _contrast(drawing: Drawing) -> Scene:
     target = drawing.write(answer, *at, drawing.ground - rng.randint(4, 8))
     drawing.marked_digit(other, rng.choice(DIGITS), is_target=False)
     question = read_question(Puzzle.CONTRAST, colour=colour)
-    return Scene(Puzzle.CONTRAST, question, answer, (target,), drawing.pixels)
+    region = (left + room, upper, left + room + cell, upper + cell)
+    return Scene(Puzzle.CONTRAST, question, answer, (target,), drawing.pixels, (region,))
 
 
 def _compute(drawing: Drawing) -> Scene:
@@ -193,7 +200,7 @@ def _compute(drawing: Drawing) -> Scene:
             box = drawing.write(str(number), left, upper, drawing.ink())
             targets += [box] if down_number == row else []
     question = read_question(Puzzle.COMPUTE, row=f"{asked} {ROWS[row]}")
-    return Scene(Puzzle.COMPUTE, question, str(answer), tuple(targets), drawing.pixels)
+    return Scene(Puzzle.COMPUTE, question, str(answer), tuple(targets), drawing.pixels, (plate,))
 
 
 @functools.cache
