@@ -34,9 +34,9 @@ def oldest_allowed(config: Config) -> int:
 def treatment(config: Config) -> Treatment:
     """The choices in force: those of the config, and where it leaves them open, those that its staleness asks for.
 
-    A ratio to the sampler's log-probs is a correction by itself, and ppo_clip bounds it: a stale token that has moved far
-    enough is not pushed further. With those log-probs no weight is added, and ppo_clip takes them by itself: beside the
-    learner's, with a weight for every token, stale episodes push in full again and again (docs/experiments.md).
+    A ratio to the sampler's log-probs is a correction by itself, and ppo_clip bounds it: a stale token that has moved
+    far enough is not pushed further. With those log-probs no weight is added, and ppo_clip takes them by itself: beside
+    the learner's, with a weight for every token, stale episodes push in full again and again (docs/experiments.md).
     """
     algorithm, old = config.algorithm, oldest_allowed(config)
     correction, logprobs = algorithm.correction, algorithm.old_logprobs
