@@ -165,11 +165,12 @@ class AlgorithmConfig:
     old_logprobs: OldLogprobs | None = None
     """Whose log-probs the ratio of the policy loss is taken against; null takes the learner's where
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
-    in bfloat16; it costs one more forward pass."""
+    in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip the sampler's learn better."""
     correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
-    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. It takes
-    `token` with training.max_lag or training.replay_groups and none without; none too where the ratio itself is to the
-    sampler's log-probs (algorithm.old_logprobs=sampler). Set `none` to leave the gap alone."""
+    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. Without
+    training.max_lag and training.replay_groups it takes none; with them `token`, but none where the loss's own ratio is
+    to the sampler's log-probs: with algorithm.old_logprobs=sampler, and by itself with ppo_clip. Set `none` to leave
+    the gap alone."""
     correction_mode: Excess = knob(
         Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric", "null")
     )
