@@ -238,6 +238,9 @@ class LearnerConfig:
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
     """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
+    train_vision: bool = knob(False, only("learner.lora_rank", "0"))
+    """Train the vision tower and its projector too, of a model that sees. Set it when images are unlike those that the
+    model was trained with; every pass then looks at its images anew."""
 
 
 @dataclass
