@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from turnwise.errors import ToolError
 from turnwise.rollout.sample_images import as_result, read_picture
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
+from turnwise.sandbox.inside.trail import IDENTITY, Trail, scaled, turned
 from turnwise.types import JsonSchema, ToolResult
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Box = tuple[int, int, int, int]
 STEPS, VIEW = 16, 64
 TURNS = (90, 180, 270)
+_WAYS = {90: 4, 180: 3, 270: 2}
+"""Pillow's names for turning clockwise: it counts the other way."""
 SEEN = "seen"
 NOWHERE = f"this box is no region of the image: x1 < x2 and y1 < y2, from 0 to {STEPS}"
 SOURCE = "canvas_0.png"
@@ -65,14 +68,20 @@ class _LookSession:
     def _look(self, arguments: dict[str, Any]) -> ToolResult:
         picture = read_picture(self.context, 0)
         view = self.context.kwargs.get("create_kwargs", {}).get("view", VIEW)
-        box = box_of(arguments["box"], picture.size)
-        turn, contrast = arguments.get("turn"), bool(arguments.get("contrast"))
-        steps: list[dict[str, Any]] = [{"name": "crop", "arguments": {"box": list(box)}}]
-        steps += [] if turn is None else [{"name": "rotate", "arguments": {"angle": -turn}}]  # as Pillow counts
-        steps += [{"name": "autocontrast", "arguments": {}}] if contrast else []
-        shown = as_result(SEEN, looked_at(picture, box, turn, contrast, view), {})
+        box, turn, contrast = box_of(arguments["box"], picture.size), arguments.get("turn"), arguments.get("contrast")
+        trail = Trail(SOURCE, picture.size, IDENTITY)
+        trail = trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
+        size = box[2] - box[0], box[3] - box[1]
+        if turn is not None:
+            method = _WAYS[turn]
+            trail = trail.after("rotate", {"angle": -turn}, turned(method, size))  # Pillow counts the other way
+            size = size if turn == 180 else (size[1], size[0])
+        trail = trail.after("autocontrast", {}, IDENTITY) if contrast else trail
+        trail = trail.after("resize", {"size": [view, view]}, scaled((0, 0, *size), (view, view)))
+        shown = as_result(SEEN, looked_at(picture, box, turn, bool(contrast), view), {})
         facts = {"name": "look", "data": shown.images[0].source, "size": [view, view], "source": SOURCE}
-        facts |= {"source_size": list(picture.size), "box": list(box), "steps": steps, "provenance": "verified"}
+        facts |= {"source_size": list(picture.size), "box": list(box), "matrix": trail.matrix, "provenance": "verified"}
+        facts["steps"] = [{"name": name, "arguments": given} for name, given in trail.steps]
         return ToolResult(SEEN, shown.images, info={"images": [facts]})
 
     async def close(self) -> None:
@@ -94,8 +103,7 @@ def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, vi
 
     found = picture.crop(box)
     if turn is not None:
-        ways = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
-        found = found.transpose(ways[turn])
+        found = found.transpose(Image.Transpose(_WAYS[turn]))
     if contrast:
         found = ImageOps.autocontrast(found)
     return found.resize((view, view), Image.Resampling.BOX)
