@@ -170,3 +170,9 @@ def test_a_started_server_is_given_its_key_by_the_environment_and_no_other(
         assert isinstance(server, VllmServer) and server._process is not None
         assert server._process._environment["VLLM_API_KEY"] == (key or "")
         assert "our own" not in " ".join(server._process._command(1))
+    (first, second) = tmp_path.iterdir()  # logs outlive who wrote them, until the next one comes
+    for folder in (first, second):
+        (folder / "lock").unlink()
+        (folder / "lock").touch()
+    opening_foreign.OwnFolder("turnwise-servers-").remove()
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +30,7 @@ from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
 from turnwise.engines.updates import Adapter, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
+from turnwise.own_folder import OwnFolder
 from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
@@ -204,7 +204,9 @@ def _servers(
 
     if engine.servers:
         return [made(f"server {number} ({url})", url, engine.model) for number, url in enumerate(engine.servers)]
-    logs = (run_folder() or Path(tempfile.mkdtemp(prefix="turnwise-"))) / SERVERS
+    logs = (
+        run_folder() or OwnFolder("turnwise-servers-").path
+    ) / SERVERS  # kept after us, for who reads them, but once
     processes = []
     for number, devices in enumerate(devices_of(config, engine.replicas)):
         environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ToolError
-from turnwise.rollout.sample_images import as_result, read_picture
+from turnwise.errors import EpisodeError, ToolError
+from turnwise.rollout.sample_images import as_result, find_picture, stretched
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.sandbox.inside.trail import IDENTITY, Trail, scaled, turned
+from turnwise.sandbox.inside.trail import IDENTITY, turned
 from turnwise.types import JsonSchema, ToolResult
 
 if TYPE_CHECKING:
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 Box = tuple[int, int, int, int]
 STEPS, VIEW = 16, 64
 TURNS = (90, 180, 270)
-_WAYS = {90: 4, 180: 3, 270: 2}
-"""Pillow's names for turning clockwise: it counts the other way."""
 SEEN = "seen"
 NOWHERE = f"this box is no region of the image: x1 < x2 and y1 < y2, from 0 to {STEPS}"
-SOURCE = "canvas_0.png"
-"""What the sandbox calls the same image."""
+LARGEST_VIEW = 1024
+_WAYS = {90: 4, 180: 3, 270: 2}
+"""Pillow's transpositions: it counts the other way."""
 
 
 @dataclass(slots=True)
@@ -32,6 +31,7 @@ class Look:
     name: str = "look"
     timeout: float = 60.0
     concurrency: int = 8
+    reads_kwargs: tuple[str, ...] = ("image", "view")
 
     @property
     def schema(self) -> JsonSchema:
@@ -55,34 +55,33 @@ class Look:
         return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
 
     async def open(self, context: ToolContext) -> ToolSession:
-        return _LookSession(context)
+        return _LookSession(context, self.name)
 
 
 @dataclass(slots=True)
 class _LookSession:
     context: ToolContext
+    name: str
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         return await asyncio.to_thread(self._look, arguments)
 
     def _look(self, arguments: dict[str, Any]) -> ToolResult:
-        picture = read_picture(self.context, 0)
+        found = find_picture(self.context, 0)
         view = self.context.kwargs.get("create_kwargs", {}).get("view", VIEW)
-        box, turn, contrast = box_of(arguments["box"], picture.size), arguments.get("turn"), arguments.get("contrast")
-        trail = Trail(SOURCE, picture.size, IDENTITY)
-        trail = trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
+        if not isinstance(view, int) or not 8 <= view <= LARGEST_VIEW:
+            raise EpisodeError(f"create_kwargs.view is a number of pixels from 8 to {LARGEST_VIEW}, not {view!r:.40}")
+        box, turn = box_of(arguments["box"], found.picture.size), arguments.get("turn")
+        contrast = bool(arguments.get("contrast"))
+        picture = looked_at(found.picture, box, turn, contrast, view)
+        trail = found.trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
         size = box[2] - box[0], box[3] - box[1]
         if turn is not None:
-            method = _WAYS[turn]
-            trail = trail.after("rotate", {"angle": -turn}, turned(method, size))  # Pillow counts the other way
+            trail = trail.after("rotate", {"angle": -turn}, turned(_WAYS[turn], size))
             size = size if turn == 180 else (size[1], size[0])
         trail = trail.after("autocontrast", {}, IDENTITY) if contrast else trail
-        trail = trail.after("resize", {"size": [view, view]}, scaled((0, 0, *size), (view, view)))
-        shown = as_result(SEEN, looked_at(picture, box, turn, bool(contrast), view), {})
-        facts = {"name": "look", "data": shown.images[0].source, "size": [view, view], "source": SOURCE}
-        facts |= {"source_size": list(picture.size), "box": list(box), "matrix": trail.matrix, "provenance": "verified"}
-        facts["steps"] = [{"name": name, "arguments": given} for name, given in trail.steps]
-        return ToolResult(SEEN, shown.images, info={"images": [facts]})
+        trail = trail.after("resize", {"size": [view, view]}, stretched(size, picture.size))
+        return as_result(SEEN, self.name, picture, trail)
 
     async def close(self) -> None:
         return None
@@ -99,14 +98,15 @@ def box_of(sixteenths: Sequence[int], size: tuple[int, int]) -> Box:
 
 def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, view: int) -> "Picture":
     """The region, turned clockwise, stretched in its grey levels, and then brought to the size of the view."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
+    from PIL.Image import Resampling, Transpose
 
     found = picture.crop(box)
     if turn is not None:
-        found = found.transpose(Image.Transpose(_WAYS[turn]))
+        found = found.transpose(Transpose(_WAYS[turn]))
     if contrast:
         found = ImageOps.autocontrast(found)
-    return found.resize((view, view), Image.Resampling.BOX)
+    return found.resize((view, view), Resampling.BOX)
 
 
 look = Look()
