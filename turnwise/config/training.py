@@ -16,7 +16,7 @@ from turnwise.choices import (
     PolicyLoss,
     Precision,
 )
-from turnwise.knobs import any_number, at_least, choice_or_plugin, knob, more_than, only, share
+from turnwise.knobs import any_number, at_least, choice_or_plugin, duration, knob, more_than, only, share
 
 
 @dataclass
@@ -227,6 +227,9 @@ class LearnerConfig:
     processes: int = knob(1, at_least(1, 1024))
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
+    hang_seconds: float = knob(1800.0, duration())
+    """Seconds in which, of several processes, one must come further (a pass, a weight, the model read) and each give a
+    sign of life; else the learner hangs and is ended. Raise it when reading the model takes longer."""
     context_parallel: int = knob(1, at_least(1, 1024))
     """Processes that share the tokens of one sequence. Only 1 is taken: torch has it for plain attention on a GPU, and
     the learner packs its sequences."""

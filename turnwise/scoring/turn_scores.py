@@ -117,7 +117,9 @@ async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdic
 
 
 async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
-    """Crops against `extra_info.target_boxes` of the sample, in pixels of its image; a target is paid for once.
+    """Crops against the sample's `target_boxes`, in pixels of the image that tools read; a target is paid for once.
+
+    The boxes stand in the ground truth if that is a mapping, else in extra_info.
 
     1 when a target is all there and large enough to be read, 0.75 when part of it is or it is small, 0.25 for a crop
     that misses all that has not been seen yet, 0 without an image of the source.
@@ -138,11 +140,13 @@ async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdi
 
 
 def _targets(sample: Sample) -> list[Box]:
-    given = sample.info.get("extra_info", {}).get("target_boxes")
+    truth = sample.ground_truth
+    holder = truth if isinstance(truth, Mapping) and "target_boxes" in truth else sample.info.get("extra_info", {})
+    given = holder.get("target_boxes")
     boxes = [read_box(entry) for entry in given] if isinstance(given, list) else [None]
     targets = [box for box in boxes if box is not None and box[0] < box[2] and box[1] < box[3]]
     if len(targets) < len(boxes):
-        raise DataError(f"sample {sample.id!r}: judge=boxes needs extra_info.target_boxes, [left, upper, right, lower]")
+        raise DataError(f"sample {sample.id!r}: judge=boxes needs target_boxes, each [left, upper, right, lower]")
     return targets
 
 
