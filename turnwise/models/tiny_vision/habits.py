@@ -103,7 +103,9 @@ class Taught:
 class Lessons(Dataset[list[Taught]]):
     """Buckets of batches by number, so that they are the same whoever makes them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, batch: int, habits: Habits, knobs: Knobs):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, batch: int, habits: Habits, knobs: Knobs
+    ):
         self.tokenizer, self.seed, self.batch, self.habits, self.knobs = tokenizer, seed, batch, habits, knobs
         self.count = -(-steps // BUCKETS)
 
@@ -130,7 +132,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, trace: Trace) -> Encoded:
     """Token ids, which of them the assistant wrote, and the images."""
     text = tokenizer.apply_chat_template(trace.messages(), tools=TOOLS, tokenize=False)
     ids = np.array(tokenizer(text.replace(IMAGE, IMAGE * TOKENS)).input_ids, dtype=np.int64)
-    start, end, assistant = (tokenizer.convert_tokens_to_ids(one) for one in ("<|im_start|>", "<|im_end|>", "assistant"))
+    start, end, assistant = (
+        tokenizer.convert_tokens_to_ids(one) for one in ("<|im_start|>", "<|im_end|>", "assistant")
+    )
     learned = np.zeros(len(ids), dtype=np.bool_)
     for begin in np.flatnonzero((ids[:-1] == start) & (ids[1:] == assistant)):
         stop = begin + int(np.argmax(ids[begin:] == end))

@@ -7,10 +7,11 @@ for RL. All of it follows from `--seed`; a GPU is used where there is one.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 
 from turnwise.models.tiny_vision.folder import write_folder
 from turnwise.models.tiny_vision.habits import Habits, Lessons
@@ -36,7 +37,7 @@ def main() -> None:
 
 def save(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
     """Config and weights, these in half of the bytes they were learned in."""
-    model.to("cpu", torch.bfloat16).save_pretrained(folder)
+    model.to("cpu", torch.float16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
@@ -54,7 +55,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

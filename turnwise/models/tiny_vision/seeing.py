@@ -49,7 +49,7 @@ def learn_to_see(
     workers: int,
     say: Callable[[str], None],
 ) -> float:
-    """Train the tower; heads that name glyphs and colours by cell are thrown away afterwards. Gives the last accuracy."""
+    """Train the tower and heads that name glyphs and colours by cell, which are not kept; gives the last accuracy."""
     device = next(model.parameters()).device
     width = model.config.text_config.hidden_size
     torch.manual_seed(seed)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from turnwise.models.tiny_vision.network import GRID, MERGE, VIEW
+from turnwise.rollout.tools.look import STEPS
 from turnwise.tasks.tinylook.canvas import Box, Colour, Drawing, NoRoom, Pixels, Sizes
 from turnwise.tasks.tinylook.font import DIGITS, HEIGHT, LETTERS, WIDTH
-from turnwise.rollout.tools.look import STEPS
 from turnwise.tasks.tinylook.language import COLOURS, SEARCHED
 from turnwise.tasks.tinylook.rows import view_of
 
