@@ -8,6 +8,7 @@ for RL. All of it follows from `--seed`; a GPU is used where there is one.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,9 +22,9 @@ from turnwise.models.tiny_vision.teaching import learn_habits
 from turnwise.tasks.tinylook.rows import read_knobs
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Command line of the recipe."""
-    args = _arguments()
+    args = _arguments(given)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = write_folder(args.out)
     model = fresh_model(len(tokenizer), tokenizer.get_vocab(), args.seed).to(device)
@@ -41,7 +42,7 @@ def save(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
@@ -51,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64, help="conversations")
     parser.add_argument("--puzzles", default="", help="with weights: read=2,none (default: all alike)")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw (0: the one that learns)")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def _say(text: str) -> None:
