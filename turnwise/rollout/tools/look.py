@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ToolError
-from turnwise.rollout.sample_images import as_result, read_picture
+from turnwise.rollout.sample_images import find_picture, png_url
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.types import JsonSchema, ToolResult
+from turnwise.types import Image, JsonSchema, ToolResult
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -63,17 +63,17 @@ class _LookSession:
         return await asyncio.to_thread(self._look, arguments)
 
     def _look(self, arguments: dict[str, Any]) -> ToolResult:
-        picture = read_picture(self.context, 0)
+        picture = find_picture(self.context, 0).picture
         view = self.context.kwargs.get("create_kwargs", {}).get("view", VIEW)
         box = box_of(arguments["box"], picture.size)
         turn, contrast = arguments.get("turn"), bool(arguments.get("contrast"))
         steps: list[dict[str, Any]] = [{"name": "crop", "arguments": {"box": list(box)}}]
         steps += [] if turn is None else [{"name": "rotate", "arguments": {"angle": -turn}}]  # as Pillow counts
         steps += [{"name": "autocontrast", "arguments": {}}] if contrast else []
-        shown = as_result(SEEN, looked_at(picture, box, turn, contrast, view), {})
-        facts = {"name": "look", "data": shown.images[0].source, "size": [view, view], "source": SOURCE}
+        shown = Image(png_url(looked_at(picture, box, turn, contrast, view)))
+        facts = {"name": "look", "data": shown.source, "size": [view, view], "source": SOURCE}
         facts |= {"source_size": list(picture.size), "box": list(box), "steps": steps, "provenance": "verified"}
-        return ToolResult(SEEN, shown.images, info={"images": [facts]})
+        return ToolResult(SEEN, (shown,), info={"images": [facts]})
 
     async def close(self) -> None:
         return None
@@ -90,15 +90,16 @@ def box_of(sixteenths: Sequence[int], size: tuple[int, int]) -> Box:
 
 def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, view: int) -> "Picture":
     """The region, turned clockwise, stretched in its grey levels, and then brought to the size of the view."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
+    from PIL.Image import Resampling, Transpose
 
     found = picture.crop(box)
     if turn is not None:
-        ways = {90: Image.Transpose.ROTATE_270, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_90}
+        ways = {90: Transpose.ROTATE_270, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_90}
         found = found.transpose(ways[turn])
     if contrast:
         found = ImageOps.autocontrast(found)
-    return found.resize((view, view), Image.Resampling.BOX)
+    return found.resize((view, view), Resampling.BOX)
 
 
 look = Look()
