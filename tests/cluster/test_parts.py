@@ -20,6 +20,8 @@ from turnwise.cluster.asked import Room, asked_of, in_words, who_is_where
 from turnwise.cluster.connection import Connection
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
+from turnwise.cluster.rank_actor import Home
+from turnwise.cluster.ranks import ActorRanks
 from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ActorSampler
 from turnwise.cluster.sandboxes import ClusterPool
@@ -71,6 +73,24 @@ def test_a_learner_that_its_node_has_no_room_for_is_refused_before_it_is_placed(
         ConfigError, match=r"has 0 GPUs, and the run asks for 5: learner 2 x \(1 CPUs, 1 GPUs\) \+ samplers 3 x "
     ):
         check_training(configure(*several, "cluster.samplers=3", "cluster.sampler_gpus=1"))
+
+
+class Blind(ActorRanks):
+    """Two ranks of which one has another disk."""
+
+    def __init__(self, *nodes: str) -> None:
+        super().__init__(None, ("cpu", "cpu"), configure("cluster=ray").cluster, 1.0)
+        self.homes = [Home(node, number) for number, node in enumerate(nodes)]
+
+    def call(self, method: str, arguments: Any) -> list[Any]:
+        assert method == "sees" and len(arguments) == 2
+        return [True, False]
+
+
+def test_ranks_on_several_nodes_must_all_see_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 on b does not see runs/first; .*put runs_dir on a disk that all"):
+        Blind("a", "b").sees("runs/first/mark")
+    assert Blind("a", "a").sees("runs/first/mark") is False, "what they write is sent"
 
 
 def test_who_is_where_packs_ranks_and_spreads_the_others() -> None:
