@@ -16,7 +16,7 @@ from turnwise.engines.opening import model_source, open_sampler
 from turnwise.engines.opening_foreign import check_apart, check_foreign, described, devices_of, shared_place
 from turnwise.engines.samplers.sampler import Logprobs
 from turnwise.engines.samplers.vllm_server import VllmServer
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import serving_beside
 
@@ -57,6 +57,21 @@ def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.Mo
     config = configure("engine=sglang_server", "sampling.top_k=5", "learner.lora_rank=4", "engine.sleep=true")
     found = opening_foreign._capabilities(config)
     assert found.logprobs is Logprobs.SCALED and found.updates == {WeightsFolder, Adapter} and found.sleeps
+
+
+def test_weights_go_by_nccl_only_where_servers_and_learner_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_gpus(monkeypatch, 2)
+    given = ("engine=vllm_server", "engine.transfer=nccl")
+    opening_foreign._check_transfer(configure(*given))
+    assert opening_foreign._capabilities(configure(*given)).updates == {FullWeights}
+    assert after(options("engine.transfer=nccl"), "--weight-transfer-config") == '{"backend": "nccl"}'
+    assert "--weight-transfer-config" not in options()
+    with pytest.raises(ConfigError, match="share the learner's GPU"):
+        opening_foreign._check_transfer(configure(*given, "engine.replicas=2"))
+    with pytest.raises(ConfigError, match="its object store"):
+        opening_foreign._check_transfer(configure(*given, "cluster=ray"))
 
 
 def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +134,9 @@ def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:
         (("engine.python=/no/such/python",), "there is no such program"),
         ((f"engine.python={sys.executable}",), "has no package vllm"),
         (("model.path=a.gguf",), "reads a Hugging Face folder"),
+        (("engine.transfer=nccl",), "engine.transfer=nccl: the learner is on the CPU"),
+        (("engine.transfer=nccl", "learner.lora_rank=4"), "an adapter is small"),
+        (("engine.transfer=nccl", "learner.processes=2"), "gathered through the CPU"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_before_anything_is_written(

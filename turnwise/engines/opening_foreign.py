@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import ClusterName, EngineName
+from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
 from turnwise.config.inputs import FOREIGN
@@ -22,6 +22,7 @@ from turnwise.engines.opening_own import vocabulary_of
 from turnwise.engines.samplers import vllm_worker
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import InferenceServer
+from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
 from turnwise.engines.samplers.replicas import Replica, Replicas
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.samplers.server_client import ServerClient, server_address
@@ -29,7 +30,7 @@ from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SCALING, SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
 from turnwise.serving import is_loopback
@@ -97,6 +98,7 @@ def check_settings(config: Config) -> None:
         raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
     _refuse_idle(engine)
     _refuse_options(engine)
+    _check_transfer(config)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
@@ -129,6 +131,29 @@ def _refuse_options(engine: EngineConfig) -> None:
                 f"engine.server_options: {option} would be kept in the run's folder and be seen by every process of "
                 f"this machine; put a key of the servers into {API_KEY_ENV}, one of the Hugging Face hub into HF_TOKEN"
             )
+
+
+def _by_nccl(config: Config) -> bool:
+    return config.engine.name == EngineName.vllm_server and config.engine.transfer is WeightTransfer.nccl
+
+
+def _check_transfer(config: Config) -> None:
+    """NCCL goes from the learner's GPU to others; what has no such way is refused."""
+    if not _by_nccl(config):
+        return
+    why, given = "", devices_of(config, config.engine.replicas)
+    if config.cluster.name is not ClusterName.none:
+        why = "samplers of a cluster take weights of its object store"
+    elif config.learner.lora_rank:
+        why = "an adapter is small and goes as a file"
+    elif config.learner.processes > 1:
+        why = "the weights of learner.processes are gathered through the CPU"
+    elif not look().usable or config.learner.device == "cpu":
+        why = f"the learner is on the CPU ({look().none})" if not look().usable else "the learner is on the CPU"
+    elif not config.engine.servers and len(",".join(filter(None, given)).split(",")) >= len(look().gpus):
+        why = "a server would share the learner's GPU, which NCCL does not allow"
+    if why:
+        raise ConfigError(f"engine.transfer=nccl: {why}; leave it at files")
 
 
 async def check_foreign(config: Config) -> str:
@@ -229,10 +254,11 @@ def _said(options: list[str]) -> Iterator[tuple[str, str]]:
 def _capabilities(config: Config) -> Capabilities:
     filtered = config.sampling.top_p < 1.0 or config.sampling.top_k > 0
     sglang = config.engine.name == EngineName.sglang_server
+    files = frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder})
     return Capabilities(
         # vLLM's processed log-probs are those after the filters; SGLang's are of the scaled distribution itself.
         Logprobs.FILTERED if filtered and not sglang else Logprobs.SCALED,
-        frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder}),
+        frozenset({FullWeights}) if _by_nccl(config) else files,
         # Of servers that run already: whether they can is theirs to say, and they are asked.
         sleeps=bool(config.engine.sleep) and (bool(config.engine.servers) or bool(look().gpus)),
     )
@@ -245,9 +271,12 @@ def _servers(
     kind = VllmServer if engine.name == EngineName.vllm_server else SglangServer
 
     def made(name: str, where: ServerProcess | str, model: str | None) -> InferenceServer:
-        return kind(
+        server = kind(
             name, where, vocabulary=vocabulary, decode=decode, capabilities=capabilities, api_key=key, model=model
         )
+        if isinstance(server, VllmServer) and _by_nccl(config):
+            server.transfer = Transfer()
+        return server
 
     if engine.servers:
         return [made(f"server {number} ({url})", url, engine.model) for number, url in enumerate(engine.servers)]
@@ -291,6 +320,7 @@ def _options(config: Config, source: ModelSource) -> list[str]:
     found += ["--trust-remote-code"] if config.model.trust_remote_code else []
     found += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
     found += ["--enable-sleep-mode"] if engine.sleep and gpu else []
+    found += OPTIONS if _by_nccl(config) else []
     if rank := config.learner.lora_rank:
         room = next((one for one in LORA_RANKS if one >= rank), None)
         if room is None:
