@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ToolError
-from turnwise.rollout.sample_images import find_picture, png_url
+from turnwise.errors import EpisodeError, ToolError
+from turnwise.rollout.sample_images import as_result, find_picture, stretched
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.types import Image, JsonSchema, ToolResult
+from turnwise.sandbox.inside.trail import IDENTITY, turned
+from turnwise.types import JsonSchema, ToolResult
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -18,8 +19,9 @@ STEPS, VIEW = 16, 64
 TURNS = (90, 180, 270)
 SEEN = "seen"
 NOWHERE = f"this box is no region of the image: x1 < x2 and y1 < y2, from 0 to {STEPS}"
-SOURCE = "canvas_0.png"
-"""What the sandbox calls the same image."""
+LARGEST_VIEW = 1024
+_WAYS = {90: 4, 180: 3, 270: 2}
+"""Pillow's transpositions: it counts the other way."""
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Look:
     name: str = "look"
     timeout: float = 60.0
     concurrency: int = 8
+    reads_kwargs: tuple[str, ...] = ("image", "view")
 
     @property
     def schema(self) -> JsonSchema:
@@ -52,28 +55,33 @@ class Look:
         return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
 
     async def open(self, context: ToolContext) -> ToolSession:
-        return _LookSession(context)
+        return _LookSession(context, self.name)
 
 
 @dataclass(slots=True)
 class _LookSession:
     context: ToolContext
+    name: str
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
         return await asyncio.to_thread(self._look, arguments)
 
     def _look(self, arguments: dict[str, Any]) -> ToolResult:
-        picture = find_picture(self.context, 0).picture
+        found = find_picture(self.context, 0)
         view = self.context.kwargs.get("create_kwargs", {}).get("view", VIEW)
-        box = box_of(arguments["box"], picture.size)
-        turn, contrast = arguments.get("turn"), bool(arguments.get("contrast"))
-        steps: list[dict[str, Any]] = [{"name": "crop", "arguments": {"box": list(box)}}]
-        steps += [] if turn is None else [{"name": "rotate", "arguments": {"angle": -turn}}]  # as Pillow counts
-        steps += [{"name": "autocontrast", "arguments": {}}] if contrast else []
-        shown = Image(png_url(looked_at(picture, box, turn, contrast, view)))
-        facts = {"name": "look", "data": shown.source, "size": [view, view], "source": SOURCE}
-        facts |= {"source_size": list(picture.size), "box": list(box), "steps": steps, "provenance": "verified"}
-        return ToolResult(SEEN, (shown,), info={"images": [facts]})
+        if not isinstance(view, int) or not 8 <= view <= LARGEST_VIEW:
+            raise EpisodeError(f"create_kwargs.view is a number of pixels from 8 to {LARGEST_VIEW}, not {view!r:.40}")
+        box, turn = box_of(arguments["box"], found.picture.size), arguments.get("turn")
+        contrast = bool(arguments.get("contrast"))
+        picture = looked_at(found.picture, box, turn, contrast, view)
+        trail = found.trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
+        size = box[2] - box[0], box[3] - box[1]
+        if turn is not None:
+            trail = trail.after("rotate", {"angle": -turn}, turned(_WAYS[turn], size))
+            size = size if turn == 180 else (size[1], size[0])
+        trail = trail.after("autocontrast", {}, IDENTITY) if contrast else trail
+        trail = trail.after("resize", {"size": [view, view]}, stretched(size, picture.size))
+        return as_result(SEEN, self.name, picture, trail)
 
     async def close(self) -> None:
         return None
@@ -95,8 +103,7 @@ def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, vi
 
     found = picture.crop(box)
     if turn is not None:
-        ways = {90: Transpose.ROTATE_270, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_90}
-        found = found.transpose(ways[turn])
+        found = found.transpose(Transpose(_WAYS[turn]))
     if contrast:
         found = ImageOps.autocontrast(found)
     return found.resize((view, view), Resampling.BOX)

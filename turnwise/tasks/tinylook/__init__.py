@@ -7,6 +7,7 @@ are imported when something is drawn.
 from turnwise.task import Task
 from turnwise.tasks.tinylook.language import VOCABULARY as VOCABULARY
 from turnwise.tasks.tinylook.language import Puzzle
+from turnwise.tasks.tinylook.measures import REDUCTIONS, measures
 from turnwise.tasks.tinylook.rows import LOOK, NAME, prepare, rows
 
 TASK = Task(
@@ -18,5 +19,7 @@ TASK = Task(
     tools=(LOOK,),
     script="turnwise.tasks.tinylook.traces:script",
     scorer="turnwise.tasks.tinylook.reward:tinylook",
+    reductions=REDUCTIONS,
+    metrics=measures,
     defaults={"sampling.max_tokens": 16, "chat.tool_format": "hermes"},
 )

@@ -20,6 +20,8 @@ RGB: dict[str, Colour] = {
     "yellow": (226, 200, 36), "purple": (150, 56, 190), "orange": (242, 140, 24),
 }  # fmt: skip
 MOST_TRIES = 400
+PALE = 250
+"""The grey of a plate."""
 GAP = 3
 """Pixels between a mark and its digit."""
 
@@ -48,8 +50,8 @@ class Sizes:
 
     @property
     def mark(self) -> int:
-        """Side of a mark: three pixels of the view, and room beside it for a digit."""
-        return max(HEIGHT + 1, 3 * self.canvas // self.view)
+        """Side of a mark: four pixels of the view, and room beside it for a digit."""
+        return max(HEIGHT + 1, 4 * self.canvas // self.view)
 
     @property
     def plate(self) -> int:
@@ -103,6 +105,12 @@ class Drawing:
         red, green, blue = (min(255, max(0, level + self.rng.randint(-12, 12))) for level in RGB[colour])
         return red, green, blue
 
+    def tint(self, colour: str) -> Colour:
+        """A colour by name, paler or stronger: how much of it there is must not tell how many things have it."""
+        share = self.rng.uniform(0.45, 1.0)
+        red, green, blue = (round(PALE + (level - PALE) * share) for level in RGB[colour])
+        return red, green, blue
+
     def is_free(self, box: Box) -> bool:
         """Whether nothing stands there."""
         return not any(
@@ -148,7 +156,7 @@ class Drawing:
             if split_of(left, upper) == self.split:
                 box = (left, upper, left + side, upper + side)
                 self.fill(box, self.ground - 40)
-                self.fill((left + 1, upper + 1, left + side - 1, upper + side - 1), 250)
+                self.fill((left + 1, upper + 1, left + side - 1, upper + side - 1), PALE)
                 return box
             self.taken.pop()
         raise NoRoom

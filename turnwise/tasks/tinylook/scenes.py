@@ -14,8 +14,8 @@ from turnwise.tasks.tinylook.language import COLOURS, ROWS, SEARCHED, SHAPES, SI
 
 PRIOR_DIGIT, PRIOR_SHARE = "7", 0.7
 """What `prior` answers so often."""
-DOT, CELL = 4, 6
-"""Pixels of a dot, and of its place on a plate."""
+DOTS, CELL = (4, 5), 6
+"""Pixels of dots, and of the place of each on a plate."""
 TILES = 8, 16
 
 
@@ -82,7 +82,7 @@ def _search(drawing: Drawing) -> Scene:
     scale = max(1, round(sizes.canvas / sizes.view / 2))
     side = sizes.canvas // 4
     width, height = WIDTH * scale + 3 + WIDTH, HEIGHT * scale
-    ink = drawing.ground - rng.randint(70, 110)
+    ink = drawing.ground - 90
     cells = rng.sample(list(itertools.product(range(4), range(4))), rng.randint(*TILES))
     answer, target, tile = rng.choice(DIGITS), (0, 0, 0, 0), (0, 0, 0, 0)
     for number, (column, row) in enumerate(cells):
@@ -94,7 +94,7 @@ def _search(drawing: Drawing) -> Scene:
             if number or split_of(*at) == drawing.split:
                 break
         drawing.write(letter, left, upper, ink, scale)
-        box = drawing.write(digit, *at, ink)
+        box = drawing.write(digit, *at, drawing.ground - rng.randint(40, 140))
         if number == 0:
             target, tile = box, (left, upper, left + width, upper + height)
     return Scene(Puzzle.SEARCH, read_question(Puzzle.SEARCH), answer, (target,), drawing.pixels, (tile,))
@@ -109,10 +109,11 @@ def _count(drawing: Drawing) -> Scene:
     cells = rng.sample(list(itertools.product(range(per_row), range(per_row))), count + rng.randint(2, 6))
     targets = []
     for number, (column, row) in enumerate(cells):
-        left = plate[0] + 1 + column * CELL + rng.randint(0, CELL - DOT - 1)
-        upper = plate[1] + 1 + row * CELL + rng.randint(0, CELL - DOT - 1)
-        box = (left, upper, left + DOT, upper + DOT)
-        drawing.fill(box, drawing.shade(colour if number < count else rng.choice(others)))
+        size = rng.choice(DOTS)
+        left = plate[0] + 1 + column * CELL + rng.randint(0, CELL - size - 1)
+        upper = plate[1] + 1 + row * CELL + rng.randint(0, CELL - size - 1)
+        box = (left, upper, left + size, upper + size)
+        drawing.fill(box, drawing.tint(colour if number < count else rng.choice(others)))
         targets += [box] if number < count else []
     question = read_question(Puzzle.COUNT, colour=colour)
     return Scene(Puzzle.COUNT, question, str(count), tuple(targets), drawing.pixels, (plate,))

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.rollout.tools.look import STEPS, box_of, looked_at
-from turnwise.tasks.tinylook.canvas import RGB, Box, Pixels, Sizes
+from turnwise.tasks.tinylook.canvas import PALE, RGB, Box, Pixels, Sizes
 from turnwise.tasks.tinylook.font import DIGITS, HEIGHT, WIDTH, glyph
 from turnwise.tasks.tinylook.language import COLOURS, SIDES, Puzzle
-from turnwise.tasks.tinylook.scenes import DOT, Scene, turned
+from turnwise.tasks.tinylook.scenes import Scene, turned
 
 QUADRANTS = ((0, 0), (8, 0), (0, 8), (8, 8))
 FAINT = 12.0
@@ -165,6 +165,31 @@ def _distances(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.linalg.norm(pixels[:, None] - palette[None], axis=2)
 
 
+def _tinted(region: Pixels, colour: str) -> NDArray[np.bool_]:
+    """Where a plate has this colour, however pale: as far from its grey in the same direction."""
+    away = PALE - region.astype(np.float32)
+    palette = PALE - np.array([RGB[one] for one in COLOURS], dtype=np.float32)
+    size = np.linalg.norm(away, axis=2)
+    alike = away @ (palette / np.linalg.norm(palette, axis=1, keepdims=True)).T
+    return (size > 40) & (alike.max(2) > 0.985 * size) & (alike.argmax(2) == COLOURS.index(colour))
+
+
+def _islands(mask: NDArray[np.bool_]) -> int:
+    """How many connected parts it has that are larger than a frayed edge."""
+    left = {(int(y), int(x)) for y, x in np.argwhere(mask)}
+    found = 0
+    while left:
+        waiting, size = [left.pop()], 0
+        while waiting:
+            y, x = waiting.pop()
+            size += 1
+            near = left & {(y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)}
+            left -= near
+            waiting += near
+        found += size >= 6
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """What looks showed, to be asked by places on the canvas."""
@@ -178,11 +203,7 @@ class _Seen:
 
     def dots(self, plate: Box, colour: str) -> str:
         def count(region: Pixels) -> str:
-            flat = region.reshape(-1, 3).astype(np.float32)
-            found = _distances(flat)
-            own = (found.argmin(1) == COLOURS.index(colour)) & (found.min(1) < 45)
-            scale = region.shape[0] / self.sizes.plate
-            return str(round(float(own.sum()) / (DOT * scale) ** 2) or "")
+            return str(_islands(_tinted(region, colour)) or "")
 
         return self._first(plate, count)
 
