@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jsonschema
 
 from turnwise import time_budget
+from turnwise.chat.replies import with_texts
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_images import with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
@@ -29,7 +30,19 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    Image,
+    JsonSchema,
+    Message,
+    Part,
+    Role,
+    Sample,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 
 CLOSE_SECONDS = 10.0
 
@@ -172,6 +185,8 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    """Prepares images for the model; DataError for one that it cannot be shown."""
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -315,7 +330,15 @@ class EpisodeTools:
         else:
             session = await self._session(chosen)
             result = as_result(await session.call(arguments))
-        return await with_images(result) if result.images else result
+        if not result.images:
+            return result
+        result = await with_images(result)
+        if self.look is not None and self.takes_images:
+            try:
+                await self.look(result.images)
+            except DataError as error:
+                raise ToolError(f"its image cannot be shown: {error}") from error
+        return result
 
     async def _session(self, chosen: Tool) -> ToolSession:
         opening = self.sessions.get(chosen.name)
@@ -353,6 +376,12 @@ async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Mes
 
 async def _settled(tasks: Sequence["asyncio.Task[Message]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cleaned(message: Message) -> Message:
+    """A message whose text every tokenizer can take: a loop's own words are not cleaned yet."""
+    content = with_texts(message, clean)
+    return message if content == message.content else replace(message, content=content)
 
 
 def clean(text: str) -> str:
