@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
-from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
+from turnwise.knobs import PLUGIN, also, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 IN_PROCESS = ("auto", "torch", "cuda")
 """Engines that run the model in this process."""
@@ -75,6 +75,9 @@ class DataConfig:
     dataset: str | None = None
     """A Dataset class of your own that reads those files, as file.py:Class; it is made as verl makes its custom_cls.
     Set it when rows need code to be read. Null reads the files as they are."""
+    images_from: str | None = None
+    """A folder or a .tar in which the images that rows name by path are looked for; a tar is read where it lies. Set it
+    when they do not lie beside the data file; a row's own column `images_from` goes before it."""
     prompt_key: str = "prompt"
     """The column that holds the messages. Set it when your files call it something else."""
     default_source: str | None = None
@@ -135,7 +138,7 @@ class EngineConfig:
     python: str | None = knob(None, only("engine.name", *SERVERS))
     """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
     it to keep their packages in an environment of their own."""
-    retries: int = knob(3, at_least(0), only("engine.name", "openai", *FOREIGN, PLUGIN))
+    retries: int = knob(3, at_least(0), only("engine.name", "openai", *FOREIGN, PLUGIN), also("cluster.name", "ray"))
     """How often a request that failed is sent again, or a turn whose server or node went away is asked for again.
     Lower it to see failures at once, raise it for a shaky network."""
     script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from turnwise.chat.image_blocks import Prompt, images_in
 from turnwise.chat.renderer import HistoryRewritten, Renderer
+from turnwise.chat.replies import with_texts
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
@@ -17,6 +18,7 @@ from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
 from turnwise.media import Media
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.rollout.openai_messages import image_content
+from turnwise.rollout.toolbox import clean
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -130,6 +132,12 @@ class ChatBackend(Protocol):
     async def close(self) -> None:
         """Release what the engine keeps for this conversation."""
         ...
+
+
+def cleaned(message: Message) -> Message:
+    """A message whose text every tokenizer can take: a loop's own words are not cleaned yet."""
+    content = with_texts(message, clean)
+    return message if content == message.content else replace(message, content=content)
 
 
 async def look_at(backend: ChatBackend, messages: Sequence[Message]) -> None:

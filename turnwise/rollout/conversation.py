@@ -8,10 +8,9 @@ from typing import Any, NoReturn
 from turnwise.chat.image_blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.chat_backends import ChatBackend, look_at
+from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at
 from turnwise.rollout.interaction_sessions import InteractionSession
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
-from turnwise.rollout.toolbox import cleaned
 from turnwise.types import (
     CallStatus,
     Completion,

@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
 from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_sources import member_of, read_image
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -53,7 +54,7 @@ def check_image(image: Image) -> None:
     """DataError for an image that could not be sent; of a file no more than its beginning is read."""
     if image.source.startswith(("http://", "https://")):
         return
-    if image.source.startswith("data:"):
+    if image.source.startswith("data:") or member_of(image.source) is not None:
         data_url(image)
         return
     path = _path(image)
@@ -79,6 +80,9 @@ def data_url(image: Image) -> str:
             raise DataError(f"the image {source[:_HEAD]}... is not a readable data URL: {error}") from error
         _check(content, len(content), f"{source[:_HEAD]}...")
         return source
+    if member_of(source) is not None:
+        content = read_image(source, MAX_IMAGE_BYTES)
+        return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
     path = _path(image)
     check_image(image)
     try:

@@ -5,17 +5,17 @@ import contextlib
 import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
 
 from turnwise import time_budget
-from turnwise.chat.replies import with_texts
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
+from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.tool_images import with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
 from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
@@ -61,6 +61,7 @@ class _Entry:
     seconds: float
     reply_tokens: int
     keep: Keep
+    image_size: tuple[int, int] | None
 
 
 class Toolbox:
@@ -172,6 +173,7 @@ class Toolbox:
             seconds=seconds,
             reply_tokens=options.max_reply_tokens or config.max_reply_tokens,
             keep=options.keep or config.keep,
+            image_size=options.image_size,
         )
 
 
@@ -192,7 +194,11 @@ class EpisodeTools:
     rewards: dict[str, float] = field(default_factory=dict)
     """What tools said at the end that their use was worth; filled by `close`."""
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
+    made: list[MadeImage] = field(default_factory=list)
+    """What tools gave back, in the order of the calls: the same on every machine, whichever of a turn ends first."""
     _own_sample: Sample | None = None
+    _made_now: dict[int, list[MadeImage]] = field(default_factory=dict)
+    """Those of the turn under way, by the number of the call."""
 
     async def call(self, calls: Sequence[ToolCall], records: list[CallRecord]) -> list[Message]:
         """Run the calls of one turn side by side; answers and `records` keep the order of the calls.
@@ -212,6 +218,8 @@ class EpisodeTools:
         finally:
             seconds = time.perf_counter() - start
             records += [done.get(i) or CallRecord(call, unfinished, seconds) for i, call in enumerate(calls)]
+            self.made += [one for number in sorted(self._made_now) for one in self._made_now[number]]
+            self._made_now.clear()
 
     async def close(self, *, scored: bool = True) -> list[str]:
         """Close every session; what went wrong is returned, not raised, so that all of them are tried.
@@ -291,12 +299,12 @@ class EpisodeTools:
         try:
             self._check(entry, call)
             if entry.instant:
-                return CallStatus.OK, await self._attempt(entry.tool, call)
+                return CallStatus.OK, await self._attempt(number, entry, call)
             plugin_calls.check_leaked()
             async with time_budget.slot(entry.slots):
                 if entry.rate is not None:
                     await entry.rate.turn()
-                return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
+                return CallStatus.OK, await plugin_calls.in_task(self._attempt(number, entry, call), seconds)
         except BadArguments as error:
             return self._failed(CallStatus.BAD_ARGUMENTS, str(error), error)
         except ToolError as error:
@@ -320,7 +328,8 @@ class EpisodeTools:
         """What the model reads of a call that came to nothing."""
         return status, ToolResult(f"Error: {problem}")
 
-    async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
+    async def _attempt(self, number: int, entry: _Entry, call: ToolCall) -> ToolResult:
+        chosen = entry.tool
         try:
             arguments = _copied(call.arguments)  # the call is on record; a tool may change what it is given
         except RecursionError as error:
@@ -332,7 +341,7 @@ class EpisodeTools:
             result = as_result(await session.call(arguments))
         if not result.images:
             return result
-        result = await with_images(result)
+        result, self._made_now[number] = await with_images(result, entry.image_size)
         if self.look is not None and self.takes_images:
             try:
                 await self.look(result.images)
@@ -352,7 +361,7 @@ class EpisodeTools:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
         kwargs = self._own_sample.tools_kwargs.get(chosen.name, {})
-        return ToolContext(self._own_sample, kwargs, self.seed, self.messages)
+        return ToolContext(self._own_sample, kwargs, self.seed, self.messages, self.made)
 
 
 def _copied(value: Any) -> Any:
@@ -376,12 +385,6 @@ async def _together(answers: Sequence[Coroutine[Any, Any, Message]]) -> list[Mes
 
 async def _settled(tasks: Sequence["asyncio.Task[Message]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def cleaned(message: Message) -> Message:
-    """A message whose text every tokenizer can take: a loop's own words are not cleaned yet."""
-    content = with_texts(message, clean)
-    return message if content == message.content else replace(message, content=content)
 
 
 def clean(text: str) -> str:
