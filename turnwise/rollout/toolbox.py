@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.tool_images import with_images
@@ -30,7 +30,19 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    Image,
+    JsonSchema,
+    Message,
+    Part,
+    Role,
+    Sample,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 
 CLOSE_SECONDS = 10.0
 
@@ -175,6 +187,8 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    """Prepares images for the model; DataError for one that it cannot be shown."""
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -328,6 +342,11 @@ class EpisodeTools:
         if not result.images:
             return result
         result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.look is not None and self.takes_images:
+            try:
+                await self.look(result.images)
+            except DataError as error:
+                raise ToolError(f"its image cannot be shown: {error}") from error
         return result
 
     async def _session(self, chosen: Tool) -> ToolSession:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
-from turnwise.engines.samplers.request import NoiseKey, Request, refuse_media
+from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
@@ -56,7 +56,7 @@ class ScriptedSampler:
         latency: float = 0.0,
     ) -> None:
         self.context_length = context_length
-        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}))
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}), media=True)
         self._version = 0
         self._tokenizer = tokenizer
         self._script = script
@@ -67,7 +67,6 @@ class ScriptedSampler:
 
     async def generate(self, request: Request) -> Completion:
         """Encode what the script says, cut after a stop and to the limits."""
-        refuse_media(request, "scripted sampler")
         if self._latency:
             await asyncio.sleep(self._latency)
         params, token_ids = request.params, request.token_ids.tolist()
