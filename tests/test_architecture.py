@@ -13,7 +13,7 @@ LAYERS = (
     {"media"},
     {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
-    {"plugins", "config_check", "files", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
+    {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget", "image_bytes", "environment"},
     {"image_sources"},
     {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},

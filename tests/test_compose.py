@@ -144,6 +144,8 @@ def test_keys_that_this_run_never_reads_are_found() -> None:
     assert problem.startswith("engine.base_url (command line) is never read: engine.name is auto")
     assert unread(compose(["engine=openai", "engine.base_url=http://127.0.0.1:1"])) == []
     assert "rollout.interaction" in unread(compose(["task=null", "rollout.interaction_kwargs.max_turns=2"]))[0]
+    assert unread(compose(["engine.retries=1", "cluster=ray"])) == [], "a turn whose node went away is asked for again"
+    assert unread(compose(["engine.retries=1"]))[0].endswith("module:name, or cluster.name is ray")
 
 
 def test_mistakes_are_found_before_torch_is_imported() -> None:

@@ -32,6 +32,7 @@ def test_a_page_says_default_type_range_and_readers() -> None:
     assert PAGES["algorithm.kl_target"].takes == "a number, more than 0, or null"
     assert PAGES["algorithm.kl_target"].when == "only when algorithm.kl_reward is set"
     assert PAGES["sandbox.level"].when == "only with sandbox.url=null"
+    assert str(PAGES["engine.retries"].when).endswith(" or cluster.name=ray")
     assert PAGES["learner.precision"].takes == "float32 | bfloat16 | null"
     assert PAGES["algorithm.advantage"].choices() == meanings(Advantage)
     assert PAGES["algorithm.advantage"].choices()["rloo"] == "The mean of the others of its group."

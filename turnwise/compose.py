@@ -13,7 +13,7 @@ from turnwise.config import Config
 from turnwise.config_check import COMMAND_LINE, DEFAULT, check_config
 from turnwise.environment import fill_in
 from turnwise.errors import ConfigError, nearest, one_line, unknown
-from turnwise.knobs import Knob, is_plugin, is_wanted, kind_of, knobs_of
+from turnwise.knobs import Knob, is_plugin, kind_of, knobs_of
 from turnwise.strict_yaml import read_yaml, write_yaml
 from turnwise.task import config_values, is_own
 
@@ -105,14 +105,8 @@ def unread(composed: Composed) -> list[str]:
     for key, knob in knobs_of(Config).items():
         if knob.only is None or values[key] == unset[key] or composed.origins[key] == str(composed.recorded):
             continue
-        other, wanted = knob.only
-        value = values[other]
-        shown = value.value if isinstance(value, enum.Enum) else value
-        if not is_wanted(value, wanted):
-            when = "set" if wanted == ("*",) else " or ".join(wanted)
-            found.append(
-                f"{key} ({composed.origins[key]}) is never read: {other} is {shown}; it is read when that is {when}"
-            )
+        if (why := knob.why_unread(values)) is not None:
+            found.append(f"{key} ({composed.origins[key]}) is never read: {why}")
     return found
 
 

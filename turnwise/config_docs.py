@@ -52,7 +52,9 @@ class KnobPage:
         key, values = self.knob.only
         if values == ("*",):
             return f"only when {key} is set"
-        return f"only with {' or '.join(f'{key}={shown(_plain(value))}' for value in values)}"
+        other, more = self.knob.also or ("", ())
+        ways = [f"{one}={shown(_plain(value))}" for one, every in ((key, values), (other, more)) for value in every]
+        return f"only with {' or '.join(ways)}"
 
     def choices(self) -> dict[str, str]:
         """Its choices with their meaning."""

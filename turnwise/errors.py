@@ -45,6 +45,10 @@ class EngineLost(EngineError):
         """Whether another replica serves already, so that there is no need to wait."""
 
 
+class WeightsSuperseded(EngineError):
+    """Weights that cannot be had any more, since newer ones are on their way: the sampler is well as it was before."""
+
+
 class StorageError(TurnwiseError):
     """A run directory that cannot be written or read."""
 

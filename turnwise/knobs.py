@@ -6,7 +6,7 @@ import math
 import types
 import typing
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,20 @@ class Knob:
     """(another key, its values with which this one is read)."""
     offered: type[enum.Enum] | None = None
     """The names that a knob offers which takes a plug-in too."""
+    also: tuple[str, tuple[str, ...]] | None = None
+    """A second condition: with either of the two it is read."""
+
+    def why_unread(self, values: Mapping[str, Any]) -> str | None:
+        """Why it is not read with these values of all keys; None where it is."""
+        ways = [way for way in (self.only, self.also) if way is not None]
+        if not ways or any(is_wanted(values[key], wanted) for key, wanted in ways):
+            return None
+        (key, wanted), *others = ways
+        value = values[key]
+        when = ["set" if wanted == ("*",) else " or ".join(wanted)]
+        when += [f"{other} is {' or '.join(more)}" for other, more in others]
+        shown = value.value if isinstance(value, enum.Enum) else value
+        return f"{key} is {shown}; it is read when that is {', or '.join(when)}"
 
     @property
     def is_dict(self) -> bool:
@@ -92,6 +106,7 @@ def knobs_of(section: type, prefix: str = "") -> dict[str, Knob]:
             range_of(field, bare),
             field.metadata.get("only"),
             field.metadata.get("choices"),
+            field.metadata.get("also"),
         )
     return found
 
@@ -104,6 +119,11 @@ def knob(default: Any, *marks: dict[str, Any]) -> Any:
 def only(key: str, *values: str) -> dict[str, Any]:
     """This knob is read only when another has one of these values ("*": when it is set, PLUGIN: the user's, "null")."""
     return {"only": (key, values)}
+
+
+def also(key: str, *values: str) -> dict[str, Any]:
+    """Beside `only`: this knob is read with these values of another key too."""
+    return {"also": (key, values)}
 
 
 def at_least(least: float, at_most: float | None = None) -> dict[str, Any]:

@@ -17,17 +17,19 @@ from turnwise import configure
 from turnwise.checks.training import check_training
 from turnwise.cluster import stored_weights
 from turnwise.cluster.connection import Connection
+from turnwise.cluster.learner import LearnerWeights
+from turnwise.cluster.learner_actor import StaleWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
 from turnwise.cluster.sampler_actor import SamplerFacts
-from turnwise.cluster.samplers import ActorSampler
+from turnwise.cluster.samplers import ActorSampler, open_samplers
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
 from turnwise.cluster.workers import Workers
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
-from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.errors import ConfigError, EngineError, EngineLost, WeightsSuperseded
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Result, Status
 from turnwise.trust import reaches
@@ -83,6 +85,7 @@ class Actor:
         self.ping, self.open, self.submit, self.collect, self.close = map(
             Call, (self._ping, self._open, self._submit, self._collect, self._close)
         )
+        self.wake = Call(self._ping)
 
     async def _ping(self) -> None:
         await self.room.wait()
@@ -134,6 +137,8 @@ def test_turns_of_a_sampler_that_is_made_anew_are_lost_and_those_of_a_closed_one
         with pytest.raises(EngineError, match="is closed") as caught:
             await waiting
         assert not isinstance(caught.value, EngineLost)
+        with pytest.raises(EngineLost, match="is not there"):
+            await sampler.wake()
         assert [one.closed for one in actors] == [False, True]  # which removes its files before it is killed
 
     asyncio.run(main())
@@ -167,6 +172,88 @@ def test_a_sampler_that_waits_for_room_says_so() -> None:
         actor.room.set()
         await starting
         assert "waits for a node with room: the cluster has 0 node(s)" in said[0]
+        await sampler.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_run_begins_with_the_samplers_that_are_there_and_names_the_others_until_they_come() -> None:
+    async def main() -> None:
+        actors, said = [Actor() for _ in range(4)], list[str]()
+        loaded = asyncio.Event()
+
+        def opens(work: Callable[[], Awaitable[SamplerFacts]], *, fails: Exception | None = None) -> Call:
+            async def late() -> SamplerFacts:
+                await loaded.wait()
+                if fails is not None:
+                    raise fails
+                return await work()
+
+            return Call(late)
+
+        actors[1].open = opens(actors[1]._open)
+        actors[2].open = opens(actors[2]._open, fails=ConfigError("no such folder on this node"))
+        made = iter(actors)
+        options = SimpleNamespace(remote=lambda *_: next(made))
+        ray = SimpleNamespace(
+            exceptions=import_module("ray").exceptions, kill=lambda actor: None, nodes=lambda: [],
+            remote=lambda kind: SimpleNamespace(options=lambda **_: options),
+        )  # fmt: skip
+        config = configure("cluster=ray", "cluster.samplers=3", "cluster.wait_seconds=0.05")
+        connection = Connection(config.cluster, ray, listeners=[said.append])
+        async with open_samplers(connection, config, said.append) as (pool, facts):
+            assert facts.context_length == 32 and len(pool.names) == 1
+            assert any("1 of 3 sampler(s) write" in text for text in said)
+            await until(lambda: sum("still loads its model on" in text for text in said) >= 2)
+            loaded.set()
+            await until(lambda: len(pool.names) == 2 and any("given up" in text for text in said))
+        assert any("sampler 2 on a node joined" in text for text in said)
+        assert any("sampler 3 is given up: no such folder on this node" in text for text in said)
+
+    asyncio.run(main())
+
+
+def test_one_that_was_lost_while_it_started_is_no_reason_to_give_up_on_the_others() -> None:
+    async def main() -> None:
+        connection = Connection(configure("cluster=ray").cluster, None)
+
+        async def ends(seconds: float, found: int | EngineLost) -> int:
+            await asyncio.sleep(seconds)
+            if isinstance(found, EngineLost):
+                raise found
+            return found
+
+        lost = EngineLost("its node left")
+        tasks = [asyncio.create_task(ends(*one)) for one in ((0.0, lost), (0.05, 7))]
+        assert await connection.first(tasks, lambda: True, "a sampler") == 7
+        with pytest.raises(EngineLost, match="its node left"):
+            await connection.first([asyncio.create_task(ends(0.0, lost))], lambda: True, "a sampler")
+
+    asyncio.run(main())
+
+
+def test_weights_that_newer_ones_replace_are_no_reason_to_restart_a_sampler() -> None:
+    class Superseded(LearnerWeights):
+        """Weights of a learner that has gone on since."""
+
+        def __init__(self) -> None:
+            pass
+
+        async def parts(self) -> list[Any]:
+            raise EngineLost("newer weights are on their way") from StaleWeights("the learner has made 2 updates")
+
+    async def main() -> None:
+        sampler = sampler_of([Actor()], [])
+        await sampler.start()
+        with pytest.raises(WeightsSuperseded, match="newer weights"):
+            await sampler.publish(Superseded(), 1)
+        assert await sampler.healthy()
         await sampler.close()
 
     asyncio.run(main())

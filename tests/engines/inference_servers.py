@@ -59,6 +59,10 @@ class Model:
     asked: list[Any] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     streams: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What it was started with, as far as it tells."""
+    unscaled: bool = False
+    """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
     """Makes something else of an event; None hangs up."""
 
@@ -123,9 +127,12 @@ def vllm_app(model: Model) -> Starlette:
 
     async def info(_: Request) -> Response:
         config = {
-            "model_config": {"logprobs_mode": "processed_logprobs"}, "device_config": {"device": "cuda"},
-            "parallel_config": {"worker_extension_cls": ""},
+            "model_config": {"logprobs_mode": "processed_logprobs", "enable_sleep_mode": True},
+            "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
+            "lora_config": {"max_lora_rank": 16},
         }  # fmt: skip
+        for section, values in model.settings.items():
+            config[section] = values and config[section] | values
         return JSONResponse({"vllm_config": config})
 
     paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/sleep", "/wake_up",
@@ -142,8 +149,11 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
 
     async def generate(request: Request) -> Response:
         body = await request.json()
-        model.asked.append(body)
         sampling = body["sampling_params"]
+        if "top_logprobs_num" in body:
+            likeliest = -0.5 if model.unscaled or sampling["temperature"] == 1.0 else -4.6
+            return JSONResponse({"meta_info": {"output_top_logprobs": [[[likeliest, 2, None]]]}})
+        model.asked.append(body)
         weights = model.adapters.get(body.get("lora_path", ""), model.weights)
 
         async def made() -> AsyncIterator[dict[str, Any]]:
@@ -174,7 +184,8 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
         return JSONResponse({"success": True})
 
     async def info(request: Request) -> Response:
-        return JSONResponse({"model_path": "m"} if "model" in request.url.path else {"context_length": CONTEXT})
+        settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
+        return JSONResponse({"model_path": "m"} if "model" in request.url.path else settings)
 
     paths = ("/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter",
              "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip

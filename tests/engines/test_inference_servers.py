@@ -312,6 +312,37 @@ def test_servers_that_are_not_there_or_not_what_they_should_be_are_refused() -> 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("vllm", {"model_config": {"enable_sleep_mode": False}}, "--enable-sleep-mode"),
+        ("vllm", {"lora_config": None}, "--enable-lora"),
+        ("vllm", {"model_config": {"logprobs_mode": "raw_logprobs"}}, "--logprobs-mode processed_logprobs"),
+        ("sglang", {"enable_memory_saver": False}, "--enable-memory-saver"),
+        ("sglang", {"enable_lora": None}, "--enable-lora"),
+        ("sglang", {"context_length": -1}, "may have -1 tokens"),
+    ],
+)
+def test_what_an_attached_server_cannot_do_is_asked_of_it_and_not_of_this_machine(
+    kind: str, settings: dict[str, Any], words: str
+) -> None:
+    async def work(server: InferenceServer, _: Model) -> None:
+        assert server.capabilities.sleeps
+
+    with pytest.raises(EngineError, match=words):
+        played(kind, work, settings=settings)
+    played(kind, work)
+
+
+def test_log_probs_without_the_temperature_are_taken_where_it_is_1_and_refused_elsewhere() -> None:
+    async def work(server: InferenceServer, _: Model) -> None:
+        assert (await server.generate(request([1], temperature=1.0, max_tokens=2))).token_ids.tolist() == [2, 3]
+        with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB, or set sampling.temperature=1"):
+            await server.generate(request([1], temperature=0.7))
+
+    played("sglang", work, unscaled=True)
+
+
 def process(log: Path, said: list[str]) -> ServerProcess:
     def command(port: int) -> list[str]:
         return [sys.executable, inference_servers.__file__, str(port)]

@@ -2,10 +2,11 @@
 
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from inference_servers import Model, vllm_app
+from inference_servers import Model, sglang_app, vllm_app
 
 from turnwise.assemble import make_renderer
 from turnwise.compose import configure
@@ -14,6 +15,7 @@ from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.opening import model_source, open_sampler
 from turnwise.engines.opening_foreign import check_foreign, described, devices_of, shared_place
 from turnwise.engines.samplers.sampler import Logprobs
+from turnwise.engines.samplers.vllm_server import VllmServer
 from turnwise.engines.updates import Adapter, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import serving_beside
@@ -80,6 +82,14 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
     [
         (("engine.servers=['nowhere']",), "engine.servers='nowhere' must be like"),
         (("engine.servers=['http://127.0.0.1:9']",), "does not serve"),
+        (("engine.servers=['ftp://x']",), "must be like http://127.0.0.1:8000$"),
+        (("engine.servers=['http://127.0.0.1:9?a=b']",), "must be like"),
+        (("engine.servers=['http://me:word@127.0.0.1:9']",), "no name or password"),
+        (("engine.servers=['http://127.0.0.1:9', 'http://127.0.0.1:9/v1/']",), "names a server twice"),
+        (("engine.server_options=[--logprobs-mode, raw_logprobs]",), "--logprobs-mode is Turnwise's to say"),
+        (("engine.server_options=['--host=0.0.0.0']",), "--host is Turnwise's to say"),
+        (("engine.server_options=[--api-key, abc]",), "--api-key would be kept .* TURNWISE_ENGINE_KEY"),
+        (("engine.server_options=['--hf_token=abc']",), "--hf_token would be kept"),
         (("engine.servers=['http://127.0.0.1:9']", "engine.replicas=2"), "engine.replicas=2 are started where"),
         (("engine.servers=['http://127.0.0.1:9', 'http://127.0.0.1:9/']",), "names a server twice"),
         (("engine.servers=['http://127.0.0.1:9']", "engine.server_options=[-tp, '2']"), "engine.server_options=.* run"),
@@ -122,7 +132,7 @@ def test_servers_are_attached_to_by_address_and_closed_when_one_is_missing(monke
             serving_beside(vllm_app(Model()), "127.0.0.1") as two,
         ):
             urls = [f"http://127.0.0.1:{port}" for port in (one, two)]
-            config = configure("engine=vllm_server", f"engine.servers={urls}")
+            config = configure("engine=vllm_server", f"engine.servers={[urls[0], urls[1] + '/v1']}")
             assert await check_foreign(config) == "2 server(s) answer"
             opened = await open_sampler(config, make_renderer(config), said.append)
             assert opened.sampler.context_length == 64 and "takes WeightsFolder" in said[-1]
@@ -132,3 +142,39 @@ def test_servers_are_attached_to_by_address_and_closed_when_one_is_missing(monke
                 await open_sampler(config, make_renderer(config), said.append)
 
     asyncio.run(main())
+
+
+def test_log_probs_that_no_learner_recomputes_are_refused_when_a_server_is_attached() -> None:
+    async def main() -> None:
+        async with serving_beside(sglang_app(Model(unscaled=True)), "127.0.0.1") as port:
+            given = ("engine=sglang_server", f"engine.servers=['http://127.0.0.1:{port}']")
+            with pytest.raises(EngineError, match="at temperature 0.7 does not recompute"):
+                warm = configure(*given, "sampling.temperature=0.7")
+                await open_sampler(warm, make_renderer(warm), print)
+            plain = configure(*given)
+            await (await open_sampler(plain, make_renderer(plain), print)).sampler.close()
+
+    asyncio.run(main())
+
+
+def test_a_started_server_is_given_its_key_by_the_environment_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("VLLM_API_KEY", "a judge's")
+    config = configure("engine=vllm_server")
+    for key in (None, "our own"):
+        if key is not None:
+            monkeypatch.setenv("TURNWISE_ENGINE_KEY", key)
+        (server,) = opening_foreign._servers(
+            config, model_source(config), opening_foreign._capabilities(config), print, vocabulary=9, decode=str
+        )
+        assert isinstance(server, VllmServer) and server._process is not None
+        assert server._process._environment["VLLM_API_KEY"] == (key or "")
+        assert "our own" not in " ".join(server._process._command(1))
+    (first, second) = tmp_path.iterdir()  # logs outlive who wrote them, until the next one comes
+    for folder in (first, second):
+        (folder / "lock").unlink()
+        (folder / "lock").touch()
+    opening_foreign.OwnFolder("turnwise-servers-").remove()
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,6 @@
 """What a sampler is given of a learner's weights, where it lies, and that it does not pile up."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,19 +94,27 @@ def test_the_folder_of_updates_is_gone_afterwards_and_what_a_killed_process_left
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "MEMORY", tmp_path)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left, living = tmp_path / f"turnwise-weights-{dead.pid}-x", tmp_path / f"turnwise-weights-{os.getppid()}-y"
-    for folder in (left, living, tmp_path / "turnwise-weights-zzz"):
-        folder.mkdir()
+    shared = tmp_path / "shared"
+    script = f"""
+import os, pathlib, signal
+from turnwise.engines import publishing
+publishing.MEMORY = pathlib.Path({str(tmp_path)!r})
+with publishing.weights_place(10, None) as one, publishing.weights_place(10, pathlib.Path({str(shared)!r})) as two:
+    print(one, two, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    left = [Path(name) for name in killed.stdout.split()]
+    (tmp_path / "turnwise-weights-zzz").mkdir()
+    assert len(left) == 2 and all(folder.is_dir() for folder in left)
     with weights_place(10, None) as place:
         assert place.parent == tmp_path and place.is_dir()
-        assert not left.exists() and living.exists() and (tmp_path / "turnwise-weights-zzz").exists()
-    assert not place.exists()
+        assert not left[0].exists() and (tmp_path / "turnwise-weights-zzz").exists()
+        with weights_place(10, shared) as other:
+            assert other.parent == shared and not left[1].exists() and place.exists()
+    assert not place.exists() and not other.exists()
     with weights_place(2**60, None) as place:  # no memory has room for that
         assert place.parent != tmp_path
-    with weights_place(10, tmp_path / "shared") as place:
-        assert place.parent == tmp_path / "shared"
 
 
 def test_samplers_that_cannot_be_trained_with_are_refused() -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from turnwise.engines.samplers import replicas as replicas_module
 from turnwise.engines.samplers.replicas import MOST_RESTARTS, Replicas
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights, WeightsFolder
-from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.errors import ConfigError, EngineError, EngineLost, WeightsSuperseded
 from turnwise.types import Completion, FinishReason
 
 TAKES = Capabilities(Logprobs.SCALED, frozenset({FullWeights, WeightsFolder}))
@@ -234,6 +235,39 @@ def test_one_more_replica_gets_the_weights_first_and_one_of_another_kind_is_refu
             await sampler.add(other)
         with pytest.raises(EngineError, match="no replica"):
             Replicas([], lambda text: None)
+
+    asyncio.run(main())
+
+
+def test_one_that_is_only_behind_in_weights_is_not_restarted_and_gets_those_that_come_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas_module, "NEWER_SECONDS", 0.005)
+
+    async def main() -> None:
+        stays, late, said = Local(0), Local(1), list[str]()
+        sampler = Replicas([stays], said.append)
+        take, tries = Local.publish, 0
+
+        async def superseded(update: Any, version: int) -> None:
+            nonlocal tries
+            if version < 2:
+                tries += 1
+                raise WeightsSuperseded("newer weights are on their way")
+            await take(late, update, version)
+
+        await sampler.publish(weights(1.0), 1)
+        late.publish = superseded  # type: ignore[method-assign]
+        joining = asyncio.create_task(sampler.add(late))
+        await until(lambda: tries > 2)
+        assert sampler.names == [stays.name]
+        await sampler.publish(weights(2.0), 2)
+        await joining
+        assert (late.restarts, late.version, len(sampler.names)) == (0, 2, 2)
+        stays.publish = superseded  # type: ignore[method-assign]
+        await sampler.publish(weights(3.0), 1)
+        assert stays.restarts == sampler.lost == 0 and len(sampler.names) == 2 and "keeps its weights" in said[-1]
+        await sampler.close()
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +45,42 @@ def test_one_that_dies_while_it_starts_is_explained_by_its_own_last_words(tmp_pa
     with pytest.raises(EngineLost, match=r"No such file or directory: '/no/such/program'"):
         asyncio.run(missing.start(never))
     assert (tmp_path / "m").read_text().startswith("--- /no/such/program\n")
+
+
+LATE = """
+import pathlib, socket, sys, time
+first = pathlib.Path(sys.argv[2])
+if not first.exists():
+    first.touch()
+    sys.exit("OSError: [Errno 98] Address already in use")
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    time.sleep(600)
+"""
+"""A server whose port somebody else takes the first time."""
+
+
+def test_a_port_that_is_taken_meanwhile_costs_another_start_and_ours_is_given_to_nobody_else(tmp_path: Path) -> None:
+    ports, said = list[int](), list[str]()
+
+    def command(port: int) -> list[str]:
+        ports.append(port)
+        with pytest.raises(OSError), socket.socket() as other:  # while the server starts, the port is ours
+            other.bind(("127.0.0.1", port))
+        return [sys.executable, "-c", LATE, str(port), str(tmp_path / "first")]
+
+    server = ServerProcess("server 0", command, log=tmp_path / "log", environment={}, say=said.append)
+
+    async def listens() -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(("127.0.0.1", server.port)) == 0
+
+    async def main() -> None:
+        await server.start(listens)
+        assert server.alive and server.port == ports[1]
+        await server.stop()
+
+    asyncio.run(main())
+    assert len(ports) == 2 and any(f"port {ports[0]} was taken" in text for text in said)
 
 
 def test_one_that_does_not_answer_is_spoken_of_then_given_up_with_its_workers(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from turnwise.choices import SandboxLevel
+from turnwise.own_folder import OwnFolder, sweep
 from turnwise.sandbox import probe, scratch
-from turnwise.sandbox.folders import PREFIX, PoolFolder, sweep
 from turnwise.sandbox.limits import MIB, Limits
-from turnwise.sandbox.pool import PoolSettings, SandboxPool
+from turnwise.sandbox.pool import FOLDERS, PoolSettings, SandboxPool
 from turnwise.sandbox.process import Refusal, SandboxLost, SandboxUnavailable
 from turnwise.sandbox.results import InputImage, Status
 
@@ -213,13 +213,13 @@ def test_a_dead_owners_folder_is_swept_and_a_living_ones_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = PoolFolder()
-    dead = tmp_path / f"{PREFIX}dead"
+    living = OwnFolder(FOLDERS)
+    dead = tmp_path / f"{FOLDERS}dead"
     (dead / "root" / "1").mkdir(parents=True)
     (dead / "lock").touch()
-    strange = tmp_path / f"{PREFIX}strange"
+    strange = tmp_path / f"{FOLDERS}strange"
     os.symlink("/", strange)
-    sweep()
+    sweep(FOLDERS, tmp_path)
     assert not dead.exists() and living.path.exists() and strange.is_symlink()
     living.remove()
     assert not living.path.exists()

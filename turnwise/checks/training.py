@@ -2,6 +2,7 @@
 
 from turnwise.assemble import Prepared
 from turnwise.choices import ClusterName, Decay, Precision
+from turnwise.cluster.asked import check_gpus_here
 from turnwise.config import Config
 from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
@@ -47,6 +48,8 @@ def check_training(config: Config) -> None:
             "learner learns and cannot sleep; set training.max_lag=0"
         )
     alone = config.cluster.name is ClusterName.none
+    if not alone:
+        check_gpus_here(config, training=True)
     rank_devices(config, None if alone else seen_by_learner(config), samples=alone)
     memory_here(config, beside_policy(config))
 

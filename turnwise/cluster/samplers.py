@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from turnwise.cluster.asked import asked_of, in_words
 from turnwise.cluster.connection import Connection, NeedLost, Place, Say, alone
 from turnwise.cluster.learner import LearnerWeights
+from turnwise.cluster.learner_actor import StaleWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.sampler_actor import SAMPLER_CALLS, SamplerActor, SamplerFacts
 from turnwise.config import Config
@@ -17,7 +19,7 @@ from turnwise.engines.samplers.replicas import Replicas
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.updates import FullWeights, Update, WeightsFolder
-from turnwise.errors import EngineError, EngineLost
+from turnwise.errors import EngineError, EngineLost, WeightsSuperseded, one_line
 from turnwise.types import Completion
 
 PING_SECONDS = 60.0
@@ -67,33 +69,40 @@ class ActorSampler:
 
     async def start(self) -> SamplerFacts:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
-        self.placed, self._actor = False, self._make()
+        self.placed, self._actor, room = False, self._make(), self._connection.room
         with self._connection.calling(ACTOR):
-            await self._until_placed(self._actor)
+            node = await self._patiently(
+                self._actor.ping.remote(), lambda: f"waits for a node with room: the cluster has {room()}"
+            )
             self.placed = True
-            facts: SamplerFacts = await self._actor.open.remote()
+            facts: SamplerFacts = await self._patiently(
+                self._actor.open.remote(), lambda: f"still loads its model on {node}"
+            )
         self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
         self._collecting = asyncio.create_task(self._collect(self._actor))
         return facts
 
-    async def _until_placed(self, actor: Any) -> None:
-        """Nothing is lost by waiting, but a run that stands still must say why."""
-        pinged = asyncio.ensure_future(actor.ping.remote())
+    async def _patiently(self, call: Any, words: Callable[[], str]) -> Any:
+        """What a call to the actor gives. Nothing is lost by waiting, but who does not come must be known by name."""
+        pending = asyncio.ensure_future(call)
         seconds = self._connection.config.wait_seconds
         try:
-            while not (await asyncio.wait({pinged}, timeout=seconds))[0]:
-                self._connection.say(
-                    f"{self.name} waits for a node with room: the cluster has {self._connection.room()}"
-                )
-            await pinged
+            while not (await asyncio.wait({pending}, timeout=seconds))[0]:
+                self._connection.say(f"{self.name} {words()}")
+            return await pending
         finally:
-            pinged.cancel()
+            pending.cancel()
+
+    def _present(self) -> Any:
+        """The actor; EngineLost between the end of one and the start of another."""
+        if self._actor is None:
+            raise EngineLost(f"{self.name} is not there")
+        return self._actor
 
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
-        if self._actor is None:
-            raise EngineLost(f"{self.name} is not there")
+        self._present()
         number, self._next = self._next, self._next + 1
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -117,11 +126,16 @@ class ActorSampler:
 
     async def publish(self, update: Update, version: int) -> None:
         """Have the actor fetch the weights; this process does not touch them."""
-        actor = self._actor
+        actor = self._present()
         if not isinstance(update, LearnerWeights):
             raise EngineError(f"samplers of a cluster take weights of its object store, not {type(update).__name__}")
         for _ in range(PUT_TRIES):
-            parts = await update.parts()
+            try:
+                parts = await update.parts()
+            except EngineLost as error:
+                if isinstance(error.__cause__, StaleWeights):
+                    raise WeightsSuperseded(str(error)) from error
+                raise
             try:
                 with self._connection.calling(ACTOR):
                     await actor.publish.remote(update.plan.shapes, parts, version)
@@ -132,11 +146,11 @@ class ActorSampler:
 
     async def sleep(self) -> None:
         with self._connection.calling(ACTOR):
-            await self._actor.sleep.remote()
+            await self._present().sleep.remote()
 
     async def wake(self) -> None:
         with self._connection.calling(ACTOR):
-            await self._actor.wake.remote()
+            await self._present().wake.remote()
 
     async def close(self) -> None:
         """End the actor, which removes its files first if it still can; what is pending fails."""
@@ -264,13 +278,14 @@ class ClusterSamplers(Replicas):
 
 @asynccontextmanager
 async def open_samplers(
-    connection: Connection, config: Config, say: Say
+    connection: Connection, config: Config, say: Say, *, training: bool = False
 ) -> AsyncIterator[tuple[ClusterSamplers, SamplerFacts]]:
     """`cluster.samplers` copies of the configured engine behind one sampler; closed on every path.
 
-    It begins with those for which there is room; the others join as soon as there is some for them.
+    It begins with those that are there soon after the first one; the others join as they come, and who has not come
+    within `cluster.wait_seconds` is named.
     """
-    chosen = config.cluster
+    chosen, asked = config.cluster, in_words(asked_of(config, training=training))
     place, theirs = Place.here(), alone(config)
     make = connection.actor(
         SamplerActor,
@@ -283,17 +298,17 @@ async def open_samplers(
     starting = {asyncio.create_task(one.start()): one for one in replicas}
     joining: set[asyncio.Task[None]] = set()
     pool: ClusterSamplers | None = None
+    began = time.monotonic()
     try:
         first = await connection.first(
             starting,
             lambda: any(one.placed for one in replicas),
             f"a sampler (cluster.sampler_cpus={chosen.sampler_cpus:g}, sampler_gpus={chosen.sampler_gpus:g})",
+            asked,
         )
-        await asyncio.wait({task for task, one in starting.items() if one.placed})
+        if placed := {task for task, one in starting.items() if one.placed}:  # conversations stay where they begin
+            await asyncio.wait(placed, timeout=min(time.monotonic() - began, chosen.wait_seconds))
         ready = [one for task, one in starting.items() if task.done() and task.exception() is None]
-        for task in starting:
-            if task.done() and not isinstance(task.exception(), EngineLost):  # that one is tried again
-                task.result()
         pool = ClusterSamplers(ready, say)
         for note in first.notes:
             say(note)
@@ -314,22 +329,24 @@ async def open_samplers(
 
 def _words(ready: list[ActorSampler], wanted: int) -> str:
     named = ", ".join(one.name for one in ready)
-    more = "" if len(ready) == wanted else f"; {wanted - len(ready)} more will start when a node has room"
+    more = "" if len(ready) == wanted else f"; {wanted - len(ready)} more join when they are ready"
     return f"{len(ready)} of {wanted} sampler(s) write: {named}{more}"
 
 
 async def _join(pool: Replicas, start: "asyncio.Task[SamplerFacts]", replica: ActorSampler, say: Say) -> None:
-    """A sampler for which there was no room at first."""
+    """A sampler that was not there at first."""
     waiting: asyncio.Future[SamplerFacts] = start
     while True:
         try:
             await waiting
+            await pool.add(replica)
             break
         except EngineLost as error:  # its node left again before it was ready
             say(f"{replica.name}: {error}")
             waiting = asyncio.ensure_future(replica.restart_later())
-        except EngineError as error:
-            say(f"{replica.name} is given up: {error}")
+        except Exception as error:  # whatever it was, also in a user's engine: nobody else would hear of it
+            say(f"{replica.name} is given up: {one_line(error)}")
+            await replica.close()
             return
-    await pool.add(replica)
-    say(f"{replica.name} joined")
+    if replica.name in pool.names:  # else it has been said why not
+        say(f"{replica.name} joined")

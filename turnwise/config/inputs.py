@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
-from turnwise.knobs import PLUGIN, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
+from turnwise.knobs import PLUGIN, also, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 IN_PROCESS = ("auto", "torch", "cuda")
 """Engines that run the model in this process."""
@@ -135,7 +135,7 @@ class EngineConfig:
     python: str | None = knob(None, only("engine.name", *SERVERS))
     """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
     it to keep their packages in an environment of their own."""
-    retries: int = knob(3, at_least(0), only("engine.name", "openai", *FOREIGN, PLUGIN))
+    retries: int = knob(3, at_least(0), only("engine.name", "openai", *FOREIGN, PLUGIN), also("cluster.name", "ray"))
     """How often a request that failed is sent again, or a turn whose server or node went away is asked for again.
     Lower it to see failures at once, raise it for a shaky network."""
     script: list[str] = field(default_factory=list, metadata=only("engine.name", "scripted"))

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,18 +19,18 @@ from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
 from turnwise.engines.opening_own import vocabulary_of
 from turnwise.engines.samplers import vllm_worker
-from turnwise.engines.samplers.endpoint import check_url
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import InferenceServer
 from turnwise.engines.samplers.replicas import Replica, Replicas
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
-from turnwise.engines.samplers.server_client import ServerClient
+from turnwise.engines.samplers.server_client import ServerClient, server_address
 from turnwise.engines.samplers.server_process import ServerProcess
-from turnwise.engines.samplers.sglang_server import SglangServer, sglang_command
+from turnwise.engines.samplers.sglang_server import SCALING, SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
 from turnwise.engines.updates import Adapter, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
+from turnwise.own_folder import OwnFolder
 from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
@@ -47,6 +46,10 @@ CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPAC
 _GPUS_OF_A_SERVER = (
     "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size",
 )  # fmt: skip
+_OURS = (
+    "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
+)  # fmt: skip
+_SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
 
@@ -68,6 +71,9 @@ async def open_foreign(config: Config, renderer: Renderer, say: Say) -> OpenSamp
         replicas = _servers(config, source, capabilities, say, vocabulary=vocabulary, decode=decode)
     try:
         await gather_all(one.start() for one in replicas)
+        for one in replicas:
+            if isinstance(one, SglangServer):
+                one.refuse_unscaled(config.sampling.temperature)
         sampler = Replicas(list[Replica](replicas), say)
     except BaseException:
         await asyncio.shield(asyncio.gather(*(one.close() for one in replicas), return_exceptions=True))
@@ -85,10 +91,11 @@ def check_settings(config: Config) -> None:
         )
     if engine.servers and engine.replicas > 1:
         raise ConfigError(f"engine.replicas={engine.replicas} are started where engine.servers names none to attach to")
-    addresses = [check_url(url, "engine.servers") for url in engine.servers]
+    addresses = [server_address(url) for url in engine.servers]
     if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
         raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
     _refuse_idle(engine)
+    _refuse_options(engine)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
@@ -105,6 +112,22 @@ def _refuse_idle(engine: EngineConfig) -> None:
         raise ConfigError(
             f"engine.model={engine.model} chooses of what servers that run serve; engine.servers is empty"
         )
+
+
+def _refuse_options(engine: EngineConfig) -> None:
+    """What decides who is asked for what, and secrets: a command line is kept in the run's folder and in the server's
+    log, and every process of the machine sees it."""
+    for option, _ in _said(engine.server_options):
+        if option.replace("_", "-") in _OURS:
+            raise ConfigError(
+                f"engine.server_options: {option} is Turnwise's to say; with another one its tokens or "
+                "log-probs would not be those that are asked for"
+            )
+        if option.replace("_", "-") in _SECRETS:
+            raise ConfigError(
+                f"engine.server_options: {option} would be kept in the run's folder and be seen by every process of "
+                f"this machine; put a key of the servers into {API_KEY_ENV}, one of the Hugging Face hub into HF_TOKEN"
+            )
 
 
 async def check_foreign(config: Config) -> str:
@@ -172,7 +195,8 @@ def _capabilities(config: Config) -> Capabilities:
         # vLLM's processed log-probs are those after the filters; SGLang's are of the scaled distribution itself.
         Logprobs.FILTERED if filtered and not sglang else Logprobs.SCALED,
         frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder}),
-        sleeps=bool(config.engine.sleep) and bool(look().gpus),
+        # Of servers that run already: whether they can is theirs to say, and they are asked.
+        sleeps=bool(config.engine.sleep) and (bool(config.engine.servers) or bool(look().gpus)),
     )
 
 
@@ -189,10 +213,13 @@ def _servers(
 
     if engine.servers:
         return [made(f"server {number} ({url})", url, engine.model) for number, url in enumerate(engine.servers)]
-    logs = (run_folder() or Path(tempfile.mkdtemp(prefix="turnwise-"))) / SERVERS
+    logs = (
+        run_folder() or OwnFolder("turnwise-servers-").path
+    ) / SERVERS  # kept after us, for who reads them, but once
     processes = []
     for number, devices in enumerate(devices_of(config, engine.replicas)):
         environment = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+        environment |= SCALING if kind is SglangServer else {}
         command = sglang_command(_python(config), _sglang_options(config, source))
         if kind is VllmServer:
             code = logs / "code"  # apart: our packages must not come before those of the server's own interpreter
@@ -201,7 +228,8 @@ def _servers(
             extension = ["--worker-extension-cls", "vllm_worker.WeightReader"]
             command = vllm_command(_python(config), [*extension, *_options(config, source)])
             path = os.pathsep.join([str(code.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
-            environment |= VLLM_ENVIRONMENT | {"PYTHONPATH": path}
+            # Said also where there is none: the variable may hold a judge's key, which vLLM would then ask us for.
+            environment |= VLLM_ENVIRONMENT | {"PYTHONPATH": path, "VLLM_API_KEY": key or ""}
             if devices is None:
                 environment |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
         name, log = f"server {number}", logs / f"server_{number}.log"

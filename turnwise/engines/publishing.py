@@ -1,9 +1,8 @@
 """From a learner's weights to what a sampler takes: a stream, an adapter's files or all weights in files."""
 
 import asyncio
-import os
 import shutil
-import tempfile
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs, Sampler
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
+from turnwise.own_folder import OwnFolder, sweep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ async def publish(learner: "Learner", sampler: Sampler, version: int, place: Pat
     update = await asyncio.to_thread(make_update, learner, sampler.capabilities, folder)
     await sampler.publish(update, version)
     for before in place.iterdir() if place is not None else ():
-        if before != folder:
+        if before != folder and before.is_dir():
             await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
 
@@ -101,26 +101,13 @@ async def publish(learner: "Learner", sampler: Sampler, version: int, place: Pat
 def weights_place(needed: int, shared: Path | None) -> Iterator[Path]:
     """A folder for updates, gone with the block: in memory where two updates of `needed` bytes fit, else with other
     temporary files. `shared` is a folder that other machines see, where they must."""
-    for forgotten in _forgotten(MEMORY):
-        shutil.rmtree(forgotten, ignore_errors=True)
+    sweep(_PREFIX, MEMORY)  # before its room is looked at
     parent = shared or (MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * needed else None)
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    # On a disk that machines share, locks of another one may not be seen: each looks after its own.
+    place = OwnFolder(_PREFIX if shared is None else f"{_PREFIX}{socket.gethostname()}-", parent)
     try:
-        yield place
+        yield place.path
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _forgotten(parent: Path) -> Iterator[Path]:
-    """What processes of ours that were killed left in memory."""
-    for folder in parent.glob(f"{_PREFIX}*") if parent.is_dir() else ():
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        try:
-            if owner.isdecimal() and folder.stat().st_uid == os.getuid():
-                os.kill(int(owner), 0)
-        except ProcessLookupError:
-            yield folder
-        except OSError:  # gone meanwhile, or somebody else's
-            continue
+        place.remove()

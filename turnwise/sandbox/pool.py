@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from turnwise.choices import SandboxLevel
+from turnwise.own_folder import OwnFolder
 from turnwise.sandbox import probe, resources, scratch, wire
 from turnwise.sandbox.child import Child
-from turnwise.sandbox.folders import PoolFolder
 from turnwise.sandbox.gvisor import GvisorZygote
 from turnwise.sandbox.inside import isolate
 from turnwise.sandbox.limits import Limits
@@ -23,6 +23,8 @@ from turnwise.sandbox.replies import caps_of
 from turnwise.sandbox.results import InputImage
 from turnwise.sandbox.session import LocalSession
 
+FOLDERS = "turnwise-sandbox-"
+"""How folders for sockets and scratch begin."""
 PRELOAD = ("numpy", "sympy", "pandas", "PIL.Image", "matplotlib.pyplot")
 WATCH_SECONDS = 0.05
 """Between looks at a running call: a session can make a thousand threads meanwhile."""
@@ -57,7 +59,7 @@ class SandboxPool:
         self._proven = False
         self._zygote: Zygote | GvisorZygote | None = None
         self._level = self.settings.level
-        self._folder: PoolFolder | None = None
+        self._folder: OwnFolder | None = None
         self._warm: deque[_Place] = deque()
         self._places: set[_Place] = set()
         self._filling: asyncio.Task[None] | None = None
@@ -111,7 +113,7 @@ class SandboxPool:
         settings = self.settings
         if sys.platform != "linux":
             raise SandboxUnavailable("the sandbox needs Linux; elsewhere name a server with sandbox.url")
-        self._folder = PoolFolder()
+        self._folder = OwnFolder(FOLDERS)
         self._most_sessions = resources.raise_descriptors()
         self._memory = resources.Memory(resources.memory_for_sessions())
         refusals: list[Refusal] = []

@@ -10,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 import turnwise.models.tiny
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.verl_server import VerlServerSampler
 from turnwise.errors import ConfigError, DataError, EngineError, EpisodeError, PluginError
 from turnwise.inside_verl.agent_loop import TurnwiseAgentLoop
+from turnwise.ledger import NO_VERSION
 
 HERE, TINY = Path(__file__).parent, Path(turnwise.models.tiny.__file__).parent
 REAL, DEPS = os.environ.get("TURNWISE_VERL", ""), os.environ.get("TURNWISE_VERL_DEPS", "")
@@ -76,6 +80,18 @@ def test_an_episode_is_given_back_token_by_token() -> None:
     assert found.extra_fields["turnwise"]["stop_reason"] == "answered"
     assert (found.extra_fields["min_global_steps"], found.extra_fields["max_global_steps"]) == (1, 2)
     assert found.metrics["num_preempted"] == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [({"global_steps": 4}, 4), ({"min_global_steps": 3, "max_global_steps": 5}, NO_VERSION), ({}, NO_VERSION)],
+)
+def test_a_turn_across_steps_of_verls_has_no_one_version(told: dict[str, int], version: int) -> None:
+    server = Server("42", extra_fields=told)
+    sampler = VerlServerSampler(server, DRAWN, server.tokenizer.decode, 64, 128)
+    asked = Request("c", np.array([1, 2]), SamplingParams(max_tokens=8), NoiseKey(0, 0, "s", 0))
+    found = asyncio.run(sampler.generate(asked))
+    assert [run.version for run in found.versions] == [version] and sampler.steps == list(told.values())
 
 
 def test_a_users_words_are_not_the_policys() -> None:

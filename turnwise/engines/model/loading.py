@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,11 +134,30 @@ def read_model(source: ModelSource, choice: ImplementationChoice, dtype: "torch.
         from turnwise.engines.model.decoder import Decoder
 
         return Decoder.read(source.folder, dtype) if source.gguf_file is None else _decoder_of_gguf(source, dtype)
+    if source.gguf_file is None and reads_images(read_raw_config(source.folder)):
+        from turnwise.engines.model.vision_model import VisionModel
+
+        return VisionModel.read(source.folder, dtype, trust_remote_code=source.trust_remote_code)
     from turnwise.engines.model.transformers_model import TransformersModel
 
     return TransformersModel.read(
         source.folder, dtype, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
     )
+
+
+def reads_images(raw: Mapping[str, Any]) -> bool:
+    """Whether the model of this config.json is one that transformers gives images to: by its type, and where that has
+    a class for text alone too, by the tower that its config describes."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = raw.get("model_type")
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return False
+    parts = (raw.get("vision_config"), raw.get("text_config"))
+    return kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or all(isinstance(part, dict) for part in parts)
 
 
 def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "PolicyModel":
@@ -152,6 +172,15 @@ def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "Polic
     if not isinstance(model, TransformersModel):
         raise EngineError(f"LoRA is not made for {type(model).__name__}; set learner.lora_rank=0")
     return model.with_lora(rank=rank, alpha=alpha, seed=seed)
+
+
+def train_vision(model: "PolicyModel") -> None:
+    """Have tower and projector trained too, which are frozen otherwise."""
+    from turnwise.engines.model.vision_model import VisionModel
+
+    if not isinstance(model, VisionModel):
+        raise EngineError(f"learner.train_vision=true: {type(model).__name__} reads text only")
+    model.train_vision(True)
 
 
 def _native_config(source: ModelSource) -> DecoderConfig:
@@ -209,7 +238,10 @@ def _not_run(source: ModelSource, auto_map: dict[str, Any]) -> str:
 def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, Any]) -> None:
     """Refuse what transformers cannot compute either, or only with code that nobody trusts."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if source.gguf_file is not None:
         gguf_file.check_reader()
@@ -218,7 +250,8 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
     if raw.get("quantization_config"):
         raise EngineError(f"{source.path}: quantization_config is not supported; unquantised weights are")
     model_type = raw.get("model_type")
-    if isinstance(model_type, str) and model_type in KNOWN:
+    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    if isinstance(model_type, str) and model_type in known:
         return
     if auto_map and not source.trust_remote_code:
         raise EngineError(
@@ -227,7 +260,7 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
             "model.trust_remote_code=true to run it"
         )
     if not auto_map:
-        close = nearest(str(model_type), KNOWN)
+        close = nearest(str(model_type), sorted(known))
         hint = f" {close}" if close.startswith("did") else ""
         raise EngineError(
             f"{source.path}: {reason}; and transformers {transformers.__version__} has no causal language model of the "

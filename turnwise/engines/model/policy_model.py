@@ -108,6 +108,8 @@ class PolicyModel(nn.Module, ABC):
 
     sees: bool = False
     """Whether it takes images."""
+    looked: int = 0
+    """How many images it has computed features of."""
 
     def look(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image; with gradient only where the vision tower is trained."""

@@ -208,14 +208,14 @@ def _usage(base_url: str, body: Any) -> tuple[int, int]:
             raise EngineError(f"{base_url} does not count tokens (usage: {_shown(usage)}); budgets and reports need it")
 
 
-def check_url(base_url: str, key: str = "engine.base_url") -> str:
+def check_url(base_url: str, key: str = "engine.base_url", like: str = "http://127.0.0.1:8000/v1") -> str:
     """The address without its last slash; ConfigError, under the key that holds it, for what is none."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
         raise ConfigError(f"{key}={base_url!r}: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"{key}={base_url!r} must be like http://127.0.0.1:8000/v1")
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        raise ConfigError(f"{key}={base_url!r} must be like {like}")
     return base_url.rstrip("/")
 
 

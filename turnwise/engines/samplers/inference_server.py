@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.sampler import Capabilities
-from turnwise.engines.samplers.server_client import ServerClient
+from turnwise.engines.samplers.server_client import ServerClient, server_address
 from turnwise.engines.samplers.server_process import POLL_SECONDS, ServerProcess
 from turnwise.engines.samplers.streamed import StreamedSampler
 from turnwise.errors import EngineError, EngineLost
@@ -51,6 +51,8 @@ class InferenceServer(StreamedSampler):
         if not await self.healthy():
             raise EngineLost(f"{self.name}: nothing that serves answers there")
         await self._look()
+        if self.context_length < 1:
+            raise EngineError(f"{self.name} says that a sequence may have {self.context_length} tokens")
 
     async def healthy(self) -> bool:
         """Whether it says so itself."""
@@ -80,7 +82,7 @@ class InferenceServer(StreamedSampler):
 
     async def _connect(self) -> None:
         url = self._address if self._process is None else self._process.url
-        if self._client is None or self._client.url != url.rstrip("/"):
+        if self._client is None or self._client.url != server_address(url):
             before, self._client = self._client, ServerClient(url, self._api_key)
             if before is not None:
                 await before.close()

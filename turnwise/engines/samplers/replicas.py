@@ -12,7 +12,7 @@ from turnwise.concurrency import gather_all
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.updates import FullWeights, Update
-from turnwise.errors import EngineError, EngineLost, TurnwiseError, one_line
+from turnwise.errors import EngineError, EngineLost, TurnwiseError, WeightsSuperseded, one_line
 from turnwise.types import Completion
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HEALTH_SECONDS = 10.0
 """Between two looks at replicas that serve."""
+NEWER_SECONDS = 0.5
+"""Between two tries to get weights that newer ones are about to replace."""
 MOST_RESTARTS = 5
 """In a row, without a turn written in between; then a replica is given up."""
 
@@ -217,7 +219,10 @@ class Replicas:
         seat.repair = asyncio.create_task(self._bring_back(seat, restart=True))
 
     async def _bring_back(self, seat: _Seat, *, restart: bool) -> None:
-        """Restart it unless it is well after all, give it the latest weights, and let it serve."""
+        """Restart it unless it is well after all, give it the latest weights, and let it serve.
+
+        One that is only behind in weights, as newer ones are on their way, is well: it waits for those.
+        """
         force = False
         try:
             while True:
@@ -226,6 +231,9 @@ class Replicas:
                         await self._restart(seat)
                     await self._catch_up(seat)
                     break
+                except WeightsSuperseded:
+                    restart = force = False
+                    await asyncio.sleep(NEWER_SECONDS)
                 except EngineLost as error:
                     restart = force = True
                     self._say(f"{seat.replica.name} is lost again: {one_line(error)}")
@@ -272,6 +280,8 @@ class Replicas:
         async def one(seat: _Seat) -> None:
             try:
                 await work(seat)
+            except WeightsSuperseded as error:  # it writes on as it is: every token has the version that wrote it
+                self._say(f"{seat.replica.name} keeps its weights: {one_line(error)}")
             except EngineLost as error:
                 self._lose(seat, error)
 

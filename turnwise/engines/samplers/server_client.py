@@ -19,11 +19,22 @@ IDLE_SECONDS = 2.0
 _PASSING = (408, 409, 425, 429)
 
 
+def server_address(url: str) -> str:
+    """Where a server's routes begin, given with or without the /v1 of its OpenAI API; ConfigError for what is none."""
+    found = check_url(url, "engine.servers", "http://127.0.0.1:8000")
+    if httpx.URL(found).userinfo:
+        raise ConfigError(
+            "engine.servers: no name or password in an address, which the run's folder would keep; the key of servers "
+            "that want one is the value of TURNWISE_ENGINE_KEY"
+        )
+    return found.removesuffix("/v1").rstrip("/")
+
+
 class ServerClient:
     """EngineLost: the server is gone or overloaded, which may pass. EngineError: it refuses what we ask."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.url = check_url(url, "engine.servers")
+        self.url = server_address(url)
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("the API key has characters that cannot be sent; is there a line break in it?")
         self._client = httpx.AsyncClient(

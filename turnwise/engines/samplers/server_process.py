@@ -3,6 +3,7 @@ killed."""
 
 import asyncio
 import os
+import re
 import socket
 import sys
 import time
@@ -18,13 +19,18 @@ SAY_SECONDS = 15.0
 POLL_SECONDS = 0.25
 END_SECONDS = 2 * server_guard.KIND_SECONDS + 5.0
 SHOWN_LINES = 3
+PORT_TRIES = 5
 _ERRORS = ("Error", "error:", "CRITICAL", "Killed")
+_TAKEN = re.compile(r"address (is )?already in use", re.IGNORECASE)
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+def reserve_port() -> socket.socket:
+    """A port, ours while this is open: nobody is given it by chance, and our server may listen on it all the same, as
+    we do not listen and both allow the address to be used again, which servers do."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 class ServerProcess:
@@ -43,6 +49,8 @@ class ServerProcess:
         self.name, self.log, self.port = name, log, 0
         self._command, self._environment, self._say = command, environment, say
         self._guard: asyncio.subprocess.Process | None = None
+        self._began = 0
+        """Bytes of the log that earlier starts wrote."""
 
     @property
     def url(self) -> str:
@@ -56,8 +64,19 @@ class ServerProcess:
 
     async def start(self, healthy: Callable[[], Awaitable[bool]], seconds: float = START_SECONDS) -> None:
         """On a new port, until it is well: EngineLost with the end of its log when it is not."""
-        await self.stop()
-        self.port = free_port()
+        for tries in range(1, PORT_TRIES + 1):
+            await self.stop()
+            self._began = self.log.stat().st_size if self.log.is_file() else 0
+            with reserve_port() as held:
+                self.port = int(held.getsockname()[1])
+                try:
+                    return await self._start(healthy, seconds)
+                except EngineLost:
+                    if tries == PORT_TRIES or not _TAKEN.search(self._tail()):
+                        raise
+                    self._say(f"{self.name}: port {self.port} was taken meanwhile; it is started on another one")
+
+    async def _start(self, healthy: Callable[[], Awaitable[bool]], seconds: float) -> None:
         self._guard = await self._spawn()
         began = said = time.monotonic()
         try:
@@ -110,13 +129,16 @@ class ServerProcess:
 
     def _last_words(self, count: int = SHOWN_LINES) -> str:
         """Of its log: what sounds like an error, else the end."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 65536))
-                text = file.read().decode("utf-8", "replace")
-        except OSError as error:
-            return f"its log cannot be read: {error.strerror or error}"
-        lines = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+        lines = [line.strip()[:300] for line in self._tail().splitlines() if line.strip()]
         if count > 1:
             lines = [line for line in lines if any(mark in line for mark in _ERRORS)] or lines
         return " | ".join(lines[-count:]) or "it said nothing"
+
+    def _tail(self) -> str:
+        """The end of its log, as far as it is of this start."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self._began, self.log.stat().st_size - 65536))
+                return file.read().decode("utf-8", "replace")
+        except OSError as error:
+            return f"its log cannot be read: {error.strerror or error}"

@@ -9,14 +9,24 @@ from turnwise.engines.samplers.streamed import Draw, Piece
 from turnwise.engines.updates import Adapter, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
 
+PROBED_TEMPERATURE = 100.0
+"""Where the likeliest token is hardly likelier than any other, if log-probs are those of the scaled distribution."""
+SAME = 1e-3
+"""How far two log-probs of one token may lie apart that were computed alike."""
+SCALING = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false", "RETURN_ORIGINAL_LOGPROB": "false"}
+"""For servers that we start: log-probs of the temperature-scaled distribution, by its name now and before."""
+
 
 class SglangServer(InferenceServer):
     """Implements Replica over an SGLang server.
 
-    Its log-probs are those of the temperature-scaled distribution before top-k and top-p, unless it was started with
-    SGLANG_RETURN_ORIGINAL_LOGPROB.
+    Its log-probs are those of the temperature-scaled distribution before top-k and top-p. Started with
+    SGLANG_RETURN_ORIGINAL_LOGPROB it leaves the temperature out: the same at temperature 1, and refused at others:
+    one cannot be computed from the other without all logits.
     """
 
+    unscaled = False
+    """Whether its log-probs leave the temperature out; known once it is started."""
     _adapter: str | None = None
     _numbers = itertools.count()
 
@@ -31,9 +41,43 @@ class SglangServer(InferenceServer):
         if not found:
             raise EngineError(f"{self.name} does not say how long a sequence may be: start it with --context-length")
         self.context_length, self._adapter = min(found), None
+        if self._process is None:
+            self._check_attached(settings)
+        self.unscaled = await self._leaves_temperature_out()
+
+    def _check_attached(self, settings: dict[str, Any]) -> None:
+        """Of a server that others started: can it do what is wanted of it?"""
+        wanted = {"enable_memory_saver": self.capabilities.sleeps, "enable_lora": Adapter in self.capabilities.updates}
+        for name, needed in wanted.items():
+            if needed and name in settings and not settings[name]:
+                raise EngineError(f"{self.name} cannot do what this run asks of it: start it with {_flag(name)}")
+
+    async def _leaves_temperature_out(self) -> bool:
+        """Tried: it tells no settings of that, and such log-probs look like any others."""
+        plain, flat = [await self._likeliest(temperature) for temperature in (1.0, PROBED_TEMPERATURE)]
+        return abs(plain - flat) < SAME
+
+    async def _likeliest(self, temperature: float) -> float:
+        """The log-prob of the likeliest next token, as the server tells it at this temperature."""
+        sampling = {"max_new_tokens": 1, "temperature": temperature, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
+        body = {"input_ids": [1, 1], "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 1}
+        found = await self._server.ask("POST", "/generate", body, seconds=ASK_SECONDS)
+        try:
+            return float(found["meta_info"]["output_top_logprobs"][0][0][0])
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineError(f"{self.name} answered without log-probs of likely tokens: {str(found)[:300]}") from error
+
+    def refuse_unscaled(self, temperature: float) -> None:
+        """EngineError where its log-probs are not of what was drawn from."""
+        if self.unscaled and temperature not in (0.0, 1.0):
+            raise EngineError(
+                f"{self.name} gives log-probs without the temperature, which a learner at temperature {temperature:g} "
+                "does not recompute: start it without SGLANG_RETURN_ORIGINAL_LOGPROB, or set sampling.temperature=1"
+            )
 
     async def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         params = draw.params
+        self.refuse_unscaled(params.temperature)
         sampling = {
             "max_new_tokens": draw.limit, "temperature": params.temperature, "top_p": params.top_p,
             "top_k": params.top_k or -1, "sampling_seed": draw.seed % 2**31, "stop": list(params.stop_strings),
@@ -99,6 +143,10 @@ class SglangServer(InferenceServer):
     async def _get_up(self) -> None:
         if self.capabilities.sleeps:
             await self._order("/resume_memory_occupation", {})
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def sglang_command(python: str, options: list[str]) -> Callable[[int], list[str]]:

@@ -91,7 +91,7 @@ class VerlServerSampler:
             np.array(ids, dtype=np.int64),
             np.array(logprobs, dtype=np.float32),
             FinishReason.LENGTH if cut else FinishReason.STOP,
-            (VersionRun(min(known, default=NO_VERSION), len(ids)),),
+            (VersionRun(_writer(known), len(ids)),),
         )
 
     def _ended(self, ids: Sequence[int], request: Request) -> bool:
@@ -115,3 +115,9 @@ class VerlServerSampler:
 
     async def close(self) -> None:
         """Nothing is open here."""
+
+
+def _writer(steps: Sequence[int]) -> int:
+    """The step whose weights wrote a turn. Of one that went on across an update of verl's the servers tell the first
+    and the last step and not which token is whose: no version is then true of each, and the range stays in `steps`."""
+    return steps[0] if len(set(steps)) == 1 else NO_VERSION

@@ -46,12 +46,17 @@ class VllmServer(InferenceServer):
             config = found["vllm_config"]
             mode, extension = config["model_config"]["logprobs_mode"], config["parallel_config"]["worker_extension_cls"]
             device = str(config["device_config"]["device"] or config["device_config"]["device_type"])
-        except (EngineError, KeyError, TypeError) as error:
+            sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
+        except (EngineError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from error
         if mode != "processed_logprobs":
             raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
+        if self.capabilities.sleeps and not sleeps:
+            raise EngineError(f"{self.name} cannot sleep: start it with --enable-sleep-mode, or leave engine.sleep out")
+        if Adapter in self.capabilities.updates and not adapters:
+            raise EngineError(f"{self.name} takes no adapters: start it with --enable-lora and --max-lora-rank")
         if "WeightReader" not in str(extension):
             self._loader = "reload_weights"
             if "cpu" in device and WeightsFolder in self.capabilities.updates:
