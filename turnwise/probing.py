@@ -84,7 +84,7 @@ class ProbeReport(Printable):
     def __rich__(self) -> RenderableType:
         title = f"probes of {len(self.trajectories.get('none', ()))} episodes, {self.seconds:.1f} s"
         table = Table(title=title, caption="± is one standard error; looked: was shown an image of a tool")
-        for name in ("data source", "probe", "n", "looked", "accuracy", "probed", "change", "other answers"):
+        for name in ("data source", "probe", "n", "looked", "accuracy", "probed", "change"):
             table.add_column(name, justify="left" if name in ("data source", "probe") else "right", no_wrap=True)
         for one in self.results:
             table.add_row(
@@ -94,7 +94,6 @@ class ProbeReport(Printable):
                 f"{100 * one.looked / one.n:.0f}%" if one.n else "-",
                 *(_shown(*pair) for pair in ((one.before, one.before_stderr), (one.after, one.after_stderr))),
                 _shown(one.change, one.change_stderr, sign="+"),
-                f"{100 * one.answers_changed:.0f}%",
             )
         return Group(table, Text(f"run directory: {self.run}"))
 

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, EpisodeError, unknown
 from turnwise.rollout.sample_images import opened, png_url
 from turnwise.rollout.toolbox import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory
 
-NOISE = 160.0
-"""Standard deviation of the noise that is added to each channel of each pixel, of 255 levels."""
+NOISE = 110.0
+"""Standard deviation of the noise that is added to each channel, of 255 levels, at each grain of GRAINS pixels: fine
+noise alone is averaged out in what was enlarged."""
+GRAINS = (1, 2, 4, 8)
 
 
 class Probe(enum.StrEnum):
@@ -93,8 +96,14 @@ def _changed(image: Image, probe: Probe, seed: int) -> Image:
     if probe is Probe.BLANK:
         made = np.full_like(pixels, pixels.mean())
     else:
-        made = pixels + np.random.default_rng(seed).normal(0.0, NOISE, pixels.shape)
+        made = pixels + sum(_noise(np.random.default_rng((seed, grain)), pixels.shape, grain) for grain in GRAINS)
     return Image(png_url(PIL.Image.fromarray(made.clip(0, 255).astype(np.uint8))))
+
+
+def _noise(rng: np.random.Generator, shape: tuple[int, ...], grain: int) -> NDArray[np.float64]:
+    height, width, channels = shape
+    coarse = rng.normal(0.0, NOISE, (-(-height // grain), -(-width // grain), channels))
+    return coarse.repeat(grain, 0).repeat(grain, 1)[:height, :width]
 
 
 def _seed(sample: Sample, number: int) -> int:
