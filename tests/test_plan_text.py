@@ -56,6 +56,11 @@ NULL = "algorithm.old_logprobs=null"  # the arithmetic task takes the sampler's
         (("training.max_lag=0", NULL),
          ("max_lag 0", "correction none; ratio to the sampler's log-probs (every token is of the newest weights)")),
         (("training.max_lag=2", NULL),
+         ("max_lag 2", "correction none; ratio to the sampler's log-probs (tokens may be 2 step(s) old, and the "
+          "loss's own ratio is to the log-probs of their writers)")),
+        (("training.max_lag=2", "algorithm.old_logprobs=learner"),
+         ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
+        (("training.max_lag=2", NULL, "algorithm.loss=reinforce"),
          ("max_lag 2", "correction token, truncate; ratio to the learner's log-probs (tokens may be 2 step(s) old)")),
         ((), ("max_lag 1", "correction none; ratio to the sampler's log-probs (tokens may be 1 step(s) old, and the "
               "loss's own ratio is to the log-probs of their writers)")),
@@ -63,7 +68,7 @@ NULL = "algorithm.old_logprobs=null"  # the arithmetic task takes the sampler's
          ("max_lag 2", "correction none; ratio to the sampler's log-probs (as set)")),
         (("training.max_lag=0", NULL, "algorithm.correction=sequence"),
          ("max_lag 0", "correction sequence, truncate; ratio to the learner's log-probs (as set)")),
-        (("training.max_lag=0", NULL, "training.replay_groups=40", "training.groups=12"),
+        (("training.max_lag=0", "algorithm.old_logprobs=learner", "training.replay_groups=40", "training.groups=12"),
          ("max_lag 0; of 40 kept groups 4 a step are trained on again, 1 time(s) within 4 step(s)",
           "correction token, truncate; ratio to the learner's log-probs (tokens may be 4 step(s) old)")),
     ],
@@ -76,10 +81,12 @@ def test_the_plan_says_how_old_tokens_may_be_and_what_corrects_it(overrides, lin
 
 
 def test_options_of_a_correction_that_is_left_out_are_refused():
-    for overrides in (("training.max_lag=0", NULL), ("training.max_lag=1",)):
+    for overrides in (("training.max_lag=0", NULL), ("training.max_lag=1",), ("training.max_lag=1", NULL)):
         with pytest.raises(ConfigError, match="correction_threshold=3.0 is never read: nothing is corrected here"):
             check_training(configure("algorithm.correction_threshold=3", *overrides))
-    check_training(configure("algorithm.correction_threshold=3", "training.max_lag=1", NULL))
+    check_training(
+        configure("algorithm.correction_threshold=3", "training.max_lag=1", "algorithm.old_logprobs=learner")
+    )
 
 
 def test_an_endpoint_leaves_no_tokens():

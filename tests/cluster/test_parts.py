@@ -137,6 +137,8 @@ def test_turns_of_a_sampler_that_is_made_anew_are_lost_and_those_of_a_closed_one
         with pytest.raises(EngineError, match="is closed") as caught:
             await waiting
         assert not isinstance(caught.value, EngineLost)
+        with pytest.raises(EngineLost, match="is not there"):
+            await sampler.wake()
         assert [one.closed for one in actors] == [False, True]  # which removes its files before it is killed
 
     asyncio.run(main())

@@ -50,7 +50,12 @@ def run(folder: Path, said: io.StringIO, *overrides: str) -> TrainReport:
     scorer = folder / "scorer.py"
     scorer.write_text("def by_letters(trajectory):\n    return sum(trajectory.messages[-1].text.encode()) % 7 / 7\n")
     scoring = f"scoring.scorers={{default: '{scorer}:by_letters'}}"
-    return train(configure(*SMALL, f"runs_dir={folder}", scoring, *overrides), console=Console(file=said, width=400))
+    config = configure(*SMALL, f"runs_dir={folder}", scoring, *overrides)
+    try:
+        return train(config, console=Console(file=said, width=400))
+    except BaseException:
+        print(said.getvalue())
+        raise
 
 
 def numbers(report: TrainReport, name: str) -> list[float]:
@@ -115,12 +120,15 @@ def test_a_rank_that_is_stopped_is_noticed_and_ended(nodes: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(tmp_path: Path, nodes: Any) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_path: Path, nodes: Any) -> None:
+    """That of the first rank, where the learner's own actor is too, or that of the other."""
     alone = run(tmp_path, io.StringIO(), "run=alone", "training.steps=3", "training.save_every=1")
-    more = nodes.add(), nodes.add()
+    nodes.add()
 
     def switch_off() -> None:
-        nodes.remove(next(one for one in (*more, *nodes.others) if nodes.actors("RankActor", one)))
+        held = [one for one in nodes.cluster.list_all_nodes() if nodes.actors("RankActor", one)]
+        nodes.remove(next(one for one in held if bool(nodes.actors("LearnerActor", one)) is first))
 
     said = Watching({"step 2/3": switch_off})
     there = run(

@@ -320,6 +320,7 @@ def test_servers_that_are_not_there_or_not_what_they_should_be_are_refused() -> 
         ("vllm", {"model_config": {"logprobs_mode": "raw_logprobs"}}, "--logprobs-mode processed_logprobs"),
         ("sglang", {"enable_memory_saver": False}, "--enable-memory-saver"),
         ("sglang", {"enable_lora": None}, "--enable-lora"),
+        ("sglang", {"context_length": -1}, "may have -1 tokens"),
     ],
 )
 def test_what_an_attached_server_cannot_do_is_asked_of_it_and_not_of_this_machine(

@@ -86,6 +86,8 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
         (("engine.servers=['http://127.0.0.1:9?a=b']",), "must be like"),
         (("engine.servers=['http://me:word@127.0.0.1:9']",), "no name or password"),
         (("engine.servers=['http://127.0.0.1:9', 'http://127.0.0.1:9/v1/']",), "names a server twice"),
+        (("engine.server_options=[--logprobs-mode, raw_logprobs]",), "--logprobs-mode is Turnwise's to say"),
+        (("engine.server_options=['--host=0.0.0.0']",), "--host is Turnwise's to say"),
         (("engine.server_options=[--api-key, abc]",), "--api-key would be kept .* TURNWISE_ENGINE_KEY"),
         (("engine.server_options=['--hf_token=abc']",), "--hf_token would be kept"),
         (("engine.servers=['http://127.0.0.1:9']", "engine.replicas=2"), "engine.replicas=2 are started where"),

@@ -85,20 +85,26 @@ class LearnerActor:
         self._notes: list[str] = []
         self._folder: Path | None = None
         self._ranks: ActorRanks | None = None
-        self._learner: LocalLearner | ShardedLearner
+        self._opened: LocalLearner | ShardedLearner | None = None
         self._plan: WeightsPlan
 
     def open(self) -> Reply:
         """Load the model; once, before anything else."""
         where, exact = node_name(), False
         if self._orders.config.learner.processes > 1:
-            self._learner, self._ranks = self._open_ranks()
+            self._opened, self._ranks = self._open_ranks()
             where, device = self._ranks.nodes(), self._ranks.device
         else:
-            self._learner, exact = self._open_here()
-            device = str(self._learner.device)
+            self._opened, exact = self._open_here()
+            device = str(self._opened.device)
         self._plan = WeightsPlan.of(self._learner.weights().shapes, self._orders.precision)
         return self._reply(LearnerFacts(self._plan, device, exact, where, machine_words()))
+
+    @property
+    def _learner(self) -> "LocalLearner | ShardedLearner":
+        if self._opened is None:
+            raise EngineError("the learner is not open")
+        return self._opened
 
     def _open_here(self) -> "tuple[LocalLearner, bool]":
         """A learner in this process, and whether it finds the sampler's log-probs again to the last bit."""

@@ -80,9 +80,7 @@ class ActorRanks:
                 f"{chosen.learner_gpus:g} GPUs within cluster.wait_seconds={chosen.wait_seconds:g}: the cluster has "
                 f"{room_of(self._ray)}, not all of them free"
             )
-        self.homes = []
-        for number, ref in enumerate(asked):
-            self.homes.append(self._got(number, "start", ref))
+        self.homes = [self._got(number, "start", ref) for number, ref in enumerate(asked)]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """See `Ranks.call`."""

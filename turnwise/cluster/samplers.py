@@ -94,10 +94,15 @@ class ActorSampler:
         finally:
             pending.cancel()
 
-    async def generate(self, request: Request) -> Completion:
-        """Continue a sequence; see the Sampler protocol."""
+    def _present(self) -> Any:
+        """The actor; EngineLost between the end of one and the start of another."""
         if self._actor is None:
             raise EngineLost(f"{self.name} is not there")
+        return self._actor
+
+    async def generate(self, request: Request) -> Completion:
+        """Continue a sequence; see the Sampler protocol."""
+        self._present()
         number, self._next = self._next, self._next + 1
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -121,7 +126,7 @@ class ActorSampler:
 
     async def publish(self, update: Update, version: int) -> None:
         """Have the actor fetch the weights; this process does not touch them."""
-        actor = self._actor
+        actor = self._present()
         if not isinstance(update, LearnerWeights):
             raise EngineError(f"samplers of a cluster take weights of its object store, not {type(update).__name__}")
         for _ in range(PUT_TRIES):
@@ -141,11 +146,11 @@ class ActorSampler:
 
     async def sleep(self) -> None:
         with self._connection.calling(ACTOR):
-            await self._actor.sleep.remote()
+            await self._present().sleep.remote()
 
     async def wake(self) -> None:
         with self._connection.calling(ACTOR):
-            await self._actor.wake.remote()
+            await self._present().wake.remote()
 
     async def close(self) -> None:
         """End the actor, which removes its files first if it still can; what is pending fails."""

@@ -165,11 +165,12 @@ class AlgorithmConfig:
     old_logprobs: OldLogprobs | None = None
     """Whose log-probs the ratio of the policy loss is taken against; null takes the learner's where
     algorithm.correction weighs the difference, else the sampler's. Take `learner` when sampler and learner differ, as
-    in bfloat16; it costs one more forward pass."""
+    in bfloat16; it costs one more forward pass. With stale episodes and ppo_clip the sampler's learn better."""
     correction: Correction | None = knob(None, only("algorithm.old_logprobs", "learner", "null"))
-    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. It takes
-    `token` with training.max_lag or training.replay_groups and none without; none too where the ratio itself is to the
-    sampler's log-probs (algorithm.old_logprobs=sampler). Set `none` to leave the gap alone."""
+    """Importance weight for the gap between sampler and learner; null decides by how stale episodes may be. Without
+    training.max_lag and training.replay_groups it takes none; with them `token`, but none where the loss's own ratio is
+    to the sampler's log-probs: with algorithm.old_logprobs=sampler, and by itself with ppo_clip. Set `none` to leave
+    the gap alone."""
     correction_mode: Excess = knob(
         Excess.truncate, only("algorithm.correction", "token", "sequence", "geometric", "null")
     )
@@ -237,6 +238,9 @@ class LearnerConfig:
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
     """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
+    train_vision: bool = knob(False, only("learner.lora_rank", "0"))
+    """Train the vision tower and its projector too, of a model that sees. Set it when images are unlike those that the
+    model was trained with; every pass then looks at its images anew."""
 
 
 @dataclass

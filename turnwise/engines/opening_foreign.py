@@ -46,6 +46,9 @@ CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPAC
 _GPUS_OF_A_SERVER = (
     "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size",
 )  # fmt: skip
+_OURS = (
+    "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
+)  # fmt: skip
 _SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
@@ -92,7 +95,7 @@ def check_settings(config: Config) -> None:
     if len(set(addresses)) < len(addresses):  # one would load weights under the turns of the other
         raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
     _refuse_idle(engine)
-    _refuse_secrets(engine)
+    _refuse_options(engine)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
@@ -111,9 +114,15 @@ def _refuse_idle(engine: EngineConfig) -> None:
         )
 
 
-def _refuse_secrets(engine: EngineConfig) -> None:
-    """A command line is kept in the run's folder and in the server's log, and every process of the machine sees it."""
+def _refuse_options(engine: EngineConfig) -> None:
+    """What decides who is asked for what, and secrets: a command line is kept in the run's folder and in the server's
+    log, and every process of the machine sees it."""
     for option, _ in _said(engine.server_options):
+        if option.replace("_", "-") in _OURS:
+            raise ConfigError(
+                f"engine.server_options: {option} is Turnwise's to say; with another one its tokens or "
+                "log-probs would not be those that are asked for"
+            )
         if option.replace("_", "-") in _SECRETS:
             raise ConfigError(
                 f"engine.server_options: {option} would be kept in the run's folder and be seen by every process of "

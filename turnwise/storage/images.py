@@ -148,7 +148,7 @@ def stored_name(content: bytes) -> str | None:
 
 
 NAMES = "image_names"
-"""In `Sample.info`: the file names of images that the row holds itself, null for those without one."""
+"""In `Sample.info`, where data/samples.py puts them."""
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,150}")
 
 
@@ -190,12 +190,13 @@ def session_name(image: Image, number: int, stem: str = "image") -> str:
 
 
 def _source(own: Any) -> str:
-    """A path, a data URL, or one of the two as {"image": ...}, as verl's rows have it."""
+    """A path, a data URL, bytes, or one of them as {"image": ...}, as verl's rows have it."""
     if isinstance(own, dict):
-        own = own.get("image", own.get("path"))
-    if not isinstance(own, str):
-        raise DataError("create_kwargs.image is a path or a data URL, or a list of them")
-    return own.removeprefix("file://")
+        own = own.get("bytes") or own.get("image", own.get("path"))
+    found = data_url(own) if isinstance(own, bytes) else own
+    if not isinstance(found, str):
+        raise DataError("create_kwargs.image is a path, a data URL or the bytes of an image, or a list of them")
+    return found.removeprefix("file://")
 
 
 def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:

@@ -34,14 +34,16 @@ def oldest_allowed(config: Config) -> int:
 def treatment(config: Config) -> Treatment:
     """The choices in force: those of the config, and where it leaves them open, those that its staleness asks for.
 
-    A ratio to the sampler's log-probs is a correction by itself, which the clip bounds: with those chosen, no weight
-    is added.
+    A ratio to the sampler's log-probs is a correction by itself, and ppo_clip bounds it: a stale token that has moved
+    far enough is not pushed further. With those log-probs no weight is added, and ppo_clip takes them by itself: beside
+    the learner's, with a weight for every token, stale episodes push in full again and again (docs/experiments.md).
     """
     algorithm, old = config.algorithm, oldest_allowed(config)
     correction, logprobs = algorithm.correction, algorithm.old_logprobs
     why = "as set"
     if correction is None:
-        needed = old > 0 and logprobs is not OldLogprobs.sampler
+        clipped = logprobs is None and algorithm.loss == PolicyLoss.ppo_clip
+        needed = old > 0 and not clipped and logprobs is not OldLogprobs.sampler
         correction = Correction.token if needed else Correction.none
         if old == 0:
             why = "every token is of the newest weights"

@@ -128,6 +128,10 @@ class Rank:
         """Tokens of one pass that this rank has room for."""
         return self._memory.token_budget
 
+    def sees(self) -> bool:
+        """Whether the policy takes images."""
+        return self._models.policy.sees
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What `weights` will give."""
         return {name: tuple(kind.shape) for name, kind in self._models.kinds.items()}

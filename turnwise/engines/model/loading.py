@@ -174,6 +174,15 @@ def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "Polic
     return model.with_lora(rank=rank, alpha=alpha, seed=seed)
 
 
+def train_vision(model: "PolicyModel") -> None:
+    """Have tower and projector trained too, which are frozen otherwise."""
+    from turnwise.engines.model.vision_model import VisionModel
+
+    if not isinstance(model, VisionModel):
+        raise EngineError(f"learner.train_vision=true: {type(model).__name__} reads text only")
+    model.train_vision(True)
+
+
 def _native_config(source: ModelSource) -> DecoderConfig:
     """The native decoder's config; NotNative says what it does not compute."""
     if source.gguf_file is None:

@@ -42,6 +42,8 @@ class VisionModel(TransformersModel):
     sees = True
     vision_trained: bool
     """Whether tower and projector are; what is trained is looked at anew every time."""
+    proven: bool
+    """Whether it was found to do with an image what its own code does."""
     _family = AutoModelForImageTextToText
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
@@ -53,14 +55,14 @@ class VisionModel(TransformersModel):
         super().__init__(model)
         self._deep = "deepstack_visual_embeds" in self._takes
         self._kept: OrderedDict[str, Features] = OrderedDict()
-        self._proven = False
+        self.proven = False
         self.looked = 0
         self.train_vision(False)
 
     def _take_over(self, other: TransformersModel) -> None:
         super()._take_over(other)
         assert isinstance(other, VisionModel)
-        self._deep, self._kept, self._proven, self.looked = other._deep, other._kept, other._proven, 0
+        self._deep, self._kept, self.proven, self.looked = other._deep, other._kept, other.proven, 0
         self.vision_trained = other.vision_trained
 
     @property
@@ -109,9 +111,9 @@ class VisionModel(TransformersModel):
 
     def _look(self, media: Media) -> Features:
         features = self._features(media)
-        if not self._proven:
+        if not self.proven:
             self._prove(media, features)
-            self._proven = True
+            self.proven = True
         self.looked += 1
         return features
 

@@ -51,6 +51,8 @@ class InferenceServer(StreamedSampler):
         if not await self.healthy():
             raise EngineLost(f"{self.name}: nothing that serves answers there")
         await self._look()
+        if self.context_length < 1:
+            raise EngineError(f"{self.name} says that a sequence may have {self.context_length} tokens")
 
     async def healthy(self) -> bool:
         """Whether it says so itself."""
