@@ -44,6 +44,8 @@ from turnwise.types import (
     ToolResult,
 )
 
+ShowImages = Callable[[Sample, int, tuple[Image, ...]], Awaitable[tuple[Image, ...]]]
+"""(the episode's sample, how many images it had before, what a tool gave) -> what the model is shown."""
 CLOSE_SECONDS = 10.0
 
 
@@ -84,6 +86,8 @@ class Toolbox:
         """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
+        self.show: ShowImages | None = None
+        """What the model is shown instead of tools' images; None shows them. For probes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         for entry in tools:
             self._add(entry)
@@ -147,7 +151,7 @@ class Toolbox:
     ) -> "EpisodeTools":
         """The tools at work in one episode: its model's tokens (None: nobody knows), and whether it sees images."""
         entries = {name: self._entry(name) for name in names}
-        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images)
+        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images, show=self.show)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
@@ -189,6 +193,7 @@ class EpisodeTools:
     takes_images: bool = False
     look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
     """Prepares images for the model; DataError for one that it cannot be shown."""
+    show: ShowImages | None = None
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -277,7 +282,10 @@ class EpisodeTools:
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
         content: str | tuple[Part, ...] = text
         if result.images and self.takes_images:
-            content = (Text(text), *result.images)
+            images = result.images
+            if self.show is not None:  # the record keeps what the tool gave
+                images = await self.show(self.sample, len(self.made) + number, images)
+            content = (Text(text), *images)
         elif result.images:
             content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
         return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
