@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError, TurnwiseError, unknown
 
 VERBS = {
     "train and evaluate": ("eval", "train", "sft", "probe"),
-    "before a run": ("check", "config", "prepare"),
+    "before a run": ("check", "config", "prepare", "data"),
     "after a run": ("show", "board", "report", "replay", "rescore", "filter", "import-jsonl", "weights"),
     "services": ("sandbox", "judge"),
     "shell": ("completion",),

@@ -94,8 +94,8 @@ def test_a_sketch_names_what_stands_in_its_cells() -> None:
         assert one.pixels.shape == (64, 64, 3) and one.glyphs.shape == (16, 4) and one.inks.shape == (16, 16)
         cells = one.inks.reshape(4, 4, 4, 4).transpose(0, 2, 1, 3).reshape(FINE, FINE)
         for row, column in np.argwhere(cells > 0):
-            pixel = one.pixels[4 * row + 2, 4 * column + 2].astype(int)
-            assert np.ptp(pixel) > 20, INKS[cells[row, column]]
+            cell = one.pixels[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].astype(int)
+            assert np.ptp(cell, axis=-1).max() > 20, INKS[cells[row, column]]
 
 
 @pytest.fixture(scope="module")

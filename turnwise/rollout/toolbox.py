@@ -13,7 +13,7 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.tool_images import with_images
@@ -191,6 +191,8 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    """Prepares images for the model; DataError for one that it cannot be shown."""
     show: ShowImages | None = None
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
@@ -348,6 +350,11 @@ class EpisodeTools:
         if not result.images:
             return result
         result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.look is not None and self.takes_images:
+            try:
+                await self.look(result.images)
+            except DataError as error:
+                raise ToolError(f"its image cannot be shown: {error}") from error
         return result
 
     async def _session(self, chosen: Tool) -> ToolSession:

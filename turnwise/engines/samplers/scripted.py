@@ -58,7 +58,7 @@ class ScriptedSampler:
         latency: float = 0.0,
     ) -> None:
         self.context_length = context_length
-        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}))
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}), media=True)
         self._version = 0
         self._tokenizer = tokenizer
         self._script = script
