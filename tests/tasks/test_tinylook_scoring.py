@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from turnwise.config import SandboxConfig
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.errors import ToolError
 from turnwise.rollout.tools.look import look
+from turnwise.rollout.tools.python import PythonTool
 from turnwise.rollout.tools.tool import ToolContext
+from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.scoring.scorer import Score
 from turnwise.scoring.turn_scores import box_grades
 from turnwise.task_metrics import observe
@@ -172,3 +175,34 @@ def test_a_box_that_nobody_verified_is_worth_nothing() -> None:
         assert box_grades(sample, trajectory.turns[:1]) == {0: 0.0}, change
     trajectory.turns[0].calls[0].info["images"][0] = {key: facts[key] for key in ("box", "size")}
     assert box_grades(sample, trajectory.turns[:1]) == {0: 1.0}
+
+
+def test_free_python_works_on_the_same_rows_and_finds_no_answer_in_its_folder() -> None:
+    scene, sample = scene_and_sample(Puzzle.READ)
+    left, upper, right, lower = (side * SIZES.step for side in around(scene.targets[0], SIZES))
+    code = (
+        "import os\nfrom PIL import Image\nimage = Image.open('canvas_0.png')\n"
+        f"image.crop({(left, upper, right, lower)}).show()\n"
+        "print(sorted(os.listdir('.')), sorted(os.environ), image.size, image.info)"
+    )
+
+    async def work() -> Any:
+        tool = PythonTool(sandbox=SandboxConfig(preload=[]))
+        try:
+            try:
+                await tool.start()
+            except SandboxUnavailable as error:
+                pytest.skip(str(error))
+            session = await tool.open(ToolContext(sample, sample.tools_kwargs["python"]))
+            try:
+                return await session.call({"code": code})
+            finally:
+                await session.close()
+        finally:
+            await tool.stop()
+
+    result = asyncio.run(work())
+    assert "['canvas_0.png']" in result.text and "(256, 256) {}" in result.text
+    turn = Turn(0, Message(Role.ASSISTANT, "x"), FinishReason.STOP, 0, 1, 1)
+    turn.calls = [CallRecord(ToolCall("c", "python", {"code": code}), CallStatus.OK, 0.0, info=result.info)]
+    assert box_grades(sample, [turn]) == {0: 1.0}
