@@ -7,6 +7,7 @@ made once, links and names that lead out of it are not in it, and nothing is unp
 import base64
 import binascii
 import os
+import re
 import stat
 import tarfile
 import threading
@@ -24,6 +25,7 @@ MARK = "!/"
 """Between a tar and the name of its member."""
 _TARS_KEPT = 256
 _SHOWN = 80
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,100}")
 
 
 def read_image(source: str, most: int = MOST_BYTES) -> bytes:
@@ -58,6 +60,11 @@ def member_of(source: str) -> tuple[Path, str] | None:
 def is_inline(source: str) -> bool:
     """Whether the image stands in the source itself."""
     return source.startswith("data:")
+
+
+def is_file_name(name: object) -> bool:
+    """Whether it is a plain name of a file, which leads nowhere else."""
+    return isinstance(name, str) and bool(_FILE_NAME.fullmatch(name)) and not name.startswith(".")
 
 
 def members(tar: Path) -> dict[str, tuple[int, int]]:

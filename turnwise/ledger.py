@@ -198,6 +198,12 @@ class Ledger:
             start = spans[-1].end
         self._media = tuple(spans)
 
+    def place_at(self, spans: Iterable[MediaSpan]) -> None:
+        """Say where further images stand, behind the last one; ValueError when their tokens are not there."""
+        media = (*self._media, *spans)
+        check_places(media, self.token_ids)
+        self._media = media
+
     @property
     def media(self) -> tuple[MediaSpan, ...]:
         """The images among the tokens, in order."""

@@ -182,7 +182,10 @@ class _Arrays(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(self, processor: ImageProcessor, digest: str, content: bytes) -> None:
-        self._made = lambda: processor.arrays_of(digest, content)
+        self._processor, self._digest, self._content = processor, digest, content
+
+    def _made(self) -> dict[str, NDArray[Any]]:
+        return self._processor.arrays_of(self._digest, self._content)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._made()[name]
@@ -231,10 +234,10 @@ def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:
     which need further packages."""
     from transformers import AutoImageProcessor
 
-    module = sys.modules[kind.__module__]
+    module: Any = sys.modules[kind.__module__]
     if getattr(module, "num2words", True) is None:  # SmolVLM demands it always, and uses it for videos only
         module.num2words = str
-    seeing = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, given: None})
+    seeing: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, given: None})
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False

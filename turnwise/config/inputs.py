@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
+from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision, WeightTransfer
 from turnwise.knobs import PLUGIN, also, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 IN_PROCESS = ("auto", "torch", "cuda")
@@ -54,6 +54,9 @@ class ChatConfig:
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
+    max_pixels: int | None = knob(1_048_576, at_least(1), only("engine.name", *RENDERING))
+    """Pixels of an image above which it is made smaller, in its own shape, before the model's processor gets it; null
+    leaves sizes to the processor. Lower it when images take too many tokens, raise it for small print."""
     check_share: float = knob(0.0625, share(), only("engine.name", *RENDERING))
     """The share of finished episodes whose tokens are compared with one full render of their messages; those of the
     first round always are. Set it to 1 with a template that is new to you, when CPU time is no matter."""
@@ -132,6 +135,9 @@ class EngineConfig:
     server_options: list[str] = field(default_factory=list, metadata=only("engine.name", *FOREIGN))
     """Further options of the engine's own command line, as [--max-model-len, "4096"]; they come last and so win. Set it
     for what Turnwise has no knob for, such as --tensor-parallel-size."""
+    transfer: WeightTransfer = knob(WeightTransfer.files, only("engine.name", "vllm_server"))
+    """How all weights get into a server. Take `nccl` where learner and servers have GPUs of their own and files take
+    too long; it keeps a second copy of the weights on the learner's GPU."""
     python: str | None = knob(None, only("engine.name", *SERVERS))
     """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
     it to keep their packages in an environment of their own."""

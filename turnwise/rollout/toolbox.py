@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.tool_images import with_images
@@ -30,8 +30,22 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
+from turnwise.types import (
+    CallRecord,
+    CallStatus,
+    Image,
+    JsonSchema,
+    Message,
+    Part,
+    Role,
+    Sample,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 
+ShowImages = Callable[[Sample, int, tuple[Image, ...]], Awaitable[tuple[Image, ...]]]
+"""(the episode's sample, how many images it had before, what a tool gave) -> what the model is shown."""
 CLOSE_SECONDS = 10.0
 
 
@@ -72,6 +86,8 @@ class Toolbox:
         """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
+        self.show: ShowImages | None = None
+        """What the model is shown instead of tools' images; None shows them. For probes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         for entry in tools:
             self._add(entry)
@@ -135,7 +151,7 @@ class Toolbox:
     ) -> "EpisodeTools":
         """The tools at work in one episode: its model's tokens (None: nobody knows), and whether it sees images."""
         entries = {name: self._entry(name) for name in names}
-        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images)
+        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images, show=self.show)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
@@ -175,6 +191,9 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    """Prepares images for the model; DataError for one that it cannot be shown."""
+    show: ShowImages | None = None
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -263,7 +282,10 @@ class EpisodeTools:
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
         content: str | tuple[Part, ...] = text
         if result.images and self.takes_images:
-            content = (Text(text), *result.images)
+            images = result.images
+            if self.show is not None:  # the record keeps what the tool gave
+                images = await self.show(self.sample, len(self.made) + number, images)
+            content = (Text(text), *images)
         elif result.images:
             content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
         return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
@@ -328,6 +350,11 @@ class EpisodeTools:
         if not result.images:
             return result
         result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.look is not None and self.takes_images:
+            try:
+                await self.look(result.images)
+            except DataError as error:
+                raise ToolError(f"its image cannot be shown: {error}") from error
         return result
 
     async def _session(self, chosen: Tool) -> ToolSession:

@@ -92,6 +92,8 @@ class DeviceBatcher:
     def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
         name, ids = request.conversation, request.token_ids
+        if request.media:
+            return EngineError("the cuda sampler does not take images yet; engine=torch does")
         if name in self._turns:
             return EngineError(f"conversation {name!r} is still writing its last turn")
         kept = self._cache.get(name)
