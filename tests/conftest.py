@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import settings
 
 import turnwise
+
+sys.path.insert(0, str(Path(__file__).parent))  # test files are imported by path; what all rooms share is found by name
 
 TINY = Path(next(iter(turnwise.__path__))) / "models" / "tiny"
 

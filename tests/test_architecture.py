@@ -10,10 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
+    {"media"},
     {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget", "image_bytes", "environment"},
+    {"image_sources"},
     {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
     {"engines", "scoring"},
     {"rollout", "training", "web", "weights"},
@@ -24,7 +26,7 @@ LAYERS = (
     {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},
     {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
-    {"train", "sft"},
+    {"train", "sft", "probing"},
     {"models"},
     {"commands", "completion"},
     {"cli"},

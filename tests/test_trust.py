@@ -324,6 +324,7 @@ VALUES = {
     "scoring.scorers": ".default='a:b'", "scoring.options": ".judge.cache=x", "rollout.interaction_kwargs": ".a=b", "rollout.agent_options": ".a=b",
     "rollout.tool_options": ".calculate.timeout=5",
     "sandbox.level": "=L0", "sandbox.min_level": "=L0", "data.train_files": "=['PLACE/a.parquet']", "data.eval_files": "=['PLACE/a.parquet']",
+    "data.images_from": "='PLACE/images'",
     "engine.base_url": "=http://a:1", "sandbox.url": "=http://a:1", "sandbox.swe_url": "=http://a:1",
     "scoring.url": "=http://a:1", "learner.device": "=cuda:1",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from turnwise.cluster import opening as cluster
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
 from turnwise.data.dataset_classes import dataset_rows
+from turnwise.data.image_cells import ImageCells
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
 from turnwise.data.rows import as_row
@@ -147,11 +148,22 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
         key_of_prompt, source = config.data.prompt_key, config.data.default_source
         if config.data.dataset is not None:
             rows = dataset_rows(config.data.dataset, files, key_of_prompt, _tokenizer(config))
+            images = ImageCells(config.data.images_from)
             return [
-                to_sample(as_row(values, Path(split), number, split), prompt_key=key_of_prompt, default_source=source)
+                to_sample(
+                    as_row(values, Path(files[0]).with_name(split), number, split),
+                    prompt_key=key_of_prompt,
+                    default_source=source,
+                    images=images,
+                )
                 for number, values in enumerate(islice(rows, limit))
             ]
-        found = read_samples([Path(name) for name in files], prompt_key=key_of_prompt, default_source=source)
+        found = read_samples(
+            [Path(name) for name in files],
+            prompt_key=key_of_prompt,
+            default_source=source,
+            images_from=config.data.images_from,
+        )
         return found if limit is None else found[:limit]
     if config.data.dataset is not None and not (config.data.train_files or config.data.eval_files):
         raise ConfigError(f"data.dataset={config.data.dataset} reads files, and there are none: set data.{key}=FILE")

@@ -78,6 +78,9 @@ def fill_in(config: Config, unset: Collection[str]) -> tuple[Config, dict[str, s
         if found := [variable for _, variable in placed if variable is not None]:
             setattr(data, key, [one for one, _ in placed])
             changed[f"data.{key}"] = found[0]
+    if data.images_from is not None:
+        data.images_from, variable = _placed(data.images_from, "data.images_from")
+        changed |= {} if variable is None else {"data.images_from": variable}
     config = dataclasses.replace(config, data=data)
     if _tracks(config):
         _check_wandb()

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from turnwise.media import Media, MediaSpan, check_places
+
 A = TypeVar("A", bound=NDArray[Any])
 
 NO_VERSION = -1
@@ -90,7 +92,7 @@ class Ledger:
     `versions == [-1, -1, 12]`. What is handed out is a read-only view: later tokens do not change it.
     """
 
-    __slots__ = ("_ids", "_length", "_logprobs", "_origins", "_turns", "_versions", "training")
+    __slots__ = ("_ids", "_length", "_logprobs", "_media", "_origins", "_turns", "_versions", "training")
 
     training: TokenTrainingData | None
     """What training found out about these tokens; None for a sequence it did not use."""
@@ -98,6 +100,7 @@ class Ledger:
     def __init__(self) -> None:
         self._length = 0
         self._ids, self._origins, self._turns, self._logprobs, self._versions = _NO_TOKENS
+        self._media: tuple[MediaSpan, ...] = ()
         self.training = None
 
     @classmethod
@@ -109,6 +112,7 @@ class Ledger:
         logprobs: ArrayLike,
         versions: ArrayLike,
         training: TokenTrainingData | None = None,
+        media: Sequence[MediaSpan] = (),
     ) -> "Ledger":
         """One from whole columns, as a file has them, copied; ValueError for columns that no append could have made."""
         given = (token_ids, origins, turns, logprobs, versions)
@@ -129,13 +133,16 @@ class Ledger:
             raise ValueError("a ledger with a token id, a turn or a version below zero")
         if np.any(columns[3][others]) or np.any(columns[4][others] != NO_VERSION):
             raise ValueError("a ledger with logprobs or versions of tokens that are not the policy's")
-        return cls._holding(columns, training)
+        check_places(media, columns[0])
+        return cls._holding(columns, training, tuple(media))
 
     @classmethod
-    def _holding(cls, columns: Sequence[NDArray[Any]], training: TokenTrainingData | None) -> "Ledger":
+    def _holding(
+        cls, columns: Sequence[NDArray[Any]], training: TokenTrainingData | None, media: tuple[MediaSpan, ...]
+    ) -> "Ledger":
         ledger = cls()
         ledger._ids, ledger._origins, ledger._turns, ledger._logprobs, ledger._versions = columns
-        ledger._length, ledger.training = len(columns[0]), training
+        ledger._length, ledger.training, ledger._media = len(columns[0]), training, media
         return ledger
 
     def append(
@@ -177,6 +184,30 @@ class Ledger:
                 raise ValueError("POLICY tokens need logprobs and versions")
             ids += given
         self._write(_whole_numbers(ids), [(origin, len(given)) for given, origin in spans], turn)
+
+    def place(self, media: Iterable[Media]) -> None:
+        """Say which images the blocks behind the last one stand for, in order; their tokens were appended before.
+
+        ValueError when a block is not there: what the model would see is then not what the tokens say.
+        """
+        spans, start = list(self._media), self._media[-1].end if self._media else 0
+        given = np.where(self.loss_mask, -1, self.token_ids)  # the policy may write an image's token: it shows nothing
+        for one in media:
+            start = _find(one.token_ids, given, start, one.digest)
+            spans.append(MediaSpan(one, start))
+            start = spans[-1].end
+        self._media = tuple(spans)
+
+    def place_at(self, spans: Iterable[MediaSpan]) -> None:
+        """Say where further images stand, behind the last one; ValueError when their tokens are not there."""
+        media = (*self._media, *spans)
+        check_places(media, self.token_ids)
+        self._media = media
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        """The images among the tokens, in order."""
+        return self._media
 
     def shared_length(self, ids: NDArray[np.int64]) -> int:
         """How many of its tokens `ids` begins with."""
@@ -250,7 +281,8 @@ class Ledger:
         if not isinstance(other, Ledger):
             return NotImplemented
         same = all(_equal(ours, theirs) for ours, theirs in zip(self._columns(), other._columns(), strict=True))
-        return same and self.training == other.training
+        placed = [[(span.media.digest, span.start) for span in one._media] for one in (self, other)]
+        return same and placed[0] == placed[1] and self.training == other.training
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -258,14 +290,15 @@ class Ledger:
         return f"Ledger({', '.join(f'{len(ids)} {origin.name} of turn {turn}' for origin, turn, ids in self.spans())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ledger.of, (*self._columns(), self.training)
+        return Ledger.of, (*self._columns(), self.training, self._media)
 
     def prefix(self, length: int) -> "Ledger":
         """The first tokens, without what training found out."""
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot cut {self._length} tokens after {length}")
         # It shares the buffers up to here, full as they are: an append to either does not reach the other.
-        return Ledger._holding([column[:length] for column in self._columns()], None)
+        media = tuple(span for span in self._media if span.end <= length)
+        return Ledger._holding([column[:length] for column in self._columns()], None, media)
 
     def counts(self) -> NDArray[np.int64]:
         """How many tokens each origin wrote, by its number."""
@@ -290,6 +323,14 @@ def origin_counts(segments: Sequence[Ledger]) -> dict[Origin, int]:
     """Tokens of some ledgers by who wrote them, every origin named."""
     totals = sum((ledger.counts() for ledger in segments), start=np.zeros(len(Origin), dtype=np.int64))
     return dict(zip(Origin, totals.tolist(), strict=True))
+
+
+def _find(block: NDArray[np.int64], token_ids: NDArray[np.int64], start: int, name: str) -> int:
+    """Where a block of tokens stands first, from `start` on."""
+    for at in (start + np.flatnonzero(token_ids[start:] == block[0])).tolist() if len(block) else ():
+        if np.array_equal(token_ids[at : at + len(block)], block):
+            return int(at)
+    raise ValueError(f"no tokens for image {name} behind token {start}")
 
 
 def _whole_numbers(ids: ArrayLike) -> NDArray[Any]:

@@ -46,6 +46,8 @@ class Task:
     name: str
     data_source: str = ""
     """Of its rows, where they name none; empty takes the name. Scorer and metrics belong to it."""
+    further_sources: Sequence[str] = ()
+    """Other data sources of its rows, such as one for each kind of question; scorer and metrics are theirs too."""
     rows: Callable[[str, int], Iterable[Mapping[str, Any]]] | None = None
     """`rows(split, seed)`, verl-shaped; split is "train" or "test". None for a task that reads prepared files."""
     endless: bool = False
@@ -72,6 +74,11 @@ class Task:
     def source(self) -> str:
         """The data source of its rows."""
         return self.data_source or self.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All data sources that its scorer and its metrics belong to."""
+        return (self.source, *self.further_sources)
 
 
 def load_task(spec: str) -> Task:
@@ -110,7 +117,7 @@ def builtin_tasks() -> list[str]:
 def known_scorers() -> dict[str, str]:
     """The scorers of the built-in tasks by data source, wherever rows of theirs turn up."""
     tasks = map(load_task, builtin_tasks())
-    return {task.source: task.scorer for task in tasks if isinstance(task.scorer, str)}
+    return {source: task.scorer for task in tasks if isinstance(task.scorer, str) for source in task.sources}
 
 
 def config_values(spec: str) -> dict[str, Any]:
@@ -125,7 +132,8 @@ def config_values(spec: str) -> dict[str, Any]:
     }
     found = {key: value for key, value in named.items() if value}
     if task.scorer is not None and is_own(spec):  # a built-in one is known by its data source: known_scorers
-        found["scoring.scorers"] = {task.source: _name(task.scorer, spec, "scorer")}
+        key = "default" if task.further_sources else task.source  # no entry may name a source that no row has
+        found["scoring.scorers"] = {key: _name(task.scorer, spec, "scorer")}
     for key in found:
         if key in task.defaults:
             raise PluginError(f"task {spec!r}: {key} is set twice, by a field of the Task and in its defaults")

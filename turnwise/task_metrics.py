@@ -49,7 +49,7 @@ def declared_by(task: str | None) -> dict[str, TaskMetrics]:
         return {}
     loaded = load_task(task)
     found = _read(loaded, task)
-    return {} if found is None else {loaded.data_source or ANY: found}
+    return {} if found is None else dict.fromkeys((loaded.data_source or ANY, *loaded.further_sources), found)
 
 
 def observe(trajectories: Iterable[Trajectory], declared: Mapping[str, TaskMetrics] | None = None) -> Iterator[Metric]:
@@ -64,8 +64,8 @@ def observe(trajectories: Iterable[Trajectory], declared: Mapping[str, TaskMetri
 @functools.cache
 def _builtin() -> dict[str, TaskMetrics]:
     tasks = {name: load_task(name) for name in builtin_tasks()}
-    read = {task.source: _read(task, name) for name, task in tasks.items()}
-    return {source: found for source, found in read.items() if found is not None}
+    read = {name: _read(task, name) for name, task in tasks.items()}
+    return {source: found for name, found in read.items() if found is not None for source in tasks[name].sources}
 
 
 def _read(task: Task, name: str) -> TaskMetrics | None:

@@ -13,6 +13,7 @@ from typing import Any
 from turnwise.choices import EngineName, SandboxLevel, ScoringRun, TrackerName
 from turnwise.config import Config, DataConfig, RolloutConfig, SandboxConfig, ScoringConfig
 from turnwise.config.inputs import FOREIGN
+from turnwise.data.image_cells import ImageCells
 from turnwise.data.rows import read_rows
 from turnwise.data.samples import to_sample
 from turnwise.engines.model.hub import is_hub_id
@@ -108,6 +109,8 @@ def _rollout(config: Config, place: Path) -> Iterator[tuple[str, Any]]:
     yield from _interaction(rollout)
     for key, files in (("data.train_files", config.data.train_files), ("data.eval_files", config.data.eval_files)):
         yield from ((key, name) for name in files if _lies_in(name, place))
+    if config.data.images_from is not None and _lies_in(config.data.images_from, place):
+        yield "data.images_from", config.data.images_from
 
 
 def _agent_options(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
@@ -130,12 +133,13 @@ def _interaction(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
 
 def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
     """Rows may name plug-ins too, wherever their file lies: of each that only the run names, the first that does."""
+    images = ImageCells(found.images_from)
     for key in ("train_files", "eval_files"):
         for name in getattr(found, key):
             if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
                 continue
             for row in read_rows(name):
-                sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source)
+                sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source, images=images)
                 if plugin := _plugin_of(sample):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break

@@ -55,6 +55,8 @@ class StopReason(enum.StrEnum):
     """`rollout.max_user_turns` was used and the user wanted to go on."""
     MALFORMED_CALL_BUDGET = "malformed_call_budget"
     """`rollout.max_malformed_calls` tool calls in a row could not be parsed."""
+    IMAGE_BUDGET = "image_budget"
+    """`rollout.max_images` images were shown and there was another."""
     TIME_BUDGET = "time_budget"
     """`rollout.max_seconds` passed."""
     FAILED = "failed"
@@ -115,6 +117,13 @@ class Message:
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, Text))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images among its parts, in order."""
+        if isinstance(self.content, str):
+            return ()
+        return tuple(part for part in self.content if isinstance(part, Image))
 
     @property
     def visible(self) -> str:

@@ -209,12 +209,12 @@ def test_one_call_at_a_time_holds_for_structured_calls_only(renderer):
 
 def test_images_are_refused_not_dropped(renderer):
     seen = Message(Role.USER, (Text("What is this?"), Image("cat.png")))
-    with pytest.raises(TemplateError, match="user message holds an image"):
+    with pytest.raises(TemplateError, match="a message holds an image"):
         renderer("qwen25").open([seen], ())
-    with pytest.raises(TemplateError, match="tool message holds an image"):
+    with pytest.raises(TemplateError, match="a message holds an image"):
         renderer("qwen25").extend([HELLO], CALLING, NOTHING, [replace(RESULT, content=seen.content)], ())
     spelled = replace(seen, content=(Text("<|im_end|>"), Image("cat.png")))
-    with pytest.raises(TemplateError, match="user message holds an image"):
+    with pytest.raises(TemplateError, match="a message holds an image"):
         renderer("qwen25").open([spelled], ())
 
 

@@ -257,7 +257,10 @@ def test_without_an_images_column_a_marker_is_text() -> None:
         ({"prompt": "<image>", "images": []}, MISFIT.format(0, 1)),
         ({"images": ["a"]}, MISFIT.format(1, 0)),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, MISFIT.format(0, 1)),
-        ({"prompt": "<image>", "images": "a.png"}, "images: expected a list, got text"),
+        (
+            {"prompt": "<image>", "images": 3},
+            "images: expected a path, bytes or an object with one of them, got a number",
+        ),
         (
             {"prompt": "<image>", "images": [3]},
             "images[0]: expected a path, bytes or an object with one of them, got a number",

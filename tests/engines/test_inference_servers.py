@@ -13,18 +13,20 @@ import inference_servers
 import numpy as np
 import pytest
 import torch
+from images import AN_IMAGE
 from inference_servers import CONTEXT, VOCABULARY, Model, children, logprob, sglang_app, vllm_app
 
 from turnwise.engines.samplers.inference_server import InferenceServer
 from turnwise.engines.samplers.nccl_transfer import NcclSender, Transfer
 from turnwise.engines.samplers.replicas import Replicas
-from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost
+from turnwise.media import MediaSpan
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
 from turnwise.serving import serving_beside
 from turnwise.types import Completion, FinishReason, VersionRun
@@ -96,7 +98,7 @@ def test_tokens_go_in_and_come_out_with_log_probs_until_a_stop_or_a_limit(kind: 
         assert len(model.asked) == 4
         with pytest.raises(EngineError, match="reads text only"):
             await server.generate(
-                Request("c", np.array([1]), SamplingParams(1), NoiseKey(0, 0, "s", 0), (MediaHandle("a", 0),))
+                Request("c", np.array([1]), SamplingParams(1), NoiseKey(0, 0, "s", 0), (MediaSpan(AN_IMAGE, 0),))
             )
 
     played(kind, work)

@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images import AN_IMAGE
 from written import write
 
 from turnwise.engines.model.attention import Regime
 from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.samplers.exactness import REGIMES, find_regime
-from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Logprobs
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.engines.updates import Adapter, FullWeights
 from turnwise.errors import EngineError
+from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 LONG = SamplingParams(max_tokens=300, temperature=0.9)
@@ -146,7 +148,7 @@ def test_what_it_cannot_do_is_refused_by_name(decoder: Decoder, monkeypatch: pyt
         assert sampler.capabilities.logprobs is Logprobs.SCALED and sampler.capabilities.sleeps
         assert sampler.capabilities.updates == {FullWeights} and not sampler.capabilities.media
         with pytest.raises(EngineError, match=r"torch sampler reads text only, and 'c0' has 1 image"):
-            await sampler.generate(request(0, media=(MediaHandle("ab", 3),)))
+            await sampler.generate(request(0, media=(MediaSpan(AN_IMAGE, 3),)))
         with pytest.raises(EngineError, match="takes full weights, not Adapter"):
             await sampler.publish(Adapter(None), 1)
 

@@ -32,8 +32,9 @@ from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Learner, NotFinite, UpdateResult, Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
-from turnwise.engines.learners.rank_group import LocalRanks, RankLost
+from turnwise.engines.learners.rank_group import LocalRanks, RankLost, failed, raise_first
 from turnwise.engines.learners.rank_setup import RankSetup
+from turnwise.engines.learners.rank_watch import Beat, Watch
 from turnwise.engines.learners.sharded import ShardedLearner
 from turnwise.engines.learners.sharded_state import CheckedReader
 from turnwise.engines.learners.state import read_state
@@ -311,6 +312,39 @@ def test_what_ranks_cannot_open_is_one_error_and_no_process_is_left(models: Path
     assert gone(pids(ranks))
     with pytest.raises(RankLost, match="processes are gone"):
         ranks.call("forget", [()])
+
+
+def test_ranks_that_hang_are_ended_with_where_they_were(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import time\n\ndef stuck(batch):\n    time.sleep(3600)\n")
+    ranks = LocalRanks(["cpu"])
+    learner = ShardedLearner(ranks, setup_of(CASES["native"], models))
+    ranks._limit = 2.0  # opening them may take longer on a busy machine
+    with pytest.raises(RankLost, match=r"hangs in `accumulate`.*no rank of 1 has come further for 2 s.*mine.py:4 in s"):
+        learner.update(batches(0), Objective(f"{tmp_path}/mine.py:stuck"))
+    assert gone(pids(ranks))
+
+
+def test_a_rank_is_silent_or_does_not_come_further_or_neither() -> None:
+    watch = Watch(2, 0.05)
+    watch.note(0, Beat(1, "a.py:1 in a"))
+    assert watch.hangs([0, 1]) is None
+    time.sleep(0.06)
+    watch.note(0, Beat(1, "a.py:1 in a"))
+    assert "rank 1 of 2 has given no sign of life for 0.05 s (learner.hang_seconds)" in str(watch.hangs([0, 1]))
+    assert "come further" in str(watch.hangs([0])) and "rank 0 is at a.py:1 in a" in str(watch.hangs([0]))
+    watch = Watch(1, 3600)
+    watch.note(0, Beat(2, "a.py:2 in a"))
+    assert watch.hangs([0]) is None
+
+
+@pytest.mark.parametrize("text", ["[../gloo/transport/tcp/pair.cc:547] Connection closed by peer", "a bug"])
+def test_whoever_lost_touch_is_no_cause(text: str) -> None:
+    answers = [failed(RuntimeError(text)), failed(EngineError("no room"))]
+    with pytest.raises((EngineError, RuntimeError), match="no room" if "gloo" in text else "a bug"):
+        raise_first(answers)
+    assert raise_first([1, 2]) is None
+    if "gloo" in text:
+        assert isinstance(raise_first([failed(RuntimeError(text)), 2]), RankLost)
 
 
 def pids(ranks: LocalRanks) -> list[int]:

@@ -10,6 +10,7 @@ from batches import batch_of
 from turnwise.engines.learners.sharing import deal, laid_out
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.errors import EngineError
+from turnwise.media import Media, MediaSpan, check_places
 
 
 def batches(seed: int, count: int = 3) -> list[TokenBatch]:
@@ -69,3 +70,24 @@ def test_batches_of_different_minibatches_are_refused() -> None:
     one, two = batches(0, 1)[0], batch_of(torch.arange(6), [6], torch.tensor([3]))
     with pytest.raises(EngineError, match="differ in advantages"):
         deal([one, two], 1, 1000)
+
+
+def test_images_go_with_their_sequences() -> None:
+    noise = np.random.default_rng(4)
+    marks = {
+        name: Media(name, b"", np.array([70 + i, 70 + i]), np.array([True, True]), {}) for i, name in enumerate("abc")
+    }
+    given = batches(7, count=2)
+    shown: list[TokenBatch] = []
+    for batch in given:
+        starts = np.cumsum(batch.lengths) - batch.lengths
+        spans = [MediaSpan(marks["abc"[noise.integers(3)]], int(start)) for start in starts[[1, 4, 8]]]
+        tokens = batch.tokens.copy()
+        for span in spans:
+            tokens[span.start : span.end] = span.media.token_ids
+        shown.append(replace(batch, tokens=tokens, media=tuple(spans)))
+    found = []
+    for share in (share for mine in deal(shown, 3, 64) for share in mine if share is not None):
+        check_places(share.batch.media, share.batch.tokens)
+        found += [span.media.digest for span in share.batch.media]
+    assert sorted(found) == sorted(span.media.digest for batch in shown for span in batch.media)

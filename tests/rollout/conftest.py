@@ -44,6 +44,7 @@ class RecordingSampler(ScriptedSampler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.requests: list[Recorded] = []
+        self.seen: list[Request] = []
         self.released: Counter[str] = Counter()
         self.error: Exception | None = None
         self.error_at = 0
@@ -61,6 +62,7 @@ class RecordingSampler(ScriptedSampler):
         logprobs = [-(len(request.token_ids) + i + 1) / 1000 for i in range(len(completion.token_ids))]
         completion = replace(completion, logprobs=np.array(logprobs, dtype=np.float32))
         ids = request.token_ids.tolist()
+        self.seen.append(request)
         self.requests.append(Recorded(request.conversation, ids, request.params, request.noise, completion))
         return completion
 

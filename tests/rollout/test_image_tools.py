@@ -54,7 +54,9 @@ def test_a_region_is_cut_out_of_the_samples_image(tmp_path):
     path.write_bytes(png(200, 100))
     result = use("image_zoom", [str(path)], bbox_2d=[0, 0, 100, 50], label="the red one")
     assert (seen(result).size, seen(result).getextrema()) == ((100, 50), ((255, 255), (0, 0), (0, 0)))
-    assert result.info == {"source": 0, "box": [0, 0, 100, 50], "size": [100, 50]}
+    (facts,) = result.info["images"]
+    assert (facts["source"], facts["box"], facts["size"]) == ("a.png", [0, 0, 100, 50], [100, 50])
+    assert (facts["provenance"], facts["source_size"]) == ("verified", [200, 100])
     assert "the red one" in result.text
 
 
@@ -69,7 +71,7 @@ def test_a_region_is_cut_out_of_the_samples_image(tmp_path):
     ],
 )
 def test_boxes_are_clamped_and_small_ones_grow(box, fitted):
-    assert use("image_zoom", [url(png(200, 100))], bbox_2d=box).info["box"] == fitted
+    assert use("image_zoom", [url(png(200, 100))], bbox_2d=box).info["images"][0]["box"] == fitted
 
 
 @pytest.mark.parametrize(

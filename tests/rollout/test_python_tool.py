@@ -16,7 +16,7 @@ from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import EpisodeError, ToolError
 from turnwise.rollout.tool_loading import load_tool
 from turnwise.rollout.toolbox import Toolbox
-from turnwise.rollout.tools.python import PythonTool, read_image
+from turnwise.rollout.tools.python import PythonTool, input_images
 from turnwise.rollout.tools.tool import ToolContext, ToolSession, validate
 from turnwise.sandbox.process import SandboxUnavailable
 from turnwise.sandbox.results import Picture
@@ -178,10 +178,10 @@ def test_what_a_session_only_claims_of_an_image_is_set_aside(tmp_path: Path) -> 
 
 def test_data_urls_are_read_and_missing_files_end_the_episode(tmp_path: Path) -> None:
     content = base64.b64encode(b"bytes").decode()
-    found = read_image(Image(f"data:image/jpeg;base64,{content}"), 3)
-    assert (found.name, found.data) == ("image_3.jpeg", b"bytes")
+    (found,) = input_images(context(0, Image(f"data:image/jpeg;base64,{content}")))
+    assert (found.name, found.data) == ("image_0.jpeg", b"bytes")
     with pytest.raises(EpisodeError, match="image 0 of the sample cannot be read"):
-        read_image(Image(str(tmp_path / "no.png")), 0)
+        input_images(context(0, Image(str(tmp_path / "no.png"))))
 
 
 def test_verls_name_is_known_and_gets_the_runs_sandbox() -> None:

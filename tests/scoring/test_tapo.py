@@ -221,7 +221,7 @@ def test_a_target_is_paid_for_once() -> None:
     found = score(episode(*(step(n, str(n), info=look) for n, look in enumerate(looks)), info=targets), judge="boxes")
     assert [found.turns[n]["tool"] for n in range(3)] == [1.0, 0.25, 1.0]
     for boxes in ({}, {"target_boxes": [[1, 2, 3]]}, {"target_boxes": [[5, 0, 5, 9]]}, {"target_boxes": "all"}):
-        with pytest.raises(DataError, match="needs extra_info.target_boxes"):
+        with pytest.raises(DataError, match="needs target_boxes"):
             score(episode(step(0, ""), info=boxes), judge="boxes")
 
 

@@ -12,17 +12,29 @@ from numpy.typing import NDArray
 
 from turnwise.chat.frame import Frame, written_already
 from turnwise.chat.frames import Frames, NoFrame, Place
+from turnwise.chat.image_blocks import (
+    NO_MEDIA,
+    MediaOf,
+    Prompt,
+    SpelledMarkers,
+    expand,
+    find_markers,
+    images_in,
+    media_of,
+    with_images,
+)
 from turnwise.chat.kinds import TEXTS
-from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared, texts_in
-from turnwise.chat.selfcheck import TokenSpan, Walk, token_spans
+from turnwise.chat.render_check import SelfCheck
+from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared, texts_in, with_texts
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
 from turnwise.chat.template import CallForm as CallForm
 from turnwise.chat.template import ChatTemplate
 from turnwise.chat.template_words import clock_formats
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
+from turnwise.chat.vision import ImageProcessor
 from turnwise.errors import EpisodeError, TemplateError
-from turnwise.types import Completion, JsonSchema, Ledger, Message, Origin, RenderCheck, Role
+from turnwise.types import Completion, JsonSchema, Ledger, Message, RenderCheck, Role
 
 
 class History(enum.StrEnum):
@@ -45,7 +57,7 @@ class _Opened:
     """The tokens of a first prompt, and what it is known by the identity of."""
 
     known_by: tuple[object, ...]
-    ids: list[int]
+    prompt: Prompt
 
 
 class HistoryRewritten(Exception):
@@ -62,6 +74,7 @@ class Renderer:
         *,
         history: History = History.REFUSE,
         template_kwargs: dict[str, Any] | None = None,
+        images: ImageProcessor | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.call_format = call_format
@@ -85,8 +98,13 @@ class Renderer:
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
         thoughts = {call_format.THINK, call_format.UNTHINK} - set(self.template.stop_texts)
         markers = {text for text in tokenizer.added_ids if text in glue} - thoughts
+        markers |= images.tokens if images is not None else set()
         self._control = ControlTokens({*tokenizer.special_texts, *markers})
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
+        self.images = images
+        """The model's image processor; None when it reads text only."""
+        self.image_roles = frozenset[Role]() if images is None else self.template.image_roles(images.image_token)
+        """Whose images the model is shown."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
         self._opened: dict[tuple[Any, ...], _Opened] = {}
         sources = list(tokenizer.templates.values())
@@ -99,17 +117,21 @@ class Renderer:
         return self.template.render(messages, tools, reply=reply)
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> list[int]:
-        """The ids of the first prompt, assistant header included; siblings have the same."""
+        """The ids of a first prompt without images, assistant header included; siblings have the same."""
+        return self.prompt(messages, tools).ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[JsonSchema], media: MediaOf = NO_MEDIA) -> Prompt:
+        """A first prompt, assistant header included, and the images at their places; `media` has them prepared."""
         if self._clock is None:
-            return self._encode_all(messages, tools)
+            return self._encode_all(messages, tools, media)
         time = [datetime.now().strftime(form) for form in self._clock]
         name = (*map(id, messages), None, *map(id, tools), *time)
         found = self._opened.get(name)
         if found is None:
             if len(self._opened) >= OPENED:
                 self._opened.pop(next(iter(self._opened)))
-            found = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools))
-        return found.ids
+            found = self._opened[name] = _Opened((*messages, *tools), self._encode_all(messages, tools, media))
+        return found.prompt
 
     def extend(
         self,
@@ -118,11 +140,12 @@ class Renderer:
         completion: Completion,
         replies: Sequence[Message],
         tools: Sequence[JsonSchema],
+        media: MediaOf = NO_MEDIA,
     ) -> list[Span]:
         """The tokens that follow `completion` when `replies` answer it, assistant header included.
 
         `history` is everything before the assistant's message. A turn like an earlier one is filled into that one's
-        frame; the self-check at the end compares the whole.
+        frame; the self-check at the end compares the whole. Every image token in it belongs to an image of the replies.
         """
         escaper, end = self._escaper(replies), self._end_text(completion)
         shown = [escaper.escape(reply) for reply in replies] if escaper.hides else replies
@@ -134,7 +157,7 @@ class Renderer:
                 self.frames.rendered[str(reason)] += 1
         frame = self.frames.find(place) if self.frames is not None and place is not None else None
         if frame is None:
-            return self._extend(history, assistant, end, shown, tools, escaper, place)
+            return self._extend(history, assistant, end, shown, tools, escaper, place, media)
         words = frame.words(shown)
         if frame.parts and self.frames is not None and not escaper.hides:
             return self.frames.spans(frame, words, self.tokenizer, self._control_ids)
@@ -149,11 +172,13 @@ class Renderer:
         tools: Sequence[JsonSchema],
         escaper: ControlTokenEscaper,
         place: Place | None,
+        media: MediaOf,
     ) -> list[Span]:
         """By the template. Where it adds the same suffix whatever happened in between, only the first prompt of the
         history is rendered, so that a late turn costs no more than an early one."""
         first = self.template.first_prompt(history, shown)
-        context = history if first is None else first
+        counts = any(message.images for message in (*history, *shown)) and self._marker()
+        context = history if first is None or counts else first  # a template may number images
         try:
             after, start = self.template.locate(context, assistant, end, shown, tools)
             if start is None and self.history is History.REFUSE:
@@ -167,17 +192,17 @@ class Renderer:
             raise HistoryRewritten
         if start is None:
             assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
-        marks = {number: f"{fresh_mark(())}{number}X" for number, reply in enumerate(shown) if reply.text}
-        marked = [replace(reply, content=marks.get(number, "")) for number, reply in enumerate(shown)]
+        marks: dict[str, Message] = {}
+        marked = [_marked(reply, marks) for reply in shown]
         skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
-        for number, mark in marks.items():
+        for mark, said in marks.items():
             if mark not in skeleton:
-                raise TemplateError(f"the chat template does not show what a {shown[number].role} replies")
+                raise TemplateError(f"the chat template does not show what a {said.role} replies")
         tail = after[start:]
-        places = list(replies_in(tail, skeleton, {mark: shown[n] for n, mark in marks.items()}))
+        places = list(replies_in(tail, skeleton, marks))
         if place is not None and self.frames is not None:
-            self.frames.keep(place, self._frame(place, tail, skeleton, list(marks.values()), shown, end))
-        return self._spans(tail, places, escaper, end)
+            self.frames.keep(place, self._frame(place, tail, skeleton, list(marks), shown, end))
+        return self._spans(tail, places, escaper, end, shown, media)
 
     def _frame(
         self, place: Place, tail: str, skeleton: str, marks: Sequence[str], shown: Sequence[Message], end: str
@@ -220,87 +245,12 @@ class Renderer:
             in_reasoning = self.tokenizer.decode(before[-self.header_length :]).endswith(self.template.thought)
         return self.call_format.parse(self.tokenizer.decode(ids), turn=turn, in_reasoning=in_reasoning, tools=tools)
 
-    def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
-        """The recorded tokens against one full render of the final messages.
-
-        Of a last assistant message the words are compared, not how the template would show them: no model saw that.
-        A template that refuses the conversation as a whole leaves `position` empty: there is nothing to compare.
-        """
-        answered = messages[-1].role is Role.ASSISTANT
-        words = messages[-1].text + self.template.closing if answered else ""
-        try:
-            expected = self._encode_all(messages[:-1] if answered else messages, tools, words)
-        except TemplateError as error:
-            problem = (
-                None if self.history is History.VERBATIM else f"the whole conversation cannot be rendered: {error}"
-            )
-            return RenderCheck(exact=False, same_text=False, problem=problem)
-        recorded = ledger.token_ids.tolist()
-        common = shared(expected, recorded)
-        closing = self._closing
-        if common == len(recorded) and closing.endswith(self.tokenizer.decode(expected[common:])):
-            return RenderCheck(exact=True, same_text=True)  # the usual case, and decoding all of it is slow
-        rendered, written = self.tokenizer.decode(expected), self.tokenizer.decode(recorded)
-        unended = self.tokenizer.decode(recorded[:-1]) if set(recorded[-1:]) & self.stop_ids else written
-        # What closes the last message may be missing: it was cut short, or the template closes it only later.
-        closed = rendered.startswith(written) and closing.endswith(rendered[len(written) :])
-        same_text = closed or rendered == unended
-        exact = same_text and common >= min(len(expected), len(recorded))
-        declared = same_text or self.history is History.VERBATIM
-        problem = None if declared else self._problem(ledger, rendered, messages, tools)
-        return RenderCheck(exact, same_text, None if exact else common, problem)
-
-    def _problem(
-        self, ledger: Ledger, rendered: str, messages: Sequence[Message], tools: Sequence[JsonSchema]
-    ) -> str | None:
-        """The first difference that is not of the policy's making: its own words, their edges and its end tokens."""
-        walk, decode = Walk(rendered), self.tokenizer.decode
-        answered = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
-        for span in token_spans(ledger):
-            if span.policy:
-                ended = span.ids[-1] in self.stop_ids
-                words = span.ids[:-1] if ended else span.ids
-                until = answered[span.turn] + 1
-                spelled = until == len(messages)  # the words of a last message are what `check` compares
-                found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
-                walk.ended(decode(span.ids[-1:]) if ended else "")
-            else:
-                found = walk.pass_given(decode(span.ids))
-            if found is not None and not span.start and self._has_a_clock(span, messages, answered, ledger, tools):
-                return None
-            if found is not None:
-                return f"at token {span.start} (turn {span.turn}): {found}"
-        return None
-
-    def _follow(
-        self, walk: Walk, words: list[int], messages: Sequence[Message], tools: Sequence[JsonSchema], *, spelled: bool
-    ) -> str | None:
-        """Go past the last of these messages, which the policy wrote; `spelled` as it did, whatever it calls."""
-        decode, encode = self.tokenizer.decode, self.tokenizer.encode
-        if spelled or not self.template.is_structured(messages[-1]):
-            # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
-            return walk.pass_written(decode(encode(decode(words), after="").ids), self.template.thought.strip())
-        escaper = self._escaper(messages, tools)
-        text = self._escaped(escaper, messages, tools, reply=False)
-        text, cuts = escaper.unescape(text[: self.template.closing_start(text, structured=True)])
-        return walk.jump(decode(encode(text, cuts=cuts).ids))
-
-    def _has_a_clock(
-        self,
-        first: TokenSpan,
-        messages: Sequence[Message],
-        answered: Sequence[int],
-        ledger: Ledger,
-        tools: Sequence[JsonSchema],
-    ) -> bool:
-        """Whether the same prompt is rendered otherwise by now: nothing later can be compared with it."""
-        turns = [turn for origin, turn, _ in ledger.spans() if origin is Origin.POLICY]
-        return bool(turns) and self._encode_all(messages[: answered[turns[0]]], tools) != first.ids
-
-    @functools.cached_property
-    def _closing(self) -> str:
-        """What ends an assistant's message, as its tokens read."""
-        return self.tokenizer.decode(self.tokenizer.encode(self.template.closing).ids)
+    def check(
+        self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema], media: MediaOf = NO_MEDIA
+    ) -> RenderCheck:
+        """The recorded tokens and images against one full render of the final messages."""
+        encode, verbatim = functools.partial(self._encode_all, media=media), self.history is History.VERBATIM
+        return SelfCheck(self.tokenizer, self.template, self.stop_ids, encode, verbatim).check(ledger, messages, tools)
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
@@ -311,30 +261,84 @@ class Renderer:
         texts += texts_in(tools)
         return ControlTokenEscaper(self._control, texts)
 
-    def _encode_all(self, messages: Sequence[Message], tools: Sequence[JsonSchema], words: str = "") -> list[int]:
-        """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells."""
-        escaper = self._escaper(messages, tools)
-        text, cuts = escaper.unescape(self._escaped(escaper, messages, tools, reply=True))
-        return self.tokenizer.encode(text + words, cuts=cuts).ids
+    def _encode_all(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[JsonSchema],
+        media: MediaOf,
+        words: str = "",
+        *,
+        reply: bool = True,
+    ) -> Prompt:
+        """One render in tokens, and words after it. What users and tools wrote is text, whatever it spells.
 
-    def _escaped(
-        self, escaper: ControlTokenEscaper, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool
-    ) -> str:
-        shown = [escaper.escape(message) for message in messages]
-        return self.render(shown, escaper.escape_tools(tools), reply=reply)
+        Without `reply` it ends where the calls of the last message do.
+        """
+        escaper, images = self._escaper(messages, tools), images_in(messages)
+        shown = [escaper.escape(message) for message in messages] if escaper.hides else messages
+        if images:
+            spelled = SpelledMarkers(self._marker(), shown)
+            shown = [spelled.hide(message) for message in shown]
+        text = self.render(shown, escaper.escape_tools(tools), reply=reply)
+        if not reply:
+            text = text[: self.template.closing_start(text, structured=True)]
+        if not images:
+            text, cuts = escaper.unescape(text)
+            return Prompt(self.tokenizer.encode(text + words, cuts=cuts).ids)
+        markers = find_markers(text, self._marker(), images)
+        text, cuts = escaper.unescape(spelled.restore(text))
+        encoding = self.tokenizer.encode(text + words, cuts=cuts)
+        expanded, spans = expand(encoding, markers, media_of(images, media))
+        return Prompt(expanded.ids, tuple(spans))
+
+    def _marker(self) -> str:
+        """What the template writes for an image."""
+        if self.images is None:
+            raise TemplateError(
+                "a message holds an image, and the model's folder has no image processor: it reads text only"
+            )
+        return self.images.image_token
 
     def _end_text(self, completion: Completion) -> str:
         return self._end_texts.get(int(completion.token_ids[-1]), "") if len(completion.token_ids) else ""
 
-    def _spans(self, tail: str, places: Sequence[Characters], escaper: ControlTokenEscaper, end: str) -> list[Span]:
-        """Tokens of the tail: what a tool or user wrote keeps its origin, the rest is the template's."""
+    def _spans(
+        self,
+        tail: str,
+        places: Sequence[Characters],
+        escaper: ControlTokenEscaper,
+        end: str,
+        shown: Sequence[Message] = (),
+        media: MediaOf = NO_MEDIA,
+    ) -> list[Span]:
+        """Tokens of the tail: what a tool or user wrote, and his images, keep their origin; the rest is the template's.
+        `shown` are the replies in it."""
         skip = written_already(tail, end)
         text, cuts = escaper.unescape(tail)
         encoding = self.tokenizer.encode(text[skip:], cuts=[cut - skip for cut in cuts], after=end if skip else "")
         spans: list[Span] = []
+        control, images = self._control_ids, images_in(shown)
+        if images:
+            found, blocks = find_markers(tail, self._marker(), images), media_of(images, media)
+            places = with_images(places, found, len(self._marker()), shown)
+            encoding, _ = expand(encoding, [at - skip for at in found], blocks)
+            control = control.difference(*(block.token_ids.tolist() for block in blocks))
         moved = [(start - skip, stop - skip, origin) for start, stop, origin in places] if skip else places
-        add_spans(spans, encoding, moved, self._control_ids)
+        add_spans(spans, encoding, moved, control)
         return spans
+
+
+def _marked(reply: Message, marks: dict[str, Message]) -> Message:
+    """A reply with a mark in the place of each of its texts; `marks` is told what each stands for."""
+
+    def mark(text: str) -> str:
+        if not text:
+            return ""
+        name = f"{fresh_mark(())}{len(marks)}X"
+        marks[name] = reply if text == reply.text else Message(reply.role, text)
+        return name
+
+    return replace(reply, content=with_texts(reply, mark))
 
 
 def _rewrite_message(before: str, after: str) -> str:

@@ -2,14 +2,14 @@
 
 import string
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from turnwise.chat.tokenizer import occurrences
 from turnwise.errors import EpisodeError
-from turnwise.types import Image, JsonSchema, Message, Part, Role, Text
+from turnwise.types import JsonSchema, Message, Part, Role, Text
 
 
 class ControlTokens:
@@ -45,7 +45,7 @@ class ControlTokenEscaper:
         self._control = control.texts
         self._stand_ins: dict[str, str] = {}
         for spelled in control.spelled_in(texts):
-            self._stand_ins[spelled] = _stand_in(len(spelled), [*texts, *self._stand_ins.values()])
+            self._stand_ins[spelled] = stand_in_for(len(spelled), [*texts, *self._stand_ins.values()])
 
     @property
     def hides(self) -> bool:
@@ -56,10 +56,9 @@ class ControlTokenEscaper:
         """A message of a tool or user in escaper; the system and the assistant may write control tokens."""
         if not self._stand_ins or message.role not in (Role.TOOL, Role.USER):
             return message
-        text = self._escape(message.text)
-        images = () if isinstance(message.content, str) else [p for p in message.content if isinstance(p, Image)]
-        content: str | tuple[Part, ...] = (Text(text), *images) if images else text
-        return replace(message, content=content, name=message.name and self._escape(message.name))
+        return replace(
+            message, content=with_texts(message, self._escape), name=message.name and self._escape(message.name)
+        )
 
     def escape_tools(self, tools: Sequence[JsonSchema]) -> Sequence[JsonSchema]:
         """Schemas as they are shown: they may be a server's words."""
@@ -92,7 +91,14 @@ class ControlTokenEscaper:
         return text
 
 
-def _stand_in(length: int, texts: Sequence[str]) -> str:
+def with_texts(message: Message, change: Callable[[str], str]) -> str | tuple[Part, ...]:
+    """A message's content with every text changed; images stay where they are among them."""
+    if isinstance(message.content, str) or not message.images:
+        return change(message.text)
+    return tuple(Text(change(part.text)) if isinstance(part, Text) else part for part in message.content)
+
+
+def stand_in_for(length: int, texts: Sequence[str]) -> str:
     """A word that stands nowhere in the texts. Its first letter does not come again, so two of them never overlap."""
     lower = string.ascii_lowercase
     plain = ("Z" + (first + second + "a" * length)[: length - 1] for first in lower for second in lower)

@@ -10,7 +10,7 @@ from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import TemplateError
-from turnwise.types import Image, JsonSchema, Message, Role, ToolCall
+from turnwise.types import Image, JsonSchema, Message, Role, Text, ToolCall
 
 _MARK = fresh_mark(())
 _REFUSED = "\0refused"
@@ -18,6 +18,14 @@ HELLO = Message(Role.USER, "hello")
 ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
 CALL = ToolCall("t000c0000", "probe", {"x": 1})
 RESULT = Message(Role.TOOL, "1", tool_call_id=CALL.id, name=CALL.name)
+
+
+class ContentForm(enum.StrEnum):
+    """How what a message says is put to the template; a message with images comes in parts always."""
+
+    STRING = "string"
+    PARTS = "parts"
+    """As a list of parts, for templates that show nothing else."""
 
 
 class CallForm(enum.StrEnum):
@@ -49,6 +57,7 @@ class ChatTemplate:
         self.kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
         self._writes_answer = False
+        self._content_form = self._choose_content_form()
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
         """What stands between a user's words and the assistant's."""
         start = self.opening.rfind(self.call_format.THINK)
@@ -165,8 +174,6 @@ class ChatTemplate:
 
     def _entry(self, message: Message) -> dict[str, Any]:
         """A message as templates expect it."""
-        if not isinstance(message.content, str) and any(isinstance(part, Image) for part in message.content):
-            raise TemplateError(f"a {message.role} message holds an image; this renderer shows text only")
         text = message.text
         entry: dict[str, Any] = {"role": message.role.value, "content": text}
         written = message.answer is not None  # by the policy, whose text spells reasoning and calls
@@ -192,10 +199,53 @@ class ChatTemplate:
             elif self._thought_form is ThoughtForm.OPENED:
                 again = text.lstrip().startswith(self.call_format.THINK)  # once is enough: the policy wrote it too
                 entry["content"] = text.lstrip() if again else self.thought + text
+        if message.images:
+            entry["content"] = [
+                {"type": "text", "text": part.text} if isinstance(part, Text) else {"type": "image"}
+                for part in message.content
+                if isinstance(part, Text | Image)
+            ]
+        elif self._content_form is ContentForm.PARTS:
+            entry["content"] = [{"type": "text", "text": entry["content"]}]
         named = {"tool_call_id": message.tool_call_id, "name": message.name} if message.role is Role.TOOL else {}
         return entry | {key: value for key, value in named.items() if value is not None}
 
     # --- trying the template out ------------------------------------------------------------------------------
+
+    def image_roles(self, marker: str) -> frozenset[Role]:
+        """Whose images it shows, each once and where its message stands, with the marker of an image."""
+        picture, said = Image("data:,"), self.assistant(f"{self.call_format.ANSWER}yes")
+        asked = self.assistant(self.call_format.render_call(CALL))
+        shown = Message(Role.USER, (Text("a"), picture, Text("b"), picture))
+        talks: dict[Role, list[Message]] = {
+            Role.USER: [shown, said, shown],
+            Role.TOOL: [HELLO, asked, replace(RESULT, content=shown.content)],
+            Role.SYSTEM: [replace(shown, role=Role.SYSTEM), HELLO],
+        }
+        return frozenset(role for role, talk in talks.items() if self._counts_images(talk, marker))
+
+    def _counts_images(self, talk: Sequence[Message], marker: str) -> bool:
+        images = 0
+        for number, message in enumerate(talk):
+            images += len(message.images)
+            try:
+                text = self.render(talk[: number + 1], (), reply=message is talk[-1])
+            except TemplateError:
+                if message is talk[-1]:
+                    return False
+                continue
+            if text.count(marker) != images:
+                return False
+        return True
+
+    def _choose_content_form(self) -> ContentForm:
+        """The first form in which it shows what a user says."""
+        for form in ContentForm:
+            self._content_form = form
+            with contextlib.suppress(TemplateError):
+                if _MARK in self.render([Message(Role.USER, _MARK)], (), reply=True):
+                    return form
+        return ContentForm.STRING
 
     def is_structured(self, message: Message) -> bool:
         """Whether the template itself writes this message's calls."""

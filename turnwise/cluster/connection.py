@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.choices import ClusterName
+from turnwise.cluster.asked import Room
 from turnwise.config import ClusterConfig, Config
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.sandbox.process import SandboxLost
@@ -59,7 +60,9 @@ class Place:
         return cls(tuple(sys.path), os.getcwd())
 
     def enter(self) -> None:
-        """To be called first in an actor."""
+        """To be called first in an actor. Ray hides GPUs from who reserves some others, not from who reserves none."""
+        if not load_ray().get_runtime_context().get_accelerator_ids().get("GPU"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in self.path)]
         with contextlib.suppress(OSError):  # a node without it has files of its own
             os.chdir(self.folder)
@@ -115,10 +118,12 @@ class Connection:
             raise cause if known else RuntimeError(f"{who} failed: {error}") from error
         except errors.RayError as error:
             if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
-                raise EngineError(f"{who} cannot run on its node: {_last_line(error)}") from error
+                raise EngineError(f"{who} cannot run on its node: {last_line(error)}") from error
             raise EngineLost(f"{who} went away ({type(error).__name__})") from error
 
-    async def first(self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str) -> T:
+    async def first(
+        self, starting: Iterable["asyncio.Task[T]"], placed: Callable[[], bool], what: str, asked: str = ""
+    ) -> T:
         """What the first of these gives; ConfigError when none was `placed` on a node in `cluster.wait_seconds`.
 
         One whose node went away meanwhile counts only when no other is left.
@@ -128,29 +133,52 @@ class Connection:
         while True:
             done, waiting = await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if not done and not placed():
-                raise self.no_room(what)
+                raise self.no_room(what, asked)
             limit = None
             good = [one for one in done if not isinstance(one.exception(), EngineLost)]
             if good or (done and not waiting):
                 return (good or list(done))[0].result()
 
-    def no_room(self, what: str) -> ConfigError:
-        """For something that was not placed in time."""
+    def no_room(self, what: str, asked: str = "") -> ConfigError:
+        """For something that was not placed in time; `asked` is what the whole run asks for."""
+        all_of_it = f"the run asks for {asked}, and " if asked else ""
         return ConfigError(
-            f"no node had room for {what} within cluster.wait_seconds={self.config.wait_seconds:g}: the cluster has "
-            f"{self.room()}, not all of them free"
+            f"no node had room for {what} within cluster.wait_seconds={self.config.wait_seconds:g}: {all_of_it}the "
+            f"cluster has {self.room()}, not all of them free"
         )
 
     def room(self) -> str:
         """What the nodes have, in words."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
-        return f"{len(nodes)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
+        return room_of(self.ray)
+
+    def rooms(self) -> list[Room]:
+        """Every node, as if nobody else were there."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        return [
+            Room(
+                f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in nodes
+        ]
+
+    def lacks(self, cpus: float, gpus: float) -> bool:
+        """Whether all nodes together have less than this."""
+        there = self.ray.cluster_resources()
+        return bool(cpus > there.get("CPU", 0.0) or gpus > there.get("GPU", 0.0))
 
     def describe(self) -> str:
         """The cluster, for a run's log."""
         what = "joined" if self.config.address else "started on this machine"
         return f"Ray {self.ray.__version__}, {what}: {self.room()}"
+
+
+def room_of(ray: Any) -> str:
+    """What the nodes of a cluster have, in words."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    return f"{len(nodes)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
 
 
 _CONNECTIONS: (
@@ -159,8 +187,9 @@ _CONNECTIONS: (
 _CONNECTIONS = weakref.WeakKeyDictionary()
 
 
-async def joined(config: ClusterConfig) -> Connection:
-    """The connection of the running event loop; Ray is joined or started by the first who asks.
+async def joined(config: ClusterConfig, ranks: int = 1) -> Connection:
+    """The connection of the running event loop; Ray is joined or started by the first who asks, with CPUs for a
+    learner of so many ranks where it is started.
 
     A task leaves it again when the loop ends, as it does on every path of a command: no process of Ray's that was
     started here outlives it.
@@ -177,16 +206,16 @@ async def joined(config: ClusterConfig) -> Connection:
         raise ConfigError("this program is connected to a Ray cluster already; leave that with ray.shutdown() first")
     connection = Connection(config, ray)
     opened: asyncio.Future[None] = loop.create_future()
-    keeper = loop.create_task(_keep(connection, opened))
+    keeper = loop.create_task(_keep(connection, opened, ranks))
     _CONNECTIONS[loop] = connection, keeper, opened
     await asyncio.shield(opened)
     return connection
 
 
 @contextlib.asynccontextmanager
-async def hearing(config: ClusterConfig, say: Say) -> AsyncIterator[Connection]:
+async def hearing(config: ClusterConfig, say: Say, ranks: int = 1) -> AsyncIterator[Connection]:
     """The connection, and what happens there is said while the block runs."""
-    connection = await joined(config)
+    connection = await joined(config, ranks)
     say(connection.describe())
     connection.listeners.append(say)
     try:
@@ -195,9 +224,9 @@ async def hearing(config: ClusterConfig, say: Say) -> AsyncIterator[Connection]:
         connection.listeners.remove(say)
 
 
-async def _keep(connection: Connection, opened: "asyncio.Future[None]") -> None:
+async def _keep(connection: Connection, opened: "asyncio.Future[None]", ranks: int) -> None:
     """Join, then wait to be cancelled with the loop, then leave."""
-    joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config))
+    joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config, ranks))
     try:
         await asyncio.shield(joining)
         opened.set_result(None)
@@ -232,7 +261,7 @@ def _reach(address: str) -> None:
         raise ConfigError(f"cluster.address: nothing answers at {address}: {error.strerror or error}") from error
 
 
-def _init(ray: Any, config: ClusterConfig) -> None:
+def _init(ray: Any, config: ClusterConfig, ranks: int) -> None:
     """In a thread: there Ray leaves the handlers of signals alone, which are ours."""
     if config.address not in (None, "auto"):
         _reach(str(config.address))
@@ -241,7 +270,7 @@ def _init(ray: Any, config: ClusterConfig) -> None:
     if config.address is None:
         if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
             os.environ[TOKEN_ENV] = secrets.token_hex(32)
-        local = {"include_dashboard": False, "num_cpus": _cpus(config)}
+        local = {"include_dashboard": False, "num_cpus": _cpus(config, ranks)}
     try:
         ray.init(
             address=config.address or "local",
@@ -256,14 +285,14 @@ def _init(ray: Any, config: ClusterConfig) -> None:
         raise ConfigError(f"cluster.address: cannot {where}: {one_line(error)[:500]}") from error
 
 
-def _cpus(config: ClusterConfig) -> int:
+def _cpus(config: ClusterConfig, ranks: int) -> int:
     """Of a cluster that is started here: enough for all that was asked for, since it is one machine anyway."""
-    asked = config.samplers * config.sampler_cpus + config.learner_cpus
+    asked = config.samplers * config.sampler_cpus + ranks * config.learner_cpus
     asked += (config.scorers + config.sandboxes) * config.service_cpus
     return max(os.cpu_count() or 1, int(asked) + 1)
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     """Where a trace in a text says what went wrong."""
     return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[:300]
 

@@ -68,7 +68,7 @@ class LearnerWeights(StoredWeights):
                 except StaleWeights as error:
                     await asyncio.sleep(STALE_SECONDS)
                     raise EngineLost(f"{error}: newer weights are on their way") from error
-                except EngineLost as error:
+                except (EngineLost, RankLost) as error:
                     await asyncio.to_thread(self._learner.revive, self._by, error)
                     self._put()
 
@@ -202,7 +202,7 @@ class ActorLearner:
                 self.revive(actor, error)
 
     def _save(self, folder: Path, *, policy: bool) -> None:
-        if self._shares(folder):
+        if self.shares(folder.parent):
             self._ask("save", str(folder), policy=policy)
             return
         begun: set[str] = set()
@@ -216,7 +216,7 @@ class ActorLearner:
                 begun.add(name)
 
     def _load(self, folder: Path) -> None:
-        if self._shares(folder):
+        if self.shares(folder.parent):
             self._ask("load", str(folder))
             return
         with self.connection.calling("the learner"):
@@ -227,9 +227,9 @@ class ActorLearner:
                         self.connection.ray.get(self._actor.receive.remote(name, piece))
         self._ask("load_received")
 
-    def _shares(self, folder: Path) -> bool:
-        """Whether the learner's node sees this folder."""
-        mark = folder.parent / f".seen-{token_hex(8)}.tmp"
+    def shares(self, folder: Path) -> bool:
+        """Whether the learner's node sees this folder; ConfigError when ranks on several nodes do not all see it."""
+        mark = folder / f".seen-{token_hex(8)}.tmp"
         mark.touch()
         try:
             with self.connection.calling("the learner"):

@@ -3,22 +3,23 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from turnwise.cluster.connection import Place
 from turnwise.cluster.machine import machine_words
+from turnwise.cluster.messages import own_arrays
+from turnwise.cluster.ranks import ActorRanks
 from turnwise.cluster.sampler_actor import node_name
-from turnwise.cluster.stored_weights import Part, WeightsPlan, pack
-from turnwise.config import Config
+from turnwise.cluster.stored_weights import WeightsPlan, pack
+from turnwise.config import ClusterConfig, Config
+from turnwise.engines.devices import rank_devices, seen_by_learner
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.opening import LearnerParts, open_chosen_learner, open_learner
+from turnwise.engines.opening import LearnerParts, open_learner, open_sharded
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError
 
@@ -48,6 +49,9 @@ class LearnerOrders:
     """The sampler's."""
     precision: str
     """Of the weights that samplers compute with."""
+    cluster: ClusterConfig
+    group: Any
+    """The placement group of its ranks, where it has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,47 +84,69 @@ class LearnerActor:
         self._orders = orders
         self._notes: list[str] = []
         self._folder: Path | None = None
-        self._learner: LocalLearner | ShardedLearner
+        self._ranks: ActorRanks | None = None
+        self._opened: LocalLearner | ShardedLearner | None = None
         self._plan: WeightsPlan
 
     def open(self) -> Reply:
         """Load the model; once, before anything else."""
+        where, exact = node_name(), False
+        if self._orders.config.learner.processes > 1:
+            self._opened, self._ranks = self._open_ranks()
+            where, device = self._ranks.nodes(), self._ranks.device
+        else:
+            self._opened, exact = self._open_here()
+            device = str(self._opened.device)
+        self._plan = WeightsPlan.of(self._learner.weights().shapes, self._orders.precision)
+        return self._reply(LearnerFacts(self._plan, device, exact, where, machine_words()))
+
+    @property
+    def _learner(self) -> "LocalLearner | ShardedLearner":
+        if self._opened is None:
+            raise EngineError("the learner is not open")
+        return self._opened
+
+    def _open_here(self) -> "tuple[LocalLearner, bool]":
+        """A learner in this process, and whether it finds the sampler's log-probs again to the last bit."""
         import torch
 
         orders = self._orders
         config, parts = orders.config, orders.parts
-        machine = machine_words()
-        alike = orders.regime is not None and machine == orders.machine
+        alike = orders.regime is not None and machine_words() == orders.machine
         torch.set_num_threads(orders.threads)
         memory = memory_here(config, Training(parts.critic, parts.reference), samples=False)
-        say, exact = self._notes.append, False
-        if config.learner.processes > 1:
-            self._learner = open_chosen_learner(config, make_renderer(config), parts, memory=memory, say=say)
-        else:
-            regime = orders.regime if alike else None
-            local = open_learner(config, make_renderer(config), parts, regime=regime, memory=memory, say=say)
-            exact = alike and local.device.type == "cpu" and not local.forward.narrow and orders.precision == "float32"
-            self._learner = local
-        device = str(self._learner.device)
-        self._plan = WeightsPlan.of(self._learner.weights().shapes, orders.precision)
-        return self._reply(LearnerFacts(self._plan, device, exact, node_name(), machine))
+        regime, renderer = orders.regime if alike else None, make_renderer(config)
+        local = open_learner(config, renderer, parts, regime=regime, memory=memory, say=self._notes.append)
+        exact = alike and local.device.type == "cpu" and not local.forward.narrow and orders.precision == "float32"
+        return local, exact
+
+    def _open_ranks(self) -> "tuple[ShardedLearner, ActorRanks]":
+        """A learner over ranks in actors of their own; this process computes nothing and holds no weight."""
+        orders = self._orders
+        config, there = orders.config, replace(orders.config, cluster=orders.cluster)
+        devices = rank_devices(there, seen_by_learner(there), samples=False)
+        ranks = ActorRanks(orders.group, devices, orders.cluster, config.learner.hang_seconds)
+        return open_sharded(config, make_renderer(config), orders.parts, ranks, self._notes.append), ranks
 
     def score(self, batch: TokenBatch, who: Who) -> Reply:
-        return self._reply(self._learner.score(_own(batch), who))
+        return self._reply(self._learner.score(own_arrays(batch), who))
 
     def update(self, batches: Sequence[TokenBatch], objective: Objective) -> Reply:
-        return self._reply(self._learner.update([_own(batch) for batch in batches], objective))
+        return self._reply(self._learner.update([own_arrays(batch) for batch in batches], objective))
 
-    def weights(self, step: int) -> Iterator[Part | int]:
-        """The parts of the plan, one object each, and then the step that they are of."""
+    def weights(self, step: int) -> Iterator[Any]:
+        """The parts of the plan, one object each or a reference to one that a rank has put, and then their step."""
         if self._learner.step != step:
             raise StaleWeights(f"the learner has made {self._learner.step} updates, not {step}")
-        yield from pack(self._plan, self._learner.weights().tensors)
+        if self._ranks is None:
+            yield from pack(self._plan, self._learner.weights().tensors)
+        else:
+            yield from self._ranks.parts(self._plan)
         yield step
 
     def sees(self, file: str) -> bool:
-        """Whether a file of the caller's is on a disk that is shared."""
-        return Path(file).is_file()
+        """Whether a file of the caller's is on a disk that is shared; ranks on several nodes must all see it."""
+        return Path(file).is_file() if self._ranks is None else self._ranks.sees(file)
 
     def save(self, folder: str, *, policy: bool) -> Reply:
         """Write into a folder that is shared."""
@@ -174,10 +200,3 @@ class LearnerActor:
         notes = tuple(self._notes)
         self._notes.clear()
         return Reply(value, self._learner.step, self._learner.token_budget, notes)
-
-
-def _own(batch: TokenBatch) -> TokenBatch:
-    """With arrays of its own: those of the object store must not be written to."""
-    held = {one.name: getattr(batch, one.name) for one in fields(batch)}
-    own: dict[str, Any] = {name: np.array(one) for name, one in held.items() if isinstance(one, np.ndarray)}
-    return replace(batch, **own)

@@ -1,16 +1,19 @@
-"""Requests and results on their way to and from a sampler's actor: many to a message, their arrays end to end.
+"""What travels to and from actors: requests and results of samplers, many to a message, and a learner's batches.
 
-A message costs about as much as a hundred turns in it, and an array by itself almost as much as a turn.
+A message costs about as much as a hundred turns in it, and an array by itself almost as much as a turn, so arrays of
+turns travel end to end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.engines.samplers.request import MediaHandle, NoiseKey, Request, SamplingParams
+from turnwise.engines.learners.token_batch import TokenBatch
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
+from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 
@@ -18,7 +21,7 @@ from turnwise.types import Completion, FinishReason, VersionRun
 class PackedRequests:
     """Requests by number."""
 
-    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaHandle, ...]]]
+    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaSpan, ...]]]
     lengths: NDArray[np.int64]
     token_ids: NDArray[np.int32]
 
@@ -90,3 +93,10 @@ def _joined(arrays: Sequence[NDArray[Any]], kind: type) -> NDArray[Any]:
 def _split(array: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
     ends = np.cumsum(lengths).tolist()
     return [array[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def own_arrays(batch: TokenBatch) -> TokenBatch:
+    """A batch of the object store with arrays of its own: those of the store must not be written to."""
+    held = {one.name: getattr(batch, one.name) for one in fields(batch)}
+    own: dict[str, Any] = {name: np.array(one) for name, one in held.items() if isinstance(one, np.ndarray)}
+    return replace(batch, **own)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from importlib.util import find_spec
 
 from turnwise.choices import EngineName, ScoringRun
+from turnwise.cluster.asked import check_gpus_here
 from turnwise.cluster.connection import Say, check_address, hearing, on_ray
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.scorers import ClusterRunner
@@ -21,6 +22,7 @@ def check_cluster(config: Config) -> None:
     if find_spec("ray") is None:
         raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
     check_address(config.cluster.address)
+    check_gpus_here(config, training=False)
     if config.engine.servers:  # every sampler would load weights under the turns of the others
         raise ConfigError(
             "engine.servers: samplers of a cluster start their own; set one of engine.servers and cluster"
@@ -57,5 +59,5 @@ async def services(config: Config, say: Say) -> AsyncIterator[None]:
     if config.cluster.sandboxes:
         there = pools_elsewhere(lambda sandbox, output: ClusterPool(config.cluster, sandbox, output))
     with there:
-        async with hearing(config.cluster, say):
+        async with hearing(config.cluster, say, config.learner.processes):
             yield

@@ -124,7 +124,8 @@ class SamplerActor:
 
     async def publish(self, shapes: Shapes, parts: Sequence[Any], version: int) -> None:
         """Write with weights of the object store; they are all on this node before the sampler hears of them."""
-        here: list[Part] = await asyncio.gather(*parts)
+        found = await asyncio.gather(*parts)
+        here: list[Part] = [one if isinstance(one, dict) else await one for one in found]  # or where a rank has put it
         weights = unpack(shapes, here)
         if self._place is None:
             await self.sampler.publish(weights, version)

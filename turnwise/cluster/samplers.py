@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from turnwise.cluster.asked import asked_of, in_words
 from turnwise.cluster.connection import Connection, NeedLost, Place, Say, alone
 from turnwise.cluster.learner import LearnerWeights
 from turnwise.cluster.learner_actor import StaleWeights
@@ -277,14 +278,14 @@ class ClusterSamplers(Replicas):
 
 @asynccontextmanager
 async def open_samplers(
-    connection: Connection, config: Config, say: Say
+    connection: Connection, config: Config, say: Say, *, training: bool = False
 ) -> AsyncIterator[tuple[ClusterSamplers, SamplerFacts]]:
     """`cluster.samplers` copies of the configured engine behind one sampler; closed on every path.
 
     It begins with those that are there soon after the first one; the others join as they come, and who has not come
     within `cluster.wait_seconds` is named.
     """
-    chosen = config.cluster
+    chosen, asked = config.cluster, in_words(asked_of(config, training=training))
     place, theirs = Place.here(), alone(config)
     make = connection.actor(
         SamplerActor,
@@ -303,6 +304,7 @@ async def open_samplers(
             starting,
             lambda: any(one.placed for one in replicas),
             f"a sampler (cluster.sampler_cpus={chosen.sampler_cpus:g}, sampler_gpus={chosen.sampler_gpus:g})",
+            asked,
         )
         if placed := {task for task, one in starting.items() if one.placed}:  # conversations stay where they begin
             await asyncio.wait(placed, timeout=min(time.monotonic() - began, chosen.wait_seconds))

@@ -50,6 +50,9 @@ class RolloutConfig:
     max_tokens: int | None = knob(None, at_least(1))
     """Tokens after the first prompt, after which the episode ends: the policy's, the tools' and the user's together.
     Set it so that an episode fits the model's context."""
+    max_images: int | None = knob(16, at_least(1))
+    """Images shown to the model in one episode, those of the prompt included, after which it ends; a prompt with more
+    is refused. Raise it when the model's context and memory have room for their tokens; null has no limit."""
     max_seconds: float | None = knob(600.0, duration())
     """Seconds of one episode, tools included; waiting for a slot or for new weights is not counted. Raise it for slow
     tools."""

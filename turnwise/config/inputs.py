@@ -54,6 +54,9 @@ class ChatConfig:
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
+    max_pixels: int | None = knob(1_048_576, at_least(1), only("engine.name", *RENDERING))
+    """Pixels of an image above which it is made smaller, in its own shape, before the model's processor gets it; null
+    leaves sizes to the processor. Lower it when images take too many tokens, raise it for small print."""
     check_share: float = knob(0.0625, share(), only("engine.name", *RENDERING))
     """The share of finished episodes whose tokens are compared with one full render of their messages; those of the
     first round always are. Set it to 1 with a template that is new to you, when CPU time is no matter."""
@@ -72,6 +75,9 @@ class DataConfig:
     dataset: str | None = None
     """A Dataset class of your own that reads those files, as file.py:Class; it is made as verl makes its custom_cls.
     Set it when rows need code to be read. Null reads the files as they are."""
+    images_from: str | None = None
+    """A folder or a .tar in which the images that rows name by path are looked for; a tar is read where it lies. Set it
+    when they do not lie beside the data file; a row's own column `images_from` goes before it."""
     prompt_key: str = "prompt"
     """The column that holds the messages. Set it when your files call it something else."""
     default_source: str | None = None

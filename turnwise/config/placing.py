@@ -31,9 +31,11 @@ class ClusterConfig:
     sampler_gpus: float = knob(0.0, at_least(0, 64), only(*RAY))
     """GPUs that each sampler reserves and sees; with 0 it sees none. Set it to 1 for engine=cuda."""
     learner_cpus: float = knob(1.0, more_than(0, 4096), only(*RAY))
-    """CPUs that the learner reserves. Raise it to the number of cores that it, or learner.processes, compute on."""
+    """CPUs that the learner reserves, or each of learner.processes. Raise it to the number of cores that one computes
+    on."""
     learner_gpus: float = knob(0.0, at_least(0, 64), only(*RAY))
-    """GPUs that the learner reserves and sees; with 0 it sees none. Set it to train on a GPU."""
+    """GPUs that the learner, or each of learner.processes, reserves and sees; with 0 it sees none. Set it to 1 to train
+    on GPUs."""
     service_cpus: float = knob(1.0, at_least(0, 4096), only(*RAY))
     """CPUs that each scorer and each node of sandboxes reserves. Raise it when they run many processes of their own."""
     wait_seconds: float = knob(300.0, duration(), only(*RAY))

@@ -16,7 +16,7 @@ from turnwise.choices import (
     PolicyLoss,
     Precision,
 )
-from turnwise.knobs import any_number, at_least, choice_or_plugin, knob, more_than, only, share
+from turnwise.knobs import any_number, at_least, choice_or_plugin, duration, knob, more_than, only, share
 
 
 @dataclass
@@ -228,6 +228,9 @@ class LearnerConfig:
     processes: int = knob(1, at_least(1, 1024))
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
+    hang_seconds: float = knob(1800.0, duration())
+    """Seconds in which, of several processes, one must come further (a pass, a weight, the model read) and each give a
+    sign of life; else the learner hangs and is ended. Raise it when reading the model takes longer."""
     context_parallel: int = knob(1, at_least(1, 1024))
     """Processes that share the tokens of one sequence. Only 1 is taken: torch has it for plain attention on a GPU, and
     the learner packs its sequences."""
@@ -235,6 +238,9 @@ class LearnerConfig:
     """Rank of LoRA adapters; 0 trains all weights. Set it (16 to 64) when the optimizer's state does not fit."""
     lora_alpha: float = knob(32.0, more_than(0), only("learner.lora_rank", "*"))
     """LoRA's scale; updates are multiplied by alpha / rank. Usually once or twice the rank."""
+    train_vision: bool = knob(False, only("learner.lora_rank", "0"))
+    """Train the vision tower and its projector too, of a model that sees. Set it when images are unlike those that the
+    model was trained with; every pass then looks at its images anew."""
 
 
 @dataclass

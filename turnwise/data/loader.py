@@ -1,26 +1,46 @@
 """Samples in batches, shuffled anew each epoch, in an order that a resumed run continues exactly."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from turnwise.choices import Overlong
+from turnwise.data.image_cells import ImageCells
 from turnwise.data.rows import RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
 from turnwise.errors import DataError
 from turnwise.types import Sample
 
 
-def load_samples(paths: Iterable[str | Path], *, prompt_key: str, default_source: str | None = None) -> list[Sample]:
-    """Every row of every file as a sample; the first one that cannot be used raises."""
+def load_samples(
+    paths: Iterable[str | Path],
+    *,
+    prompt_key: str,
+    default_source: str | None = None,
+    images_from: str | None = None,
+    most_inline: int | None = None,
+) -> list[Sample]:
+    """Every row of every file as a sample; the first one that cannot be used raises.
+
+    Images that rows hold themselves stay in memory, encoded: `most_inline` bytes of them at most, or half of what the
+    machine has. Files and members of tars are read when they are needed.
+    """
     samples: list[Sample] = []
+    images = ImageCells(images_from)
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if most_inline is None else most_inline
     for path, name in name_files(paths).items():
         for row in read_rows(path, label=name):
             for field, problem in misspelt(row.values, prompt_key=prompt_key):
                 raise RowError(row, field, problem)
-            samples.append(to_sample(row, prompt_key=prompt_key, default_source=default_source))
+            samples.append(to_sample(row, prompt_key=prompt_key, default_source=default_source, images=images))
+            if images.inline_bytes > most:
+                raise DataError(
+                    f"{name}: by row {row.number} its images take {images.inline_bytes / 2**30:.1f} GiB, and all would "
+                    "stay in memory: `turnwise data extract-images` puts them into files"
+                )
     return samples
 
 

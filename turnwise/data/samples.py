@@ -6,13 +6,23 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from turnwise.data.image_cells import ROOT, ImageCells, RowImages
 from turnwise.data.prompts import read_prompt
 from turnwise.data.rows import Row, RowError
 from turnwise.data.values import FieldError, as_object, as_text, describe, join, plain, shorten
 from turnwise.errors import nearest
 from turnwise.types import InteractionSpec, Sample
 
-_COLUMNS = ("data_source", "reward_model", "extra_info", "agent_name", "images", "tools_kwargs", "interaction_kwargs")
+_COLUMNS = (
+    "data_source",
+    "reward_model",
+    "extra_info",
+    "agent_name",
+    "images",
+    "tools_kwargs",
+    "interaction_kwargs",
+    ROOT,
+)
 _UNREAD_COLUMNS = ("ability", "uid")
 _EXTRA_INFO = ("tools_kwargs", "interaction_kwargs", "need_tools_kwargs", "tool_selection")
 _UNREAD_EXTRA_INFO = ("index", "split", "question", "answer")
@@ -21,15 +31,21 @@ PLAIN_PROMPT = "plain_prompt"
 """In `Sample.info` of a row whose prompt is a text and no list of messages."""
 
 
-def to_sample(row: Row, *, prompt_key: str, default_source: str | None = None) -> Sample:
-    """The sample in a row; `default_source` is the data source of one that names none.
+IMAGE_NAMES = "image_names"
+"""In `Sample.info`: the file names of images that the row holds itself, null for those without one."""
+
+
+def to_sample(
+    row: Row, *, prompt_key: str, default_source: str | None = None, images: ImageCells | None = None
+) -> Sample:
+    """The sample in a row; `default_source` is the data source of one that names none, `images` reads its images.
 
     `Sample.info` keeps `extra_info` whole, `reward_model` without its ground truth, and every column that has no
     field of its own (`ability`, `uid`, ...). Keyword arguments for an interaction that the row does not name are in
     `info["interaction_kwargs"]`.
     """
     try:
-        return _to_sample(row, prompt_key, default_source)
+        return _to_sample(row, prompt_key, default_source, images or ImageCells())
     except FieldError as error:
         raise RowError(row, error.field, error.problem) from error
 
@@ -48,12 +64,15 @@ def misspelt(values: dict[str, Any], *, prompt_key: str) -> Iterator[tuple[str, 
             yield from _near(name, inner, known, unread)
 
 
-def _to_sample(row: Row, prompt_key: str, default_source: str | None) -> Sample:
+def _to_sample(row: Row, prompt_key: str, default_source: str | None, reader: ImageCells) -> Sample:
     values: dict[str, Any] = plain(row.values, "") or {}
     if prompt_key not in values:
         raise FieldError(prompt_key, f"missing: {nearest(prompt_key, map(shorten, values))}")
     given = values.pop(prompt_key)
-    prompt, images = read_prompt(given, prompt_key, values.pop("images", None))
+    cells = reader.of_row(row.file, values.pop(ROOT, None))
+    prompt, images = read_prompt(given, prompt_key, values.pop("images", None), cells)
+    if cells.names:
+        values[IMAGE_NAMES] = [cells.names.get(image.source) for image in images]
     if isinstance(given, str):
         values[PLAIN_PROMPT] = True
     reward_model = as_object(values.pop("reward_model", None), "reward_model")
@@ -62,7 +81,7 @@ def _to_sample(row: Row, prompt_key: str, default_source: str | None) -> Sample:
         as_text(reward_model["style"], "reward_model.style")
     extra = as_object(values.pop("extra_info", None), "extra_info")
     _check_extra_info(extra)
-    tools_kwargs = _read_tools_kwargs(*_either(values, extra, "tools_kwargs"))
+    tools_kwargs = _read_tools_kwargs(*_either(values, extra, "tools_kwargs"), cells)
     interaction_kwargs, field = _either(values, extra, "interaction_kwargs")
     name = interaction_kwargs.pop("name", None)
     interaction = None
@@ -111,12 +130,14 @@ def _either(values: dict[str, Any], extra: dict[str, Any], name: str) -> tuple[d
     return (column, name) if column else (copy.deepcopy(member), path)
 
 
-def _read_tools_kwargs(value: dict[str, Any], field: str) -> dict[str, dict[str, Any]]:
+def _read_tools_kwargs(value: dict[str, Any], field: str, cells: RowImages) -> dict[str, dict[str, Any]]:
     for tool, kwargs in value.items():
         path = join(field, shorten(tool))
         for key, inner in as_object(kwargs, path).items():
             if key in _TOOL_KWARGS:
-                as_object(inner, join(path, key))
+                hook = as_object(inner, join(path, key))
+                if key == "create_kwargs" and "image" in hook:
+                    hook["image"] = cells.tool_image(hook["image"], join(path, "create_kwargs.image"))
     return value
 
 

@@ -183,6 +183,13 @@ def rank_devices(config: Config, seen: Seen | None = None, *, samples: bool = Tr
         raise ConfigError(f"learner.processes={count} takes a GPU each: set learner.device=cuda, not {learner.device}")
     if device_of(learner.device, seen) == "cpu":
         return ("cpu",) * count
+    if config.cluster.name is not ClusterName.none:
+        if config.cluster.learner_gpus != 1:
+            raise ConfigError(
+                f"learner.processes={count} takes a GPU each, and cluster.learner_gpus is what each of them reserves: "
+                f"set it to 1, not {config.cluster.learner_gpus:g}"
+            )
+        return ("cuda:0",) * count  # the only one that each sees
     gpus = len((look() if seen is None else seen).gpus)
     first = 1 if samples and choose(config, seen).on_gpu else 0
     if first + count > gpus:

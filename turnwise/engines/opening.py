@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LearnerParts", "OpenEngines", "OpenSampler", "find_own", "model_source", "open_chosen_learner", "open_endpoint",
-    "open_engines", "open_learner", "open_sampler",
+    "open_engines", "open_learner", "open_sampler", "open_sharded",
 ]  # fmt: skip
 
 API_KEY_ENV = "OPENAI_API_KEY"

@@ -14,7 +14,8 @@ from turnwise.chat.renderer import Renderer
 from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
-from turnwise.engines.devices import choose, look
+from turnwise.config.inputs import FOREIGN
+from turnwise.engines.devices import Seen, choose, look, rank_devices
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
 from turnwise.engines.opening_own import vocabulary_of
@@ -191,12 +192,7 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
 
     None where there is no GPU.
     """
-    count, each = len(look().gpus), 1
-    for name, value in _said(config.engine.server_options):
-        if name in _GPUS_OF_A_SERVER:
-            if not value.isdecimal() or not int(value):
-                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
-            each *= int(value)
+    count, each = len(look().gpus), gpus_of_a_server(config.engine)
     if not count:
         return [None] * replicas
     if replicas * each > count:
@@ -204,6 +200,48 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]  # ours, of all there are
     order = (named or [str(number) for number in range(count)])[:count][::-1]
     return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def gpus_of_a_server(engine: EngineConfig) -> int:
+    """As many as the options that it is started with say."""
+    each = 1
+    for name, value in _said(engine.server_options):
+        if name in _GPUS_OF_A_SERVER:
+            if not value.isdecimal() or not int(value):
+                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
+            each *= int(value)
+    return each
+
+
+def check_apart(config: Config, seen: Seen | None = None) -> str | None:
+    """Servers that are started here and the learner's processes must not meet on a GPU; what is said where they may.
+
+    They may where the servers sleep while the learner learns. A learner in one process may share its GPU with a server
+    that leaves room for it (engine.memory_fraction): with one GPU there is no other way.
+    """
+    engine, count = config.engine, config.learner.processes
+    if engine.name not in FOREIGN or engine.servers or config.cluster.name is not ClusterName.none:
+        return None
+    seen = look() if seen is None else seen
+    gpus, servers = len(seen.gpus), engine.replicas * gpus_of_a_server(engine)
+    if rank_devices(config, seen)[0] == "cpu":
+        return None
+    if engine.name == EngineName.vllm and count > 1 and not engine.sleep:
+        raise ConfigError(
+            f"engine=vllm writes on the first GPU(s), which learner.processes={count} takes too: take "
+            "engine=vllm_server, whose servers have the last ones, or set engine.sleep=true to share them in turn"
+        )
+    if servers + count <= gpus and engine.name != EngineName.vllm:
+        return None
+    asked = (
+        f"engine.replicas={engine.replicas} takes {servers} GPU(s) and learner.processes={count} takes {count}, "
+        f"together {servers + count}, and this machine has {gpus}"
+    )
+    if count > 1 and not engine.sleep:
+        raise ConfigError(f"{asked}; lower one, or set engine.sleep=true to have them share GPUs in turn")
+    return f"{asked}; some are shared" + (
+        "" if engine.sleep else ": engine.memory_fraction must leave the learner room"
+    )
 
 
 def _said(options: list[str]) -> Iterator[tuple[str, str]]:

@@ -31,11 +31,13 @@ def open_learner(
     they must become smaller."""
     from turnwise.engines.learners.critic import Critic
     from turnwise.engines.learners.local import LocalLearner
-    from turnwise.engines.model.loading import add_lora
+    from turnwise.engines.model.loading import add_lora, train_vision
     from turnwise.engines.model.policy_folder import PolicyFolder
 
     chosen, source = config.learner, model_source(config)
     model, critic = model or read_policy(config, Precision.float32), None
+    if chosen.train_vision:
+        train_vision(model)
     if parts.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
         critic = Critic.sharing(model) if chosen.shared_critic else Critic.copying(model)
     if chosen.lora_rank:

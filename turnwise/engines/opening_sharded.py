@@ -31,7 +31,8 @@ def make_ranks(config: Config, *, samples: bool = True) -> "LocalRanks":
     from turnwise.engines.samplers.threads import usable_cores
 
     devices = rank_devices(config, samples=samples)
-    return LocalRanks(devices, (config.engine.threads or usable_cores()) // len(devices))
+    threads = (config.engine.threads or usable_cores()) // len(devices)
+    return LocalRanks(devices, threads, config.learner.hang_seconds)
 
 
 def open_sharded(config: Config, renderer: Renderer, parts: LearnerParts, ranks: "Ranks", say: Say) -> "ShardedLearner":

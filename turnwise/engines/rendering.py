@@ -6,6 +6,7 @@ from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
+from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import choose as choose_devices
@@ -34,14 +35,23 @@ def make_renderer(config: Config) -> Renderer:
     if config.chat.tool_format is not None:
         load_format(config.chat.tool_format)  # a name that is not known is told before anything is read
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
-    return renderer_of(config, read_tokenizer(model_source(config), config.chat.template))
+    source = model_source(config)
+    tokenizer = read_tokenizer(source, config.chat.template)
+    images = None
+    if source.gguf_file is None:
+        images = find_image_processor(source.folder, tokenizer, config.chat.max_pixels)
+    return renderer_of(config, tokenizer, images)
 
 
-def renderer_of(config: Config, tokenizer: Tokenizer) -> Renderer:
-    """The renderer of a tokenizer, wherever that is from."""
+def renderer_of(config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None) -> Renderer:
+    """The renderer of a tokenizer, wherever that is from; `images` for a model that sees."""
     call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
-        tokenizer, call_format, history=History(config.chat.history.value), template_kwargs=config.chat.template_kwargs
+        tokenizer,
+        call_format,
+        history=History(config.chat.history.value),
+        template_kwargs=config.chat.template_kwargs,
+        images=images,
     )
 
 

@@ -1,22 +1,28 @@
 """How a conversation is put to a model: token by token through a Sampler, or as messages through a chat endpoint."""
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from turnwise.chat.image_blocks import Prompt, images_in
 from turnwise.chat.renderer import HistoryRewritten, Renderer
+from turnwise.chat.replies import with_texts
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
-from turnwise.errors import EngineLost, EpisodeError, PluginError
+from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
+from turnwise.media import Media
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
+from turnwise.rollout.openai_messages import image_content
+from turnwise.rollout.toolbox import clean
 from turnwise.types import (
     Completion,
     FinishReason,
+    Image,
     JsonSchema,
     Ledger,
     Message,
@@ -24,11 +30,8 @@ from turnwise.types import (
     RenderCheck,
     Role,
     StopReason,
+    Turn,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 LOST_RETRY = RetryPolicy(retries=3, first_wait=0.5)
 """How often a turn is asked again whose engine was lost, where nobody says."""
@@ -46,13 +49,25 @@ class AssistantReply:
     segment: int
     start: int
 
+    def as_turn(self, index: int, seconds: float) -> Turn:
+        """As a conversation records it, written in this time."""
+        return Turn(
+            index=index,
+            message=self.message,
+            finish_reason=self.finish_reason,
+            policy_version=self.policy_version,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            segment=self.segment,
+            start=self.start,
+            generate_seconds=seconds,
+        )
+
 
 class ChatBackend(Protocol):
     """The model's side of one conversation."""
 
     segments: list[Ledger]
-    takes_images: bool
-    """Whether the model sees the images of a message."""
     lost: list[str]
     """What was lost with an engine that went away, try by try: `turn 2: node 3 left`."""
     tools: Sequence[JsonSchema]
@@ -60,8 +75,21 @@ class ChatBackend(Protocol):
     noise: NoiseKey
     """What the next turn is drawn with."""
 
+    @property
+    def sees(self) -> frozenset[Role]:
+        """Whose images the model is shown; nobody's when it reads text only."""
+        ...
+
+    async def look(self, images: Sequence[Image]) -> None:
+        """Prepare images before messages show them; DataError for one that the model cannot be shown."""
+        ...
+
+    def has_seen(self, images: Sequence[Image]) -> bool:
+        """Whether all of them are prepared."""
+        ...
+
     def open(self, prompt: Sequence[Message]) -> None:
-        """Take the first prompt."""
+        """Take the first prompt, whose images are prepared."""
         ...
 
     def used(self) -> int:
@@ -106,6 +134,21 @@ class ChatBackend(Protocol):
         ...
 
 
+def cleaned(message: Message) -> Message:
+    """A message whose text every tokenizer can take: a loop's own words are not cleaned yet."""
+    content = with_texts(message, clean)
+    return message if content == message.content else replace(message, content=content)
+
+
+async def look_at(backend: ChatBackend, messages: Sequence[Message]) -> None:
+    """Have the images of messages prepared, off the event loop."""
+    if images := images_in(messages):
+        try:
+            await backend.look(images)
+        except DataError as error:
+            raise EpisodeError(str(error)) from error
+
+
 @dataclass(slots=True)
 class TokenBackend:
     """Token in, token out: the ledger is what the sampler saw and wrote.
@@ -121,7 +164,6 @@ class TokenBackend:
     conversation: str
     retry: RetryPolicy = LOST_RETRY
     segments: list[Ledger] = field(default_factory=list)
-    takes_images: bool = False
     lost: list[str] = field(default_factory=list)
     _used: int = 0
     _last: tuple[Message, Completion] | None = None
@@ -130,9 +172,29 @@ class TokenBackend:
     _drawn: SamplingParams | None = None
     _at: int = -1
     """The segment that is written on."""
+    _media: dict[Image, Media] = field(default_factory=dict)
+    """What the model's processor made of the images that were looked at."""
+
+    @property
+    def sees(self) -> frozenset[Role]:
+        return self.renderer.image_roles if self.sampler.capabilities.media else frozenset()
+
+    async def look(self, images: Sequence[Image]) -> None:
+        for image in images:
+            if image not in self._media:
+                self._media[image] = await asyncio.to_thread(self._prepare, image)
+
+    def has_seen(self, images: Sequence[Image]) -> bool:
+        return all(image in self._media for image in images)
+
+    def _prepare(self, image: Image) -> Media:
+        processor = self.renderer.images
+        if processor is None or not self.sees:
+            raise DataError("a message shows an image, and the model reads text only")
+        return processor.prepare(image_content(image))
 
     def open(self, prompt: Sequence[Message]) -> None:
-        self._open_segment(self.renderer.open(prompt, self.tools), turn=0)
+        self._open_segment(self.renderer.prompt(prompt, self.tools, self._media), turn=0)
 
     def used(self) -> int:
         return self._used
@@ -152,7 +214,7 @@ class TokenBackend:
         params = self._params(max_tokens)
         if stop:
             params = replace(params, stop_strings=(*params.stop_strings, *stop))
-        request = Request(self._name(), ledger.token_ids, params, self._noise())
+        request = Request(self._name(), ledger.token_ids, params, self._noise(), ledger.media)
         completion = await self._generate(request, turn)
         ledger.append(completion.token_ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         message = self.renderer.read(completion, turn, request.token_ids, self.tools)
@@ -175,7 +237,7 @@ class TokenBackend:
         if self._last is None:
             raise ValueError("the assistant has not replied yet")
         try:
-            spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools)
+            spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools, self._media)
         except HistoryRewritten:
             return self._reopen(messages, replies, turn, budget)
         added = sum([len(span.ids) for span in spans])
@@ -183,6 +245,7 @@ class TokenBackend:
         full = self._full(added, len(ledger) + added, budget)
         if full is None:
             ledger.append_given(spans, turn)
+            ledger.place([self._media[image] for image in images_in(replies)])
             self._used += added
         return full
 
@@ -201,13 +264,22 @@ class TokenBackend:
         if full is not None:
             return full, None, ""
         prompt, decode = None, self.renderer.tokenizer.decode
-        if not self.segments and given.tolist() != (self.renderer.open(messages, self.tools) if messages else []):
-            prompt = [Message(Role.USER, decode(given.tolist()))]
+        opened = Prompt(given.tolist())
+        if not self.segments:
+            rendered = self.renderer.prompt(messages, self.tools, self._media) if messages else Prompt([])
+            if rendered.ids == opened.ids:
+                opened = rendered
+            elif rendered.media:
+                raise PluginError("the agent loop generates from ids that are not the prompt's, which shows images")
+            else:
+                prompt = [Message(Role.USER, decode(opened.ids))]
         if at is not None:
             self._at = at
             self.segments[at].append(added, origin, max(turn - 1, 0))
+        elif any(ledger.media for ledger in self.segments):
+            raise PluginError("the agent loop generates from other ids than before, and images were shown among those")
         else:
-            self._open_segment(given, max(turn - 1, 0))
+            self._open_segment(opened, max(turn - 1, 0))
         self._used += len(added)
         return None, prompt, decode(added.tolist())
 
@@ -215,11 +287,12 @@ class TokenBackend:
         self, messages: Sequence[Message], replies: Sequence[Message], turn: int, budget: int | None
     ) -> StopReason | None:
         """A new segment that starts from the rewritten history; only the words of the replies are new in it."""
-        ids = self.renderer.open([*messages, *replies], self.tools)
+        prompt = self.renderer.prompt([*messages, *replies], self.tools, self._media)
         added = sum(len(self.renderer.tokenizer.encode(reply.text).ids) for reply in replies)
-        full = self._full(added, len(ids), budget)
+        added += sum(len(self._media[image].token_ids) for image in images_in(replies))
+        full = self._full(added, len(prompt.ids), budget)
         if full is None:
-            self._open_segment(ids, turn)
+            self._open_segment(prompt, turn)
             self._used += added
         return full
 
@@ -235,7 +308,7 @@ class TokenBackend:
         segment, length = self._replied
         ledger = self.segments[segment].prefix(length)
         last = max(index for index, message in enumerate(messages) if message.role is Role.ASSISTANT)
-        return self.renderer.check(ledger, messages[: last + 1], self.tools)
+        return self.renderer.check(ledger, messages[: last + 1], self.tools, self._media)
 
     async def close(self) -> None:
         for number in range(len(self.segments)):
@@ -272,9 +345,10 @@ class TokenBackend:
             )
         return self._drawn
 
-    def _open_segment(self, ids: ArrayLike, turn: int) -> None:
+    def _open_segment(self, prompt: Prompt, turn: int) -> None:
         ledger = Ledger()
-        ledger.append(ids, Origin.PROMPT, turn)
+        ledger.append(prompt.ids, Origin.PROMPT, turn)
+        ledger.place_at(prompt.media)
         self.segments.append(ledger)
         self._at = len(self.segments) - 1
 

@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from turnwise.chat.image_blocks import images_in
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.errors import PluginError
-from turnwise.rollout.chat_backends import AssistantReply, ChatBackend
+from turnwise.rollout.chat_backends import ChatBackend, cleaned, look_at
 from turnwise.rollout.interaction_sessions import InteractionSession
 from turnwise.rollout.shared_episode import BranchEnd, EpisodeEnd, SharedEpisode
-from turnwise.rollout.toolbox import clean
 from turnwise.types import (
     CallStatus,
     Completion,
@@ -117,7 +117,7 @@ class Conversation:
         self._check_going_on()
         if self._opened or self._writing:
             raise PluginError("the agent loop sets a prompt after the model has spoken: fork the conversation instead")
-        self.messages[:] = [_cleaned(message) for message in prompt]
+        self.messages[:] = [cleaned(message) for message in prompt]
         if tools is not None:
             self._offer(tools)
 
@@ -138,7 +138,7 @@ class Conversation:
         shared = self._shared
         shown = self.tools if tools is None else tools
         branch = Conversation(
-            shared, [_cleaned(message) for message in prompt], shown, name=shared.unique_name(name), trained=trained
+            shared, [cleaned(message) for message in prompt], shown, name=shared.unique_name(name), trained=trained
         )
         branch._tools = self._tools
         if tools is not None:
@@ -157,6 +157,9 @@ class Conversation:
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self._opened:
+            await look_at(self.backend, self.messages)
+            if not self._shared.show_images(len(images_in(self.messages))):
+                self._end(StopReason.IMAGE_BUDGET)
             self.backend.open(self.messages)
             self._opened = True
         reason = await self._write(max_tokens, stop)
@@ -183,6 +186,8 @@ class Conversation:
         self._check_free()
         if self._opened and not self.by_ids:
             raise PluginError("the agent loop drives one conversation by messages and by ids: fork it for the other")
+        if not self._opened:
+            await look_at(self.backend, self.messages)
         self._opened = self.by_ids = True
         while True:
             free = self._shared.free()
@@ -215,6 +220,7 @@ class Conversation:
         task = self._shared.enter()
         try:
             replies = await self._tools.call(message.tool_calls, turn.calls)
+            await look_at(self.backend, replies)
         finally:
             self._shared.leave(task)
         turn.reply_seconds += time.perf_counter() - start
@@ -250,12 +256,13 @@ class Conversation:
             raise PluginError("the agent loop adds replies twice in a row: it must generate in between")
         if any(reply.role is Role.ASSISTANT for reply in replies):
             raise PluginError("the agent loop adds an assistant message; only the policy speaks as the assistant")
-        turn.replies = [_cleaned(reply) for reply in replies]
+        turn.replies = [cleaned(reply) for reply in replies]
         if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        full = self._show(turn.replies, len(self.messages))
-        if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
-            self._held = turn.replies, len(self.messages)  # shown when the others are done
+        seen = self.backend.has_seen(images_in(turn.replies))
+        full = self._show(turn.replies, len(self.messages)) if seen else None
+        if not seen or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
+            self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
         elif full is not None:
             self._end(full)
         self.messages.extend(turn.replies)
@@ -276,12 +283,18 @@ class Conversation:
     def _show(self, replies: Sequence[Message], before: int) -> StopReason | None:
         """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
         free = self._shared.free()
-        budget = None if free is None else free - 1
+        budget, images = None if free is None else free - 1, len(images_in(replies))
+        if not self._shared.show_images(images):
+            return StopReason.IMAGE_BUDGET
         messages = self.messages if before == len(self.messages) else self.messages[:before]
-        return self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
+        full = self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
+        if full is not None:
+            self._shared.show_images(-images)
+        return full
 
     async def _show_held(self) -> None:
         while self._held is not None:
+            await look_at(self.backend, self._held[0])
             full = self._show(*self._held)
             if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
                 await self._shared.changed()
@@ -313,7 +326,7 @@ class Conversation:
                 self.broken = error
                 raise
             self.broken = None
-            self.turns.append(self._record(reply, time.perf_counter() - start))
+            self.turns.append(reply.as_turn(len(self.turns), time.perf_counter() - start))
             return reason
         finally:
             self._writing = False
@@ -377,23 +390,3 @@ class Conversation:
         if limit <= 0:
             self._end(reason or StopReason.TURN_TRUNCATED)
         return limit, reason
-
-    def _record(self, reply: AssistantReply, seconds: float) -> Turn:
-        return Turn(
-            index=len(self.turns),
-            message=reply.message,
-            finish_reason=reply.finish_reason,
-            policy_version=reply.policy_version,
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-            segment=reply.segment,
-            start=reply.start,
-            generate_seconds=seconds,
-        )
-
-
-def _cleaned(reply: Message) -> Message:
-    """A reply whose text every tokenizer can take; tools and users are cleaned already, a loop's own words are not."""
-    if not isinstance(reply.content, str) or (text := clean(reply.content)) == reply.content:
-        return reply
-    return dataclasses.replace(reply, content=text)

@@ -13,6 +13,7 @@ from turnwise.rollout.chat_backends import AssistantReply
 from turnwise.rollout.openai_messages import as_openai, assistant_entry
 from turnwise.types import (
     Completion,
+    Image,
     JsonSchema,
     Ledger,
     Message,
@@ -57,12 +58,18 @@ class EndpointBackend:
     noise: NoiseKey
     call_format: ToolFormat
     segments: list[Ledger] = field(default_factory=list)
-    takes_images: bool = True
+    sees: frozenset[Role] = frozenset((Role.USER, Role.TOOL))
     lost: list[str] = field(default_factory=list)
     """Always empty: the endpoint's client tries again by itself."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
+
+    async def look(self, images: Sequence[Image]) -> None:
+        return None
+
+    def has_seen(self, images: Sequence[Image]) -> bool:
+        return True
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)

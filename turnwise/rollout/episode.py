@@ -22,7 +22,7 @@ from turnwise.rollout.shared_episode import SharedEpisode
 from turnwise.rollout.tool_replies import TokenSpans
 from turnwise.rollout.toolbox import EpisodeTools, Toolbox
 from turnwise.rollout.tools.tool import as_json
-from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Sample, StopReason, Trajectory
+from turnwise.types import Branch, JsonSchema, Ledger, RenderCheck, Role, Sample, StopReason, Trajectory
 
 ENGINE_LOST = "engine_lost"
 """The artifact that lists the tries of an episode's turns whose engine went away."""
@@ -171,7 +171,8 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
         interaction = InteractionSession(context.interactions.get(spec.name), spec, conversation, sample)
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
-    tools.spans, tools.takes_images = _spans(chat.backend), chat.backend.takes_images
+    tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.sees
+    tools.look = chat.backend.look
     tools.messages = chat.messages
     return EpisodeParts(tools, interaction, chat, shared)
 

@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
 from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_sources import member_of, read_image
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -53,7 +54,7 @@ def check_image(image: Image) -> None:
     """DataError for an image that could not be sent; of a file no more than its beginning is read."""
     if image.source.startswith(("http://", "https://")):
         return
-    if image.source.startswith("data:"):
+    if image.source.startswith("data:") or member_of(image.source) is not None:
         data_url(image)
         return
     path = _path(image)
@@ -79,6 +80,9 @@ def data_url(image: Image) -> str:
             raise DataError(f"the image {source[:_HEAD]}... is not a readable data URL: {error}") from error
         _check(content, len(content), f"{source[:_HEAD]}...")
         return source
+    if member_of(source) is not None:
+        content = read_image(source, MAX_IMAGE_BYTES)
+        return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
     path = _path(image)
     check_image(image)
     try:
@@ -86,6 +90,14 @@ def data_url(image: Image) -> str:
     except OSError as error:
         raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
     return f"data:{_check(content, len(content), str(path))};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def image_content(image: Image) -> bytes:
+    """The encoded bytes of an image; DataError for one that cannot be read, or that only an address names."""
+    source = image.source
+    if source.startswith(("http://", "https://")):
+        raise DataError(f"the image {source[:_HEAD]} is an address: nothing is fetched, so name a file")
+    return base64.b64decode(data_url(image).partition(",")[2])
 
 
 def _path(image: Image) -> Path:

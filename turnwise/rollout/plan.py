@@ -3,8 +3,9 @@
 import contextlib
 import difflib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
@@ -130,7 +131,7 @@ def idle_kwargs(samples: Sequence[Sample], routes: Sequence[Route], toolbox: Too
             tool = toolbox.tools[name]
             if isinstance(tool, ReadsKwargs) and (problem := tool.kwargs_problem(kwargs)) is not None:
                 raise PluginError(f"sample {sample.id}: tools_kwargs.{name}: {problem}")
-            unread[name] += bool(kwargs) and not getattr(tool, "reads_kwargs", True)
+            unread[name] += _has_unread(kwargs, getattr(tool, "reads_kwargs", True))
     return [
         f"{count} samples have tools_kwargs for {name!r}, which they cannot call; they have "
         f"{', '.join(tools) or 'no tools'}"
@@ -161,3 +162,10 @@ def _notices(routes: Counter[Route], toolbox: Toolbox, config: RolloutConfig) ->
     if idle := [name for name in config.tool_options if name not in toolbox.tools]:
         notices.append(f"rollout.tool_options has options for {', '.join(idle)}, which no sample uses")
     return notices
+
+
+def _has_unread(kwargs: Mapping[str, Any], reads: bool | tuple[str, ...]) -> bool:
+    """Whether a row gives a tool what it does not read; a tool may say which `create_kwargs` it does."""
+    if isinstance(reads, bool):
+        return bool(kwargs) and not reads
+    return any(key != "create_kwargs" or not set(value or ()) <= set(reads) for key, value in kwargs.items())

@@ -1,91 +1,127 @@
-"""A sample's image as pixels for the tools that look at it, and pixels as a tool's result; both bounded in size."""
+"""Images for the tools that look at them: those of the sample, then those that tools gave back; bounded in size."""
 
-import base64
-import binascii
 import io
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
 
-from turnwise.errors import EpisodeError, ToolError
-from turnwise.image_bytes import KINDS, data_url, media_type
+from turnwise.chat.pictures import unpack
+from turnwise.errors import DataError, EpisodeError, ToolError, nearest
+from turnwise.image_bytes import data_url
+from turnwise.image_sources import read_image
 from turnwise.rollout.tools.tool import ToolContext
+from turnwise.sandbox.inside.trail import IDENTITY, Matrix, Trail
+from turnwise.sandbox.results import Origin
+from turnwise.storage.images import images_for
 from turnwise.types import Image, ToolResult
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-MOST_BYTES = 50_000_000
-MOST_PIXELS = 64_000_000
-"""Of an image that is unpacked: a small file may unfold into more memory than there is."""
 LONGEST_SIDE = 1280
 """Pixels of an image that goes back to the model; a longer one is made smaller."""
 
 
-def read_picture(context: ToolContext, number: int) -> "Picture":
-    """One of the sample's images, or the one that its `create_kwargs` name for this tool.
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """An image that a tool gave back in this episode, as it was before the run's `size` for it."""
 
-    ToolError for a number that there is not; EpisodeError for an image that cannot be used, which is the row's fault.
-    """
-    import PIL.Image
+    name: str
+    image: Image
+    trail: Trail
+    """Where it came from, as far as the host has seen for itself."""
 
-    sources = [image.source for image in context.sample.images]
-    own = context.kwargs.get("create_kwargs", {}).get("image")
-    if own is not None:
-        sources = [_source(own)]
-    if not sources:
-        raise ToolError("there is no image in this conversation")
-    if number >= len(sources):
-        raise ToolError(f"there is no image {number}: they are numbered from 0 to {len(sources) - 1}")
-    content = _content(sources[number], number)
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image to work on, and where it came from."""
+
+    name: str
+    picture: "Picture"
+    trail: Trail
+
+
+def given_images(context: ToolContext) -> dict[str, Image]:
+    """What the row gives this tool, by name; EpisodeError for what is no image."""
     try:
-        with PIL.Image.open(io.BytesIO(content)) as found:
-            if found.width * found.height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
-                raise EpisodeError(f"image {number} of the sample has {found.width}x{found.height} pixels: too many")
-            return found.convert("RGB")
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
+        return images_for(context.sample, context.kwargs)
+    except DataError as error:
+        raise EpisodeError(f"sample {context.sample.id}: tools_kwargs: {error}") from error
 
 
-def as_result(words: str, picture: "Picture", facts: dict[str, Any]) -> ToolResult:
-    """An image for the model, as PNG in a data URL."""
-    if max(picture.size) > LONGEST_SIDE:
-        picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+def find_picture(context: ToolContext, which: float | str) -> Found:
+    """An image by number (the row's from 0, then those that tools gave back, in the order they were shown) or by name.
+
+    ToolError for one that there is not; EpisodeError for a row's that cannot be used, which is the row's fault.
+    """
+    given = given_images(context)
+    names = [*given, *(made.name for made in context.made)]
+    if not names:
+        raise ToolError("there is no image in this conversation")
+    if isinstance(which, str) and which not in names:
+        raise ToolError(f"there is no image {which[:80]!r}: {nearest(which, names)}")
+    number = names.index(which) if isinstance(which, str) else int(which)  # 1.0 is a whole number in JSON
+    if number >= len(names):
+        raise ToolError(f"there is no image {number}: they are numbered from 0 to {len(names) - 1}")
+    if number >= len(given):
+        made = context.made[number - len(given)]
+        return Found(made.name, opened(made.image, f"image {number}"), made.trail)
+    name = names[number]
+    picture = opened(given[name], f"image {number} of the sample")
+    return Found(name, picture, Trail(name, picture.size, IDENTITY))
+
+
+def opened(image: Image, what: str) -> "Picture":
+    """Decoded as a model is shown it: upright, in RGB. EpisodeError for what cannot be."""
+    try:
+        return unpack(read_image(image.source), None).picture
+    except DataError as error:
+        raise EpisodeError(f"{what} cannot be read: {error}") from error
+
+
+def png_url(picture: "Picture") -> str:
+    """The picture as PNG in a data URL."""
     held = io.BytesIO()
     picture.save(held, "png")
     url = data_url(held.getvalue())
     assert url is not None
-    return ToolResult(words, (Image(url),), info={**facts, "size": list(picture.size)})
+    return url
 
 
-def _source(own: Any) -> str:
-    """A path, a data URL, or one of the two as {"image": ...}, as verl's rows have it."""
-    if isinstance(own, dict):
-        own = own.get("image", own.get("path"))
-    if not isinstance(own, str):
-        raise EpisodeError("create_kwargs.image is a path or a data URL")
-    return own.removeprefix("file://")
+def as_result(words: str, name: str, picture: "Picture", trail: Trail) -> ToolResult:
+    """A picture that the host made, for the model, with what rules and judges read of it."""
+    if max(picture.size) > LONGEST_SIDE:
+        before = picture.size
+        picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+        trail = trail.after("resize", {"size": list(picture.size)}, stretched(before, picture.size))
+    url = png_url(picture)
+    return ToolResult(words, (Image(url),), info={"images": [image_facts(name, url, picture.size, trail)]})
 
 
-def _content(source: str, number: int) -> bytes:
-    try:
-        if source.startswith("data:"):
-            head, _, data = source.partition(",")
-            content = base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
-        elif source.startswith(("http:", "https:")):
-            raise EpisodeError(f"image {number} of the sample is an address: rows name files, nothing is fetched")
-        else:
-            content = _file(Path(source))
-    except (OSError, ValueError, binascii.Error) as error:
-        raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
-    if media_type(content) is None:
-        raise EpisodeError(f"image {number} of the sample is not {KINDS}")
-    return content
+def stretched(before: Sequence[int], after: Sequence[int]) -> Matrix:
+    """How the pixels of a resized image lie in the image before."""
+    return (before[0] / after[0], 0, 0, 0, before[1] / after[1], 0)
 
 
-def _file(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would hold us
-        raise FileNotFoundError(f"{path} is no file")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES} bytes")
-    return path.read_bytes()
+def image_facts(name: str, url: str, size: tuple[int, int], trail: Trail) -> dict[str, Any]:
+    """Of an image whose past the host has seen for itself."""
+    return {
+        "name": name,
+        "data": url,
+        "size": list(size),
+        "source": trail.source,
+        "source_size": None if trail.source_size is None else list(trail.source_size),
+        "box": trail.box(size),
+        "steps": [{"name": step, "arguments": arguments} for step, arguments in trail.steps],
+        "matrix": None if trail.matrix is None else list(trail.matrix),
+        "provenance": (Origin.UNVERIFIED if trail.source is None else Origin.VERIFIED).value,
+    }
+
+
+def trail_in(facts: dict[str, Any]) -> Trail:
+    """The past of an image by its facts; of one that is not verified nothing is known."""
+    matrix, size, steps = facts.get("matrix"), facts.get("source_size"), facts.get("steps") or ()
+    if facts.get("provenance") != Origin.VERIFIED.value or not isinstance(size, list):
+        return Trail()
+    past = tuple((step["name"], step["arguments"]) for step in steps)
+    return Trail(facts["source"], (size[0], size[1]), None if matrix is None else tuple(matrix), past)

@@ -49,6 +49,8 @@ class SharedEpisode:
         self.ended: StopReason | None = None
         self.artifacts: dict[str, Any] = {}
         """What the agent loop leaves on the trajectory, as JSON values by name."""
+        self.images = 0
+        """Shown to the model in any of its conversations."""
         self._turns = 0
         self._reserved = 0
         self._at_work: set[asyncio.Task[object]] = set()
@@ -93,6 +95,14 @@ class SharedEpisode:
         """Whether no further turn may begin."""
         limit = self.rollout.max_assistant_turns
         return limit is not None and self._turns >= limit
+
+    def show_images(self, number: int) -> bool:
+        """Count images that are shown, unless the budget forbids it; fewer than none takes them back."""
+        limit = self.rollout.max_images
+        if number > 0 and limit is not None and self.images + number > limit:
+            return False
+        self.images += number
+        return True
 
     def left(self) -> int | None:
         """Tokens of the budget that nobody has used; None without a budget."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +31,13 @@ class ToolOptions:
     """Which part of a longer one."""
     lifecycle: Lifecycle | None = None
     """How long an instance of a tool class lives."""
+    size: str | None = None
+    """WIDTHxHEIGHT, in pixels, of every image it gives the model, such as 64x64."""
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """`size` as numbers."""
+        return None if self.size is None else read_size(self.size)
 
     def over(self, other: "ToolOptions") -> "ToolOptions":
         """These, and the other's where these say nothing."""
@@ -55,11 +63,26 @@ def read_options(given: Any, where: str) -> ToolOptions:
             if value not in [choice.value for choice in kind]:
                 raise ConfigError(f"{where}.{key} must be {kind_of(kind)}, not {value!r}")
             value = kind(value)
+        if key == "size" and value is not None:
+            value = _size(value, f"{where}.size")
         values[key] = value
     options = ToolOptions(**values)
     for key, problem in problems(options, f"{where}."):
         raise ConfigError(f"{key} {problem}")
     return options
+
+
+def read_size(text: str) -> tuple[int, int] | None:
+    """`64x48` as (64, 48); None for what is no size that an image for a model can have."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text, re.ASCII)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _size(value: Any, where: str) -> str:
+    text = "x".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    if read_size(text) is None:
+        raise ConfigError(f"{where} must be WIDTHxHEIGHT in pixels, such as 64x64, at most 9999 each, not {value!r}")
+    return text
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ import contextlib
 import copy
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jsonschema
@@ -13,9 +13,10 @@ import jsonschema
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
-from turnwise.errors import ConfigError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.tool_images import with_images
+from turnwise.rollout.sample_images import MadeImage
+from turnwise.rollout.tool_images import ShowImages, TakeImages, with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
 from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.tool_replies import TokenSpans, fit
@@ -48,6 +49,7 @@ class _Entry:
     seconds: float
     reply_tokens: int
     keep: Keep
+    image_size: tuple[int, int] | None
 
 
 class Toolbox:
@@ -70,6 +72,8 @@ class Toolbox:
         """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
+        self.show: ShowImages | None = None
+        """What the model is shown instead of tools' images; None shows them. For probes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         for entry in tools:
             self._add(entry)
@@ -133,7 +137,7 @@ class Toolbox:
     ) -> "EpisodeTools":
         """The tools at work in one episode: its model's tokens (None: nobody knows), and whether it sees images."""
         entries = {name: self._entry(name) for name in names}
-        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images)
+        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images, show=self.show)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
@@ -159,6 +163,7 @@ class Toolbox:
             seconds=seconds,
             reply_tokens=options.max_reply_tokens or config.max_reply_tokens,
             keep=options.keep or config.keep,
+            image_size=options.image_size,
         )
 
 
@@ -172,12 +177,19 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
+    look: TakeImages | None = None
+    """Prepares images for the model; DataError for one that it cannot be shown."""
+    show: ShowImages | None = None
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
     """What tools said at the end that their use was worth; filled by `close`."""
     sessions: dict[str, asyncio.Task[ToolSession]] = field(default_factory=dict)
+    made: list[MadeImage] = field(default_factory=list)
+    """What tools gave back, in the order of the calls: the same on every machine, whichever of a turn ends first."""
     _own_sample: Sample | None = None
+    _made_now: dict[int, list[MadeImage]] = field(default_factory=dict)
+    """Those of the turn under way, by the number of the call."""
 
     async def call(self, calls: Sequence[ToolCall], records: list[CallRecord]) -> list[Message]:
         """Run the calls of one turn side by side; answers and `records` keep the order of the calls.
@@ -197,6 +209,8 @@ class EpisodeTools:
         finally:
             seconds = time.perf_counter() - start
             records += [done.get(i) or CallRecord(call, unfinished, seconds) for i, call in enumerate(calls)]
+            self.made += [one for number in sorted(self._made_now) for one in self._made_now[number]]
+            self._made_now.clear()
 
     async def close(self, *, scored: bool = True) -> list[str]:
         """Close every session; what went wrong is returned, not raised, so that all of them are tried.
@@ -276,12 +290,12 @@ class EpisodeTools:
         try:
             self._check(entry, call)
             if entry.instant:
-                return CallStatus.OK, await self._attempt(entry.tool, call)
+                return CallStatus.OK, await self._attempt(number, entry, call)
             plugin_calls.check_leaked()
             async with time_budget.slot(entry.slots):
                 if entry.rate is not None:
                     await entry.rate.turn()
-                return CallStatus.OK, await plugin_calls.in_task(self._attempt(entry.tool, call), seconds)
+                return CallStatus.OK, await plugin_calls.in_task(self._attempt(number, entry, call), seconds)
         except BadArguments as error:
             return self._failed(CallStatus.BAD_ARGUMENTS, str(error), error)
         except ToolError as error:
@@ -305,7 +319,8 @@ class EpisodeTools:
         """What the model reads of a call that came to nothing."""
         return status, ToolResult(f"Error: {problem}")
 
-    async def _attempt(self, chosen: Tool, call: ToolCall) -> ToolResult:
+    async def _attempt(self, number: int, entry: _Entry, call: ToolCall) -> ToolResult:
+        chosen = entry.tool
         try:
             arguments = _copied(call.arguments)  # the call is on record; a tool may change what it is given
         except RecursionError as error:
@@ -315,7 +330,18 @@ class EpisodeTools:
         else:
             session = await self._session(chosen)
             result = as_result(await session.call(arguments))
-        return await with_images(result) if result.images else result
+        if not result.images:
+            return result
+        result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.show is not None:  # the record keeps what the tool gave
+            shown = await self.show(self.sample, len(self.made) + number, result.images)
+            result = replace(result, images=shown)
+        if self.look is not None and self.takes_images:
+            try:
+                await self.look(result.images)
+            except DataError as error:
+                raise ToolError(f"its image cannot be shown: {error}") from error
+        return result
 
     async def _session(self, chosen: Tool) -> ToolSession:
         opening = self.sessions.get(chosen.name)
@@ -329,7 +355,7 @@ class EpisodeTools:
         if self._own_sample is None:
             self._own_sample = copy.deepcopy(self.sample)
         kwargs = self._own_sample.tools_kwargs.get(chosen.name, {})
-        return ToolContext(self._own_sample, kwargs, self.seed, self.messages)
+        return ToolContext(self._own_sample, kwargs, self.seed, self.messages, self.made)
 
 
 def _copied(value: Any) -> Any:

@@ -2,10 +2,12 @@
 
 A session's word on its images is its own. What rules and judges rely on, the source and the part of it, is checked
 here: that part is cut out of the source, and must look like the image. Size, quarter turns, mirroring, grey, contrast,
-brightness, inversion, recompression and a few drawn lines do not matter; other content does. A claim without a
-rectangle of the source, such as of an image turned by 30 degrees, cannot be checked and counts as unverified.
+brightness, inversion, recompression and a few drawn lines do not matter; other content contradicts the claim. What
+nobody can tell is unverified: a claim without a rectangle of the source, such as of an image turned by 30 degrees, or
+one about a part so even that recompression leaves nothing of it.
 """
 
+import enum
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,14 +16,17 @@ import numpy
 from PIL import Image
 
 from turnwise.sandbox.inside.pixels import grey
-from turnwise.sandbox.results import Box, InputImage, Picture, Provenance, Result
+from turnwise.sandbox.inside.trail import Matrix, composed, scaled, turned
+from turnwise.sandbox.results import Box, InputImage, Origin, Picture, Provenance, Result
 
 GRID = 256
 """Pixels along a side at which the two are compared, or fewer where either has fewer."""
 LIKENESS = 0.9
 """The least correlation of brightness. A box that is off by a little passes where the image is smooth there."""
-FLAT = 4.0
+EVEN = 0.01
 """Standard deviation of brightness, of 255, below which a part has nothing to correlate."""
+FLAT = 4.0
+"""The same, below which a part may be lost in recompression: then a difference proves nothing."""
 TOLERANCE = 8.0
 """The most that a flat part's brightness may differ on average, of 255."""
 SIDES = 1.0
@@ -31,23 +36,43 @@ LEAST_SHARE = 0.25
 MOST_PIXELS = 100_000_000
 """Of a source; a larger one is not decoded."""
 
-Array = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float32]]
+Array = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
+
+
+class _Likeness(enum.Enum):
+    SAME = "same"
+    UNCLEAR = "unclear"
+    OTHER = "other"
 
 
 def check_claims(result: Result, given: Sequence[InputImage]) -> Result:
-    """The result with each image's provenance verified or not. Decodes the sources: not for the event loop."""
-    sources: dict[str, list[Image.Image]] = {}
+    """The result with what came of each image's claim. Decodes the sources: not for the event loop."""
+    sources: dict[str, list[Image.Image | None]] = {}
     for picture in result.images:
         name = picture.provenance.source
         if name is not None and name not in sources:
-            decoded = (_decoded(image) for image in given if image.name == name)
-            sources[name] = [image for image in decoded if image is not None]
-    pictures = []
-    for picture in result.images:
-        claim = picture.provenance
-        holds = claim.source is not None and any(_shows(picture, claim, one) for one in sources[claim.source])
-        pictures.append(replace(picture, provenance=replace(claim, verified=holds)))
-    return replace(result, images=tuple(pictures))
+            sources[name] = [_decoded(image) for image in given if image.name == name]
+    checked = (
+        replace(one, provenance=_checked(one, sources.get(one.provenance.source or "", []))) for one in result.images
+    )
+    return replace(result, images=tuple(checked))
+
+
+def _checked(picture: Picture, sources: Sequence[Image.Image | None]) -> Provenance:
+    """The claim with the host's finding; of several sources of one name any may bear it out."""
+    claim = picture.provenance
+    if claim.source is None:
+        return replace(claim, origin=Origin.UNVERIFIED)
+    found = Origin.CONTRADICTED  # of an image that nobody gave
+    for source in sources:
+        if source is None:
+            found = Origin.UNVERIFIED
+            continue
+        origin, matrix = _compared(picture, claim, source)
+        if origin is Origin.VERIFIED:
+            return replace(claim, origin=origin, matrix=matrix, source_size=source.size)
+        found = origin if origin is Origin.UNVERIFIED else found
+    return replace(claim, origin=found)
 
 
 def _decoded(given: InputImage) -> Image.Image | None:
@@ -69,17 +94,25 @@ def _grey(image: Image.Image) -> Image.Image:
     return image.convert("RGB").convert("L").convert("F")
 
 
-def _shows(picture: Picture, claim: Provenance, source: Image.Image) -> bool:
+def _compared(picture: Picture, claim: Provenance, source: Image.Image) -> tuple[Origin, Matrix | None]:
+    """What the pixels say, and for a claim that they bear out how they lie in the source."""
     frame = claim.frame or claim.box
     if frame is None or claim.box is None:
-        return False
+        return Origin.UNVERIFIED, None
     part = _inside(frame, source.size)
     if part is None or _area(part) < LEAST_SHARE * _area(frame):
-        return False
+        return Origin.CONTRADICTED, None
     if max(abs(a - b) for a, b in zip(part, claim.box, strict=True)) > SIDES:
-        return False
+        return Origin.CONTRADICTED, None
     shown = _grey(Image.frombytes(picture.mode, picture.size, picture.pixels))
-    return any(_alike(turned, source, frame, part) for turned in _turns(shown))
+    origin = Origin.CONTRADICTED
+    for upright, back in _turns(shown):
+        likeness = _alike(upright, source, frame, part)
+        if likeness is _Likeness.SAME:
+            return Origin.VERIFIED, composed(scaled(frame, upright.size), back)
+        if likeness is _Likeness.UNCLEAR:
+            origin = Origin.UNVERIFIED
+    return origin, None
 
 
 def _inside(frame: Box, size: tuple[int, int]) -> Box | None:
@@ -93,36 +126,45 @@ def _area(box: Box) -> float:
     return (box[2] - box[0]) * (box[3] - box[1])
 
 
-def _turns(image: Image.Image) -> Iterator[Image.Image]:
-    yield image
+def _turns(image: Image.Image) -> Iterator[tuple[Image.Image, Matrix | None]]:
+    """(the image turned or mirrored, how the pixels of the image itself lie in that)."""
+    yield image, (1, 0, 0, 0, 1, 0)
+    backwards = {Image.Transpose.ROTATE_90: Image.Transpose.ROTATE_270}
+    backwards |= {back: method for method, back in backwards.items()}
     for method in Image.Transpose:
-        yield image.transpose(method)
+        upright = image.transpose(method)
+        yield upright, turned(int(backwards.get(method, method)), upright.size)
 
 
-def _alike(shown: Image.Image, source: Image.Image, frame: Box, part: Box) -> bool:
+def _alike(shown: Image.Image, source: Image.Image, frame: Box, part: Box) -> _Likeness:
     sides = (frame[2] - frame[0], frame[3] - frame[1])
     grid = (max(1, min(GRID, shown.width, round(sides[0]))), max(1, min(GRID, shown.height, round(sides[1]))))
     scale = (grid[0] / sides[0], grid[1] / sides[1])
     place = [round((part[index] - frame[index % 2]) * scale[index % 2]) for index in range(4)]
     width, height = max(1, place[2] - place[0]), max(1, place[3] - place[1])
     seen = _array(shown.resize(grid, Image.Resampling.BOX))
+    best = _Likeness.OTHER
     for filter_ in (Image.Resampling.BOX, Image.Resampling.NEAREST):  # smooth, or as code may have picked pixels
         expected = Image.new("F", grid)
         expected.paste(source.resize((width, height), filter_, box=part), (place[0], place[1]))
         wanted = _array(expected)
         here = slice(place[1], place[1] + height), slice(place[0], place[0] + width)
-        if _same(seen, wanted) and _same(seen[here], wanted[here]):  # the black around it alone proves nothing
-            return True
-    return False
+        found = {_likeness(seen, wanted), _likeness(seen[here], wanted[here])}  # the black around it proves nothing
+        if found == {_Likeness.SAME}:
+            return _Likeness.SAME
+        if _Likeness.OTHER not in found:
+            best = _Likeness.UNCLEAR
+    return best
 
 
 def _array(image: Image.Image) -> Array:
-    return numpy.asarray(image, dtype=numpy.float32)
+    return numpy.asarray(image, dtype=numpy.float64)
 
 
-def _same(seen: Array, expected: Array) -> bool:
-    if expected.std() < FLAT:
-        return bool(numpy.abs(seen - expected).mean() <= TOLERANCE)
-    if seen.std() == 0.0:
-        return False
-    return bool(abs(numpy.corrcoef(seen.ravel(), expected.ravel())[0, 1]) >= LIKENESS)
+def _likeness(seen: Array, expected: Array) -> _Likeness:
+    close = bool(numpy.abs(seen - expected).mean() <= TOLERANCE)
+    if expected.std() < EVEN:
+        return _Likeness.SAME if close and seen.std() < FLAT else _Likeness.OTHER
+    if seen.std() > 0.0 and abs(numpy.corrcoef(seen.ravel(), expected.ravel())[0, 1]) >= LIKENESS:
+        return _Likeness.SAME
+    return _Likeness.UNCLEAR if close and expected.std() < FLAT else _Likeness.OTHER

@@ -60,6 +60,7 @@ Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(clean)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Box = tuple[Finite, Finite, Finite, Finite]
 """Left, upper, right, lower."""
+Affine = tuple[Finite, Finite, Finite, Finite, Finite, Finite]
 
 
 class Status(enum.StrEnum):
@@ -98,6 +99,17 @@ class Step:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
+class Origin(enum.StrEnum):
+    """What the host found when it compared a claim about an image's origin with the pixels."""
+
+    VERIFIED = "verified"
+    """The image shows that part of that source."""
+    UNVERIFIED = "unverified"
+    """Nothing is claimed, or nobody could tell."""
+    CONTRADICTED = "contradicted"
+    """The image shows something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """Where an image came from, as the session reports it; nobody relies on it before it is `verified`."""
@@ -109,9 +121,18 @@ class Provenance:
     steps: Annotated[tuple[Step, ...], Field(max_length=MAX_STEPS)] = ()
     frame: Box | None = None
     """The same with what lies beyond the source's edges, where it shows nothing."""
-    verified: Annotated[bool, AfterValidator(lambda _: False), Field(exclude=True)] = False
-    """Whether the source and the box were compared with the pixels (provenance.py); steps are the session's word.
-    It is neither sent nor read."""
+    origin: Annotated[Origin, AfterValidator(lambda _: Origin.UNVERIFIED), Field(exclude=True)] = Origin.UNVERIFIED
+    """What came of comparing the source and the box with the pixels (provenance.py); neither sent nor read. Steps are
+    the session's word."""
+    matrix: Annotated[Affine | None, AfterValidator(lambda _: None), Field(exclude=True)] = None
+    """How the pixels of a verified image lie in its source, by the host's own finding; neither sent nor read."""
+    source_size: Annotated[tuple[int, int] | None, AfterValidator(lambda _: None), Field(exclude=True)] = None
+    """Of the source as the host decoded it; neither sent nor read."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the host has seen that it is so."""
+        return self.origin is Origin.VERIFIED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Misuse of tools that is plain from the record, so that no judge need be asked."""
 
-import base64
-import binascii
 import enum
 import io
 import json
@@ -9,12 +7,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from turnwise.errors import ConfigError, ScoringFailed, unknown
-from turnwise.files import check_regular
-from turnwise.storage.images import session_name
+from turnwise.errors import ConfigError, DataError, ScoringFailed, unknown
+from turnwise.image_sources import read_source
+from turnwise.storage.images import images_for
 from turnwise.storage.tool_behaviour import prints_only, repeated
 from turnwise.types import CallRecord, CallStatus, Sample, Trajectory, Turn
 
@@ -26,9 +23,10 @@ EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIME
 FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 """The call did not do what it was made for, and that is the policy's affair."""
 
-# What Pillow says of a box whose sides are swapped, and the sandbox of an image without pixels.
+# What Pillow says of a box whose sides are swapped, the sandbox of an image without pixels, and our tools of either.
 _BAD_BOX = re.compile(
     r"Coordinate '(?:right|lower)' is less than '(?:left|upper)'|an image of (?:0 x \d+|\d+ x 0) pixels"
+    r"|is no region of the image"
 )
 
 
@@ -147,14 +145,17 @@ def images_in(record: CallRecord) -> list[dict[str, Any]]:
 
 
 class _Sizes:
-    """Sizes of the sample's images by the name the sandbox gives them; a file is looked at when it is asked for."""
+    """Sizes of the images that tools looked at; a file of the sample's is looked at when it is asked for."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sources = {session_name(image, number): image.source for number, image in enumerate(sample.images)}
+        self._sources = {name: image.source for name, image in images_for(sample, {}).items()}
         self._known: dict[str, tuple[int, int]] = {}
 
-    def of(self, name: str | None) -> tuple[int, int] | None:
-        """None for an image that the sample does not have."""
+    def of(self, image: dict[str, Any]) -> tuple[int, int] | None:
+        """The size of an image's source, as the host noted it or by name; None for one that nobody knows."""
+        name, noted = image.get("source"), image.get("source_size")
+        if name is not None and isinstance(noted, list) and len(noted) == 2:
+            return noted[0], noted[1]
         if name is None or name not in self._sources:
             return None
         if name not in self._known:
@@ -168,14 +169,9 @@ def _size(source: str) -> tuple[int, int]:
     except ImportError as error:
         raise ConfigError("misuse of crops needs Pillow, which is not installed") from error
     try:
-        head, _, data = source.partition(",")
-        is_data = head.startswith("data:")
-        if not is_data:
-            check_regular(Path(source))
-        place = io.BytesIO(base64.b64decode(data)) if is_data else Path(source)
-        with Image.open(place) as image:
+        with Image.open(io.BytesIO(read_source(source))) as image:
             return image.size
-    except (OSError, UnidentifiedImageError, binascii.Error) as error:
+    except (DataError, OSError, UnidentifiedImageError) as error:
         raise ScoringFailed(f"the size of image {source[:80]} cannot be read: {error}") from error
 
 
@@ -188,7 +184,7 @@ def _crops(one: _Call, sizes: _Sizes, max_crop: float) -> Iterator[ToolMisuse]:
             for number, step in enumerate(image.get("steps") or ())
             if step.get("name") == "crop"
         ]
-        size = sizes.of(image.get("source")) if boxes else None
+        size = sizes.of(image) if boxes else None
         seen = read_box(image.get("box"))
         # Only a first step is known to be in pixels of the source; later boxes are checked for what needs no size.
         if any(box is not None and _is_outside(box, size if number == 0 else None) for number, box in boxes):

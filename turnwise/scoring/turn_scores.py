@@ -3,6 +3,7 @@
 import enum
 import inspect
 import json
+import math
 import numbers
 import reprlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,10 @@ AT_ONCE = 8
 """Turns of one trajectory being judged; the judge bounds its requests over all of them."""
 PART = 0.3
 """Share of a target below which the crop misses it."""
+EVIDENCE = 0.75
+"""The least that a turn is worth which showed evidence."""
+VERIFIED = "verified"
+"""What the host notes with an image whose origin it has seen for itself."""
 
 
 class View(enum.Enum):
@@ -117,43 +122,65 @@ async def by_tool(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdic
 
 
 async def by_boxes(trajectory: Trajectory, turns: list[Turn]) -> dict[int, Verdict]:
-    """Crops against `extra_info.target_boxes` of the sample, in pixels of its image; a target is paid for once.
+    """Crops against the sample's `target_boxes`: see `box_grades`."""
+    return {index: Verdict(grade) for index, grade in box_grades(trajectory.sample, turns).items()}
+
+
+def box_grades(sample: Sample, turns: Iterable[Turn]) -> dict[int, float]:
+    """What each turn showed of `target_boxes`, in pixels of the image that tools read; a target is paid for once.
 
     1 when a target is all there and large enough to be read, 0.75 when part of it is or it is small, 0.25 for a crop
-    that misses all that has not been seen yet, 0 without an image of the source.
+    that misses all that has not been seen yet, 0 without an image of the source. The boxes stand in the ground truth if
+    that is a mapping, else in extra_info. Only records are read: which part of the source an image shows is what the
+    host made, or has compared with the pixels.
     """
-    unseen = _targets(trajectory.sample)
-    found: dict[int, Verdict] = {}
+    unseen = _targets(sample)
+    found: dict[int, float] = {}
     for turn in turns:
         best = 0.0
         for image in [image for record in turn.calls for image in images_in(record)]:
-            box, size = read_box(image.get("box")), image.get("size")
-            if box is None or not isinstance(size, list) or box[3] <= box[1]:
+            box, scale = read_box(image.get("box")), _scale(image)
+            if box is None or scale is None or image.get("provenance", VERIFIED) != VERIFIED:
                 continue
-            grades = {target: _seen(target, box, float(size[1])) for target in unseen}
+            grades = {target: _seen(target, box, scale) for target in unseen}
             best = max(best, 0.25, *grades.values())
             unseen = [target for target, grade in grades.items() if grade < 1.0]
-        found[turn.index] = Verdict(best)
+        found[turn.index] = best
     return found
 
 
 def _targets(sample: Sample) -> list[Box]:
-    given = sample.info.get("extra_info", {}).get("target_boxes")
+    truth = sample.ground_truth
+    holder = truth if isinstance(truth, Mapping) and "target_boxes" in truth else sample.info.get("extra_info", {})
+    given = holder.get("target_boxes")
     boxes = [read_box(entry) for entry in given] if isinstance(given, list) else [None]
     targets = [box for box in boxes if box is not None and box[0] < box[2] and box[1] < box[3]]
     if len(targets) < len(boxes):
-        raise DataError(f"sample {sample.id!r}: judge=boxes needs extra_info.target_boxes, [left, upper, right, lower]")
+        raise DataError(f"sample {sample.id!r}: judge=boxes needs target_boxes, each [left, upper, right, lower]")
     return targets
 
 
-def _seen(target: Box, box: Box, shown_height: float) -> float:
+def _scale(image: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(per pixel of width, per pixel of height): how high a thing of the source is shown. An image that was turned by a
+    quarter shows widths upright. None where the image does not say how it lies in its source."""
+    box, size, matrix = read_box(image.get("box")), image.get("size"), image.get("matrix")
+    if isinstance(matrix, list | tuple) and len(matrix) == 6 and all(isinstance(one, int | float) for one in matrix):
+        a, b, _, d, e, _ = map(float, matrix)
+        area = a * e - b * d
+        return (abs(d / area), abs(a / area)) if area and math.isfinite(area) else None
+    if box is None or box[3] <= box[1] or not isinstance(size, list) or len(size) != 2:
+        return None
+    return 0.0, float(size[1]) / (box[3] - box[1])
+
+
+def _seen(target: Box, box: Box, scale: tuple[float, float]) -> float:
     across = min(target[2], box[2]) - max(target[0], box[0])
     down = min(target[3], box[3]) - max(target[1], box[1])
     share = max(across, 0.0) * max(down, 0.0) / ((target[2] - target[0]) * (target[3] - target[1]))
-    height = (target[3] - target[1]) * shown_height / (box[3] - box[1])
+    height = (target[2] - target[0]) * scale[0] + (target[3] - target[1]) * scale[1]
     if share < PART or height < BARELY:
         return 0.25
-    return 1.0 if share >= WHOLE and height >= VISIBLE else 0.75
+    return 1.0 if share >= WHOLE and height >= VISIBLE - 1e-6 else 0.75
 
 
 LLM = "llm"

@@ -3,17 +3,19 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from turnwise.errors import DataError
 from turnwise.files import replacing
 from turnwise.image_bytes import ENDINGS, data_url, file_ending
+from turnwise.image_sources import is_file_name, read_image
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Image, Message, Trajectory, Turn
+from turnwise.types import Image, Message, Sample, Trajectory, Turn
 
 IMAGES = "images/index.jsonl"
 LARGEST = 32 << 20
@@ -54,7 +56,7 @@ class Album:
             self._known = _known(self._run)
         if source in self._known:
             return
-        content = _read(Path(source))
+        content = _content(source)
         if content is not None and (file := _keep(self._run, content)) is not None:
             self._run.append_jsonl(IMAGES, {"source": source, "file": file})
             self._known[source] = file
@@ -145,18 +147,58 @@ def stored_name(content: bytes) -> str | None:
     return None if ending is None else f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{ending}"
 
 
-def session_name(image: Image, number: int) -> str:
-    """What a tool's session calls a sample's image: its file's name, or `image_0.png` by number for an inline one."""
+NAMES = "image_names"
+"""In `Sample.info`, where data/samples.py puts them."""
+
+
+def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
+    """What a tool's session looks at, by the name that it has there.
+
+    Those are the sample's images, or, where the row shows the model a smaller view of it, what it gives this tool as
+    `create_kwargs.image` (one, or a list). `kwargs` are the row's `tools_kwargs` for it.
+    """
+    own = (kwargs.get("create_kwargs") or {}).get("image")
+    named = sample.info.get("extra_info", {}).get("image_file_name")
+    given = [named] if isinstance(named, str) else named
+    if own is None:
+        images = list(sample.images)
+        given = sample.info.get(NAMES) or given
+    else:
+        images = [Image(_source(one)) for one in (own if isinstance(own, list) else [own])]
+    found: dict[str, Image] = {}
+    for number, image in enumerate(images):
+        name = session_name(image, number, "image" if own is None else "canvas")
+        if image.source.startswith("data:") and isinstance(given, list) and number < len(given):
+            name = given[number] if is_file_name(given[number]) else name
+        found[f"{number}_{name}" if name in found else name] = image
+    return found
+
+
+def session_name(image: Image, number: int, stem: str = "image") -> str:
+    """What a tool's session calls an image: its file's name, or `image_0.png` by number for an inline one."""
     if not image.source.startswith("data:"):
         return Path(image.source).name
     head = image.source.partition(",")[0]
     kind = head.removeprefix("data:image/").split(";")[0] if head.startswith("data:image/") else ""
-    return f"image_{number}.{kind or 'png'}"
+    return f"{stem}_{number}.{kind or 'png'}"
+
+
+def _source(own: Any) -> str:
+    """A path, a data URL, bytes, or one of them as {"image": ...}, as verl's rows have it."""
+    if isinstance(own, dict):
+        own = own.get("bytes") or own.get("image", own.get("path"))
+    found = data_url(own) if isinstance(own, bytes) else own
+    if not isinstance(found, str):
+        raise DataError("create_kwargs.image is a path, a data URL or the bytes of an image, or a list of them")
+    return found.removeprefix("file://")
 
 
 def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
     for trajectory in trajectories:
         yield from (image.source for image in trajectory.sample.images)
+        for kwargs in trajectory.sample.tools_kwargs.values():
+            with suppress(DataError):  # another tool's word for something else
+                yield from [image.source for image in images_for(trajectory.sample, kwargs).values()]
         beside = (message for branch in trajectory.branches for message in branch.messages)
         for message in (*trajectory.sample.prompt, *trajectory.messages, *beside):
             if not isinstance(message.content, str):
@@ -172,6 +214,13 @@ def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         for call in trajectory.every_call:
             pictures = call.info.get("images")
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
+
+
+def _content(source: str) -> bytes | None:
+    try:
+        return read_image(source, LARGEST)
+    except DataError:
+        return None
 
 
 def _read(path: Path) -> bytes | None:

@@ -121,6 +121,11 @@ def pack(sequences: Sequence[TrainSequence], whole: Mapping[int, int]) -> TokenB
         advantages=gathered("advantages"),
         returns=gathered("returns"),
         weights=gathered("weights"),
+        media=tuple(
+            span.shifted(start)
+            for sequence, start in zip(sequences, starts.tolist(), strict=True)
+            for span in sequence.media
+        ),
     )
 
 

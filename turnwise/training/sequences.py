@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from turnwise.errors import DataError
+from turnwise.media import MediaSpan
 from turnwise.types import Group, TokenTrainingData, Trajectory, Turn
 
 Floats = NDArray[np.float64]
@@ -72,6 +73,8 @@ class TrainSequence:
     """Which of its conversations this belongs to: 0 is the main one. Each ends in the trajectory's reward."""
     reused: bool = False
     """Whether an earlier step trained on it too: it says nothing of how the policy does now."""
+    media: tuple[MediaSpan, ...] = ()
+    """The images among its tokens."""
 
     policy: Ints = field(init=False, repr=False)
     """The places of the policy's tokens: where `loss_mask` is True."""
@@ -153,6 +156,7 @@ def to_sequences(source: Iterable[Trajectory | Group]) -> list[TrainSequence]:
             segment=segment,
             branch=branch,
             reused=trajectory.reused_from is not None,
+            media=ledger.media,
         )
         for number, (group, trajectory) in enumerate(_numbered(source))
         for segment, branch in _trained_segments(trajectory)

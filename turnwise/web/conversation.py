@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import StorageError
+from turnwise.errors import DataError, StorageError
 from turnwise.ledger import origin_counts
-from turnwise.storage.images import session_name
+from turnwise.storage.images import images_for
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
 from turnwise.types import CallRecord, Image, Message, Remark, Role, ToolCall, Trajectory, Turn
@@ -177,9 +177,9 @@ class _CallImages:
 
     def __init__(self, pictures: Pictures, trajectory: Trajectory) -> None:
         self._pictures = pictures
-        self._sources: dict[str, str | None] = {}
-        for number, image in enumerate(trajectory.sample.images):
-            self._sources.setdefault(session_name(image, number), pictures.url(image.source))
+        self._sample = trajectory.sample
+        self._sources: dict[str, dict[str, str | None]] = {}
+        """By tool, and by the name that the tool's session has for it."""
 
     def images(self, record: CallRecord, reply: Message | None) -> list[Json]:
         """Those that a call's info tells of; else those its reply shows."""
@@ -189,10 +189,22 @@ class _CallImages:
         recorded = [one for one in recorded if isinstance(one, dict)] if isinstance(recorded, list) else []
         if recorded:
             same = len(recorded) == len(shown)  # then the reply shows them in this order
-            return [self._recorded(one, shown[number] if same else None) for number, one in enumerate(recorded)]
+            sources = self._sources_of(record.call.name)
+            return [
+                self._recorded(one, shown[number] if same else None, sources) for number, one in enumerate(recorded)
+            ]
         return [self._shown(image) for image in shown]
 
-    def _recorded(self, one: Json, image: Image | None) -> Json:
+    def _sources_of(self, tool: str) -> dict[str, str | None]:
+        if tool not in self._sources:
+            try:
+                found = images_for(self._sample, self._sample.tools_kwargs.get(tool, {}))
+            except DataError:  # another tool's word for something else
+                found = {}
+            self._sources[tool] = {name: self._pictures.url(image.source) for name, image in found.items()}
+        return self._sources[tool]
+
+    def _recorded(self, one: Json, image: Image | None, sources: dict[str, str | None]) -> Json:
         url = self._pictures.file_url(one.get("file"))
         if url is None and isinstance(one.get("data"), str):
             url = self._pictures.url(one["data"])
@@ -203,7 +215,9 @@ class _CallImages:
             "url": url,
             "name": plain_text(str(one.get("name") or "")),
             "size": _numbers(one.get("size"), 2),
-            "source_url": self._sources.get(source) if isinstance(source, str) else None,
+            "source_url": sources.get(source) if isinstance(source, str) else None,
+            "source_size": _numbers(one.get("source_size"), 2),
+            "provenance": plain_text(str(one.get("provenance") or "")) or None,
             "box": _numbers(one.get("box"), 4),
             "steps": plain(one.get("steps") if isinstance(one.get("steps"), list) else []),
         }
@@ -211,7 +225,16 @@ class _CallImages:
     def _shown(self, image: Image) -> Json:
         name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
         url = self._pictures.url(image.source)
-        return {"url": url, "name": name, "size": None, "source_url": None, "box": None, "steps": []}
+        return {
+            "url": url,
+            "name": name,
+            "size": None,
+            "source_url": None,
+            "source_size": None,
+            "provenance": None,
+            "box": None,
+            "steps": [],
+        }
 
 
 def _numbers(value: Any, count: int) -> list[float] | None:

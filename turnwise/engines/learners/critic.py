@@ -21,10 +21,10 @@ class Critic(nn.Module):
 
     @classmethod
     def copying(cls, model: PolicyModel) -> "Critic":
-        """With its own trunk, which starts as the policy is now and has all its weights trained."""
+        """With its own trunk, which starts as the policy is now and of which the same weights are trained."""
         if model.has_adapter:
             raise EngineError("a critic copies the weights below an adapter: make it before the adapter is added")
-        return cls(model.shape.hidden_size, copy.deepcopy(model).float().requires_grad_(True))
+        return cls(model.shape.hidden_size, copy.deepcopy(model).float())
 
     @classmethod
     def sharing(cls, model: PolicyModel) -> "Critic":

@@ -9,12 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.engines.learners.token_batch import Floats, TokenBatch
+from turnwise.engines.learners.token_batch import Floats, Ints, TokenBatch
 from turnwise.engines.model.attention import sent
 from turnwise.errors import EngineError
+from turnwise.media import MediaSpan, check_places, within
 
 PER_TOKEN = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "weights")
 """Arrays [N] that losses read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownSequence:
+    """A sequence as it is before it is sent: its tokens, and its images at their places in it."""
+
+    tokens: Ints
+    media: tuple[MediaSpan, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +53,8 @@ class DeviceBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     weights: Tensor | None = None
+    shown: tuple[ShownSequence, ...] = ()
+    """[S] the sequences where any has images; none for text alone."""
 
     @property
     def targets(self) -> Tensor:
@@ -76,7 +87,15 @@ def on_device(batch: TokenBatch, device: torch.device) -> DeviceBatch:
             np.bincount(batch.trajectory, minlength=len(batch.trajectory_tokens)), batch.trajectory_tokens
         ),
         **{name: floats(getattr(batch, name)) for name in PER_TOKEN},
+        shown=_shown(batch) if batch.media else (),
     )
+
+
+def _shown(batch: TokenBatch) -> tuple[ShownSequence, ...]:
+    ends = np.cumsum(batch.lengths).tolist()
+    starts = [0, *ends[:-1]]
+    spans = zip(starts, ends, strict=True)
+    return tuple(ShownSequence(batch.tokens[start:end], within(batch.media, start, end)) for start, end in spans)
 
 
 def check(batch: TokenBatch) -> None:
@@ -98,3 +117,18 @@ def check(batch: TokenBatch) -> None:
             raise EngineError(f"{array.shape} {name} for {len(index)} policy tokens")
     if batch.trajectory.min() < 0 or batch.trajectory.max() >= len(batch.trajectory_tokens):
         raise EngineError(f"a policy token belongs to none of the {len(batch.trajectory_tokens)} trajectories")
+    if batch.media:
+        _check_media(batch)
+
+
+def _check_media(batch: TokenBatch) -> None:
+    try:
+        check_places(batch.media, batch.tokens)
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    ends = np.cumsum(batch.lengths)
+    for span in batch.media:
+        if np.searchsorted(ends, span.start, "right") != np.searchsorted(ends, span.end - 1, "right"):
+            raise EngineError(f"image {span.media.digest} begins in one sequence and ends in another")
+        if np.searchsorted(batch.index, span.start) != np.searchsorted(batch.index, span.end):
+            raise EngineError(f"the tokens of image {span.media.digest} are not the policy's, and cannot be scored")

@@ -10,10 +10,11 @@ from torch import Tensor
 from turnwise.choices import Precision
 from turnwise.config import LearnerConfig
 from turnwise.engines.devices import learner_here
-from turnwise.engines.learners.device_batch import DeviceBatch
+from turnwise.engines.learners.device_batch import DeviceBatch, ShownSequence
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import pad_rows
 from turnwise.engines.model.policy_model import Attend, ModelInputs, PolicyModel
+from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
 from turnwise.engines.model.token_scores import token_logprobs
 from turnwise.errors import EngineError
 
@@ -57,20 +58,40 @@ class ForwardPass:
 
     def hidden(self, model: PolicyModel, batch: DeviceBatch, recompute: int = 0) -> Tensor:
         """The states [N, H] from which the policy's tokens are predicted; see `PolicyModel.forward` for `recompute`."""
+        _check_sees(model, batch)
         if model.shape.no_packing is None:
-            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute)
+            return self._states(model, batch.tokens, batch.lengths, batch.index - 1, recompute, batch.shown)
         return torch.cat(
-            [self._states(model, tokens, [len(tokens)], rows - 1, recompute) for tokens, rows in _apart(batch)]
+            [
+                self._states(model, tokens, [len(tokens)], rows - 1, recompute, shown)
+                for tokens, rows, shown in _apart(batch)
+            ]
         )
 
     def _states(
-        self, model: PolicyModel, tokens: Tensor, lengths: Sequence[int], rows: Tensor, recompute: int
+        self,
+        model: PolicyModel,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        rows: Tensor,
+        recompute: int,
+        shown: Sequence[ShownSequence],
     ) -> Tensor:
-        places = attention.sent(attention.positions(lengths), self.device)
-        states: Tensor = model(
-            ModelInputs(tokens, places), self._attend(model, lengths), rows=rows, recompute=recompute
-        )
+        if any(one.media for one in shown):
+            inputs = self._looking(model, tokens, shown)
+        else:
+            inputs = ModelInputs(tokens, attention.sent(attention.positions(lengths), self.device))
+        states: Tensor = model(inputs, self._attend(model, lengths), rows=rows, recompute=recompute)
         return states
+
+    def _looking(self, model: PolicyModel, tokens: Tensor, shown: Sequence[ShownSequence]) -> ModelInputs:
+        """Tokens with images among them; each image is looked at once, however often it is there."""
+        found = iter(model.look([span.media for one in shown for span in one.media]))
+        stretches = [Stretch([(span, next(found)) for span in one.media], 0, len(one.tokens)) for one in shown]
+        places = joined_positions([model.positions(one.tokens, one.media) for one in shown])
+        return ModelInputs(
+            tokens, attention.sent(torch.from_numpy(places), self.device), seen_in(stretches, self.device)
+        )
 
     def _attend(self, model: PolicyModel, lengths: Sequence[int]) -> Attend:
         if self.device.type != "cuda":
@@ -103,8 +124,10 @@ class ForwardPass:
             raise EngineError("exact log-probs need the regime that the sampler's arithmetic was proven in")
         if self.device.type != "cpu" or self.narrow:
             raise EngineError("exact log-probs are made on the CPU without autocast, as the sampler makes its own")
+        if batch.shown:
+            raise EngineError("log-probs by the sampler's own arithmetic are made of text alone, and there are images")
         parts: list[Tensor] = []
-        for tokens, inside in _apart(batch):
+        for tokens, inside, _ in _apart(batch):
             places = pad_rows(torch.arange(len(tokens)), regime)
             hidden = model(ModelInputs(pad_rows(tokens, regime), places), attention.exact([len(tokens)], regime))
             for some in torch.split(inside, EXACT_CHUNK):
@@ -113,13 +136,18 @@ class ForwardPass:
         return torch.cat(parts)
 
 
-def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor]]:
-    """The tokens of each sequence that has any of the policy's, and the places of those in it."""
+def _check_sees(model: PolicyModel, batch: DeviceBatch) -> None:
+    if batch.shown and not model.sees:
+        raise EngineError(f"{type(model).__name__} reads text only, and there are images in this batch")
+
+
+def _apart(batch: DeviceBatch) -> list[tuple[Tensor, Tensor, tuple[ShownSequence, ...]]]:
+    """The tokens of each sequence that has any of the policy's, the places of those in it, and its images."""
     tokens, index = torch.split(batch.tokens, [*batch.lengths]), torch.split(batch.index, [*batch.written])
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, tuple[ShownSequence, ...]]] = []
     start = 0
-    for own, inside in zip(tokens, index, strict=True):
+    for number, (own, inside) in enumerate(zip(tokens, index, strict=True)):
         if len(inside):
-            found.append((own, inside - start))
+            found.append((own, inside - start, batch.shown[number : number + 1]))
         start += len(own)
     return found

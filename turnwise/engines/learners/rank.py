@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -28,6 +29,7 @@ from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.optimizer import Optimizer
 from turnwise.engines.learners.rank_group import Failed, failed
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
+from turnwise.engines.learners.rank_watch import come_further
 from turnwise.engines.learners.sharded_models import RankModels, Whole, local_part, open_models, shared_out_as
 from turnwise.engines.learners.state import below, check_names, differences
 from turnwise.engines.learners.token_batch import TokenBatch
@@ -36,8 +38,8 @@ from turnwise.errors import EngineError, StorageError
 
 STREAM_BYTES = 64 * 2**20
 """Weights that go to the driver in one answer, unless a single one is larger."""
-PATIENCE = timedelta(hours=2)
-"""For a collective: reading a large model, one rank after the other, comes before the first."""
+PATIENCE = 7200.0
+"""Seconds for a collective, at least: whoever called the ranks watches them more closely (learner.hang_seconds)."""
 IDLE = TokenBatch(
     np.zeros(2, np.int64), np.array([2]), np.array([1]), np.zeros(1, np.int64), np.ones(1, np.int64), 1, 1
 )
@@ -74,14 +76,15 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._config = replace(setup.learner, device=place.device)
+        patience = timedelta(seconds=max(PATIENCE, 2 * self._config.hang_seconds))
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            init_method=place.rendezvous,
+            store=_meeting(place, patience),
             rank=place.rank,
             world_size=place.size,
-            timeout=PATIENCE,
+            timeout=patience,
         )
-        self._files = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._files = dist.new_group(backend="gloo", timeout=patience)
         """For checkpoints, which are written while the others compute."""
         mesh = init_device_mesh(self.device.type, (place.size,))
         found: RankModels | None = None
@@ -89,6 +92,7 @@ class Rank:
             if turn == place.rank:
                 found = open_models(setup, self._config, mesh)
             dist.barrier(group=self._files)
+            come_further()
         assert found is not None
         self._models, vocabulary = found, found.policy.shape.vocab_size
         rows = CHUNK_TOKENS if self.device.type == "cpu" else logit_rows(vocabulary, free_bytes(self.device))
@@ -125,6 +129,10 @@ class Rank:
         """Tokens of one pass that this rank has room for."""
         return self._memory.token_budget
 
+    def sees(self) -> bool:
+        """Whether the policy takes images."""
+        return self._models.policy.sees
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What `weights` will give."""
         return {name: tuple(kind.shape) for name, kind in self._models.kinds.items()}
@@ -144,6 +152,7 @@ class Rank:
                 FSDPModule, root
             ).reshard()  # without a backward pass nobody else does, and the next would see old weights
             found.append(_numpy(scores) if given is not None else np.zeros(0, np.float32))
+            come_further()
         return found
 
     def _scored(self, here: DeviceBatch, who: Who) -> Tensor:
@@ -168,6 +177,7 @@ class Rank:
         found = Accumulated([], [], [], [], {}, {}, None)
         for given in passes:
             found = self._pass(given, objective, found)
+            come_further()
         for name, parameters in self._models.trained.items():
             for key, parameter in parameters.items():
                 idle = parameter.grad is None or (name == "critic" and key in self._models.unused)
@@ -232,7 +242,13 @@ class Rank:
 
     def begin_weights(self) -> None:
         """Start to give the policy's weights, from the first one."""
-        self._stream = self._models.policy.weights(self._whole)
+        self._stream = self.whole_weights()
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights by name, each gathered from all ranks, which must all ask for it."""
+        for name, tensor in self._models.policy.weights(self._whole):
+            yield name, tensor
+            come_further()
 
     @torch.no_grad()
     def next_weights(self) -> list[Weight]:
@@ -252,7 +268,7 @@ class Rank:
     def save_policy(self, folder: Path, base_model: str) -> None:
         """config.json and model.safetensors under `policy`, and peft's `policy_adapter`: written by the first rank."""
         model, first = self._models.policy, self._place.rank == 0
-        stream = model.weights(self._whole)
+        stream = self.whole_weights()
         if first:
             write_stream(
                 folder / "policy" / "model.safetensors", formats_of(self._models.kinds), stream, {"format": "pt"}
@@ -324,6 +340,15 @@ class Rank:
         if owner is None or what not in ("exp_avg", "exp_avg_sq", "step"):
             return None
         return torch.Size(()) if what == "step" else owner.shape
+
+
+def _meeting(place: RankPlace, patience: timedelta) -> Store:
+    """Where the ranks of a group find each other."""
+    kind, _, where = place.rendezvous.partition("://")
+    if kind == "file":
+        return FileStore(where, place.size)
+    host, _, port = where.rpartition(":")
+    return TCPStore(host.strip("[]"), int(port), None, False, patience)  # it is served on the first rank's machine
 
 
 def _empty(parameter: Tensor) -> Tensor:

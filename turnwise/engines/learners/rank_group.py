@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
-from turnwise.errors import EngineError, TurnwiseError
+from turnwise.engines.learners.rank_watch import BEAT_SECONDS, Beat, Watch, beat
+from turnwise.errors import EngineError, TurnwiseError, one_line
 
 if TYPE_CHECKING:
     from turnwise.engines.learners.rank import Rank
@@ -33,6 +34,8 @@ PARENT_SECONDS = 0.5
 """How often a rank looks whether the process that started it is still there."""
 LAST_WORDS = 400
 """Characters of a dead rank's output that an error repeats."""
+_TORN = ("DistBackendError", "DistNetworkError", "DistStoreError")
+"""What collectives raise whose other side is gone; gloo's are plain RuntimeErrors that name its transport."""
 
 _START = """
 import sys
@@ -64,8 +67,9 @@ class Ranks(Protocol):
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of every rank at once, with a tuple of arguments for each; the answers in order.
 
-        The error of a rank is raised here, the first one's where several have one. RankLost when one died, or when
-        the others do not come back from an error of one; all are ended then. One call at a time: others wait.
+        The error of a rank is raised here, the first one's where several have one. RankLost when one died or hangs;
+        all are ended then, and so they are when the others do not come back from an error of one. One call at a time:
+        others wait.
         """
         ...
 
@@ -89,19 +93,29 @@ class Failed:
         raise RuntimeError(f"rank {rank} of the learner: {self.text}")
 
 
+def raise_first(answers: Sequence[Any]) -> RankLost | None:
+    """The first error of any rank is raised; given back where it tore the group, which is to be ended first."""
+    errors = [(number, answer) for number, answer in enumerate(answers) if isinstance(answer, Failed)]
+    for number, answer in errors:
+        if not isinstance(answer.error, RankLost):  # a cause: those who waited for it lost touch
+            answer.throw(number)
+    return next((answer.error for _, answer in errors if isinstance(answer.error, RankLost)), None)
+
+
 class LocalRanks:
     """Ranks in processes of this machine; implements `Ranks`. `devices` has one for each: `("cpu", "cpu")`.
 
-    They meet through a file, and each gets `threads` of the CPU.
+    They meet through a file, and each gets `threads` of the CPU. When none comes further in `hang_seconds`, they hang.
     """
 
-    def __init__(self, devices: Sequence[str], threads: int = 1) -> None:
+    def __init__(self, devices: Sequence[str], threads: int = 1, hang_seconds: float = 1800.0) -> None:
         self._devices, self._threads = tuple(devices), max(1, threads)
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Connection] = []
         self._folder = Path()
         self._meetings = 0
+        self._limit = hang_seconds
         self._gone: str | None = "they were not started"
 
     @property
@@ -164,25 +178,34 @@ class LocalRanks:
     def _answers(self, method: str, grace: float) -> list[Any]:
         answers: dict[int, Any] = {}
         waiting = {channel: number for number, channel in enumerate(self._channels)}
-        failed, deadline = -1, float("inf")
+        watch, failed, deadline = Watch(self.size, self._limit), -1, float("inf")
         while waiting:
-            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            left = min(BEAT_SECONDS, max(0.0, deadline - time.monotonic()))
             ready = [channel for channel in connection.wait(list(waiting), left) if isinstance(channel, Connection)]
-            if not ready:  # the others hang in a collective that a failed one never joins
+            if not ready and time.monotonic() >= deadline:  # the others hang in a collective that a failed one left
                 self._stop(f"rank {failed} failed while it was {method}")
                 answers[failed].throw(failed)
+            if not ready and (problem := watch.hangs(sorted(waiting.values()))) is not None:
+                self._stop(problem)
+                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem}")
             for channel in ready:
-                number = waiting.pop(channel)
+                number = waiting[channel]
                 try:
-                    answers[number] = channel.recv()
+                    said = channel.recv()
                 except (EOFError, OSError):
                     self._lost(number, method)
-                if isinstance(answers[number], Failed) and failed < 0:
+                watch.note(number, said if isinstance(said, Beat) else None)
+                if isinstance(said, Beat):
+                    continue
+                answers[number] = said
+                del waiting[channel]
+                if isinstance(said, Failed) and failed < 0:
                     failed, deadline = number, time.monotonic() + grace
-        for number in range(self.size):
-            if isinstance(answers[number], Failed):
-                answers[number].throw(number)
-        return [answers[number] for number in range(self.size)]
+        found = [answers[number] for number in range(self.size)]
+        if (torn := raise_first(found)) is not None:
+            self._stop(str(torn))
+            raise torn
+        return found
 
     def _lost(self, number: int, method: str) -> NoReturn:
         process = self._processes[number]
@@ -244,12 +267,13 @@ def serve(channel: Connection, folder: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(os.getppid(), folder), daemon=True).start()
     rank: list[Rank] = []
+    voice = _Voice(channel)
     while True:
         try:
             method, given = channel.recv()
         except (EOFError, OSError):
             _leave(folder)
-        _answer(channel, partial(_open, rank) if method == "open" else getattr(rank[0], method), given)
+        voice.answer(partial(_open, rank) if method == "open" else getattr(rank[0], method), given)
 
 
 def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
@@ -260,17 +284,36 @@ def _open(rank: "list[Rank]", setup: RankSetup, place: RankPlace) -> None:
     rank[:] = [Rank(setup, place)]
 
 
-def _answer(channel: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    try:
-        found = work(*given)
-    except Exception as error:  # it is raised in the other process
-        found = failed(error)
-    with contextlib.suppress(OSError):  # nobody is there any more: the next look at the channel sees it
-        channel.send(found)
+class _Voice:
+    """What goes back to the driver: answers, and signs of life from another thread while it waits for one."""
+
+    def __init__(self, channel: Connection) -> None:
+        self._channel, self._lock, self._busy = channel, threading.Lock(), threading.Event()
+        threading.Thread(target=self._beat, args=(threading.get_ident(),), daemon=True).start()
+
+    def answer(self, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        """Work, and send what came of it."""
+        self._busy.set()
+        try:
+            found = work(*given)
+        except Exception as error:  # it is raised in the other process
+            found = failed(error)
+        with self._lock, contextlib.suppress(OSError):  # nobody is there any more: the next look at the channel sees it
+            self._busy.clear()
+            self._channel.send(found)
+
+    def _beat(self, worker: int) -> None:
+        while self._busy.wait():
+            time.sleep(BEAT_SECONDS)
+            with self._lock, contextlib.suppress(OSError):
+                if self._busy.is_set():  # else the driver does not listen
+                    self._channel.send(beat(worker))
 
 
 def failed(error: Exception) -> Failed:
-    """An error as it travels: one that a person can mend as it is, a bug by its trace."""
+    """An error as it travels: one that a person can mend as it is, a torn group as RankLost, a bug by its trace."""
+    if isinstance(error, RuntimeError) and (type(error).__name__ in _TORN or "gloo/transport" in str(error)):
+        return Failed(RankLost(f"a rank lost touch with the others: {one_line(error)[:LAST_WORDS]}"), "")
     if not isinstance(error, TurnwiseError):
         return Failed(None, "".join(traceback.format_exception(error)))
     try:

@@ -30,7 +30,7 @@ class RankPlace:
     rank: int
     size: int
     rendezvous: str
-    """Where the ranks meet, an `init_method` of torch.distributed: file://PATH, or tcp://HOST:PORT across machines."""
+    """Where the ranks meet: file://PATH, or tcp://HOST:PORT across machines, where somebody serves a torch TCPStore."""
     device: str
     """cpu, or cuda:N."""
     threads: int = 1

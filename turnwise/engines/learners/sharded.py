@@ -46,6 +46,7 @@ class ShardedLearner:
         ranks.start(setup)
         try:
             self._shapes: dict[str, tuple[int, ...]] = self._all("shapes")[0]
+            self._sees: bool = self._all("sees")[0]
         except BaseException:
             ranks.stop()
             raise
@@ -83,16 +84,28 @@ class ShardedLearner:
             raise EngineError("this learner has no critic")
         if who is Who.REFERENCE and not self._setup.reference:
             raise EngineError("this learner was not asked to keep a reference")
-        check(batch)
+        self._check(batch)
         shares = deal([batch], self._ranks.size, self._rank_budget())
         return laid_out(self._dealt("score", shares, who), shares, [batch])[0]
+
+    def _check(self, batch: TokenBatch) -> None:
+        """Before any rank waits for another in a collective."""
+        check(batch)
+        if batch.media and not self._sees:
+            raise EngineError("the model reads text only, and there are images in this batch")
+        if batch.media and self._setup.critic and not self._setup.learner.shared_critic:
+            # Its tower is gathered inside its own pass, and images are looked at before one.
+            raise EngineError(
+                "a critic with a trunk of its own sees no images over several processes: set "
+                "learner.shared_critic=true or learner.processes=1"
+            )
 
     def update(self, batches: Sequence[TokenBatch], objective: Objective) -> UpdateResult:
         """One optimizer step on the micro-batches of a minibatch, dealt out anew."""
         if not batches:
             raise EngineError("an update needs a batch")
         for batch in batches:
-            check(batch)
+            self._check(batch)
         shares = deal(batches, self._ranks.size, self._rank_budget())
         found: list[Accumulated] = self._dealt("accumulate", shares, objective)
         try:

@@ -19,7 +19,7 @@ from turnwise.engines.learners.rank_setup import RankSetup
 from turnwise.engines.learners.state import identity
 from turnwise.engines.learners.working_weights import refuse_narrow, working_dtype
 from turnwise.engines.model.decoder import Decoder
-from turnwise.engines.model.loading import add_lora, choose_implementation, read_model
+from turnwise.engines.model.loading import add_lora, choose_implementation, read_model, train_vision
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
 
@@ -92,6 +92,8 @@ def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> Ra
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
             "cannot take as many passes as each other; set learner.processes=1"
         )
+    if config.train_vision:
+        train_vision(policy)
     if setup.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
         critic = Critic.sharing(policy) if config.shared_critic else Critic.copying(policy)
     if config.lora_rank:
@@ -124,6 +126,7 @@ def _shared_out(root: Root, how: Mapping[str, Any]) -> Root:
     """Bottom up; gradients are added over the ranks, since a minibatch's losses are its shares already."""
     models = [root.policy, *([] if root.critic is None or root.critic.trunk is None else [root.critic.trunk])]
     for model in models:
+        _trust_images(model)
         for layer in _layers(model):
             fully_shard(layer, **how)
     if root.critic is not None:
@@ -147,6 +150,15 @@ def _layers(model: PolicyModel) -> list[nn.Module]:
     from turnwise.engines.model.transformers_model import TransformersModel  # slow to import, and there already
 
     return model.layer_modules() if isinstance(model, TransformersModel) else []
+
+
+def _trust_images(model: PolicyModel) -> None:
+    """The first image is not held against the model's own code here, which would wait for ranks that have none."""
+    if model.sees:
+        from turnwise.engines.model.vision_model import VisionModel
+
+        assert isinstance(model, VisionModel)
+        model.proven = True
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,9 +86,10 @@ def _joined(parts: Sequence[BatchPart]) -> Share:
     tokens = np.cumsum([0, *(len(one.tokens) for one in given)])
     owners = np.cumsum([0, *(len(one.trajectory_tokens) for one in given)])
 
-    def joined(name: str) -> Floats | None:
-        return None if getattr(first, name) is None else np.concatenate([getattr(one, name) for one in given])
-
+    arrays: dict[str, Any] = {
+        name: None if getattr(first, name) is None else np.concatenate([getattr(one, name) for one in given])
+        for name in ARRAYS
+    }
     batch = TokenBatch(
         tokens=np.concatenate([one.tokens for one in given]),
         lengths=np.concatenate([one.lengths for one in given]),
@@ -96,6 +98,7 @@ def _joined(parts: Sequence[BatchPart]) -> Share:
         trajectory_tokens=np.concatenate([one.trajectory_tokens for one in given]),
         minibatch_tokens=first.minibatch_tokens,
         minibatch_trajectories=first.minibatch_trajectories,
-        **{name: joined(name) for name in ARRAYS},
+        media=tuple(span.shifted(int(by)) for one, by in zip(given, tokens, strict=False) for span in one.media),
+        **arrays,
     )
     return Share(batch, np.concatenate([part.places for part in parts]))

@@ -7,6 +7,7 @@ import numpy as np
 
 from turnwise.engines.learners.device_batch import PER_TOKEN
 from turnwise.engines.learners.token_batch import Ints, TokenBatch
+from turnwise.media import MediaSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +53,14 @@ def chosen(part: BatchPart, owners: Ints, trajectories: Ints) -> BatchPart:
     tokens = np.repeat(sequences, batch.lengths)
     written = tokens[batch.index]
     arrays = {name: getattr(batch, name) for name in ("sampler_logprobs", *PER_TOKEN)}
+    places = np.cumsum(tokens) - 1
     cut: dict[str, Any] = {name: None if array is None else array[written] for name, array in arrays.items()}
     smaller = replace(
         batch,
         tokens=batch.tokens[tokens],
         lengths=batch.lengths[sequences],
-        index=(np.cumsum(tokens) - 1)[batch.index[written]],
+        index=places[batch.index[written]],
+        media=tuple(MediaSpan(span.media, int(places[span.start])) for span in batch.media if tokens[span.start]),
         trajectory=np.searchsorted(trajectories, batch.trajectory[written]),
         trajectory_tokens=batch.trajectory_tokens[trajectories],
         **cut,

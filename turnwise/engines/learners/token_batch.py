@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.media import MediaSpan
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
@@ -39,3 +41,5 @@ class TokenBatch:
     advantages: Floats | None = None
     returns: Floats | None = None
     weights: Floats | None = None
+    media: tuple[MediaSpan, ...] = ()
+    """The images of all sequences, each at its place among the T; a block never crosses from one to the next."""

@@ -22,10 +22,11 @@ def working_dtype(config: LearnerConfig, model: PolicyModel) -> torch.dtype:
 def make_working(
     model: PolicyModel, device: torch.device, dtype: torch.dtype, *, invariant: bool
 ) -> tuple[PolicyModel, dict[str, Tensor]]:
-    """The model as it computes there, and its weights by name where those it was given have more digits."""
+    """The model as it computes there, and what is trained of it by name where it was given with more digits."""
     if dtype is torch.float32 and not (invariant and device.type == "cuda"):
         return model.to(device), {}
-    wide = {name: p.detach() for name, p in model.named_parameters() if p.dtype.itemsize > dtype.itemsize}
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    wide = {name: p.detach() for name, p in trained if p.dtype.itemsize > dtype.itemsize}
     if device.type == "cuda" and type(model) is Decoder:
         from turnwise.engines.model.fused_decoder import FusedDecoder  # Triton is there with CUDA only
 

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import math
+import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,10 @@ STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
 """What transformers calls such layers in `layer_types`."""
 
 
+VISION = re.compile(r"(^|\.)(visual|vision_\w+|connector|multi_modal_projector|image_newline)(\.|$)")
+"""In names of weights: what families call their towers and projectors."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImplementationChoice:
     """`ImplementationChoice(ModelImplementation.native, "qwen3 with default rope")`; never `auto`."""
@@ -67,6 +73,8 @@ class ModelFacts:
     hidden_size: int | None
     stateful: str | None = None
     """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
+    vision: int = 0
+    """Numbers of `weights` that are of the tower and projector of a model that sees, by their names."""
 
 
 def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> ImplementationChoice:
@@ -108,12 +116,15 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
         facts = _facts_of(source, _auto_config(source, source.path.stat().st_mtime_ns))
     if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
         raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
-    found = 0
+    found = vision = 0
     if source.gguf_file is None:
-        found = check_weights(source.folder, facts.layers, config)
+        numbers = {name: math.prod(shape) for name, shape in check_weights(source.folder, facts.layers, config).items()}
+        found = sum(numbers.values())
+        if config is None and reads_images(read_raw_config(source.folder)):
+            vision = sum(count for name, count in numbers.items() if VISION.search(name))
     elif config is None:
         found = gguf_file.read_header(source.path).numbers
-    return facts if config is not None else dataclasses.replace(facts, weights=found)
+    return facts if config is not None else dataclasses.replace(facts, weights=found, vision=vision)
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:
@@ -133,11 +144,30 @@ def read_model(source: ModelSource, choice: ImplementationChoice, dtype: "torch.
         from turnwise.engines.model.decoder import Decoder
 
         return Decoder.read(source.folder, dtype) if source.gguf_file is None else _decoder_of_gguf(source, dtype)
+    if source.gguf_file is None and reads_images(read_raw_config(source.folder)):
+        from turnwise.engines.model.vision_model import VisionModel
+
+        return VisionModel.read(source.folder, dtype, trust_remote_code=source.trust_remote_code)
     from turnwise.engines.model.transformers_model import TransformersModel
 
     return TransformersModel.read(
         source.folder, dtype, gguf_file=source.gguf_file, trust_remote_code=source.trust_remote_code
     )
+
+
+def reads_images(raw: Mapping[str, Any]) -> bool:
+    """Whether the model of this config.json is one that transformers gives images to: by its type, and where that has
+    a class for text alone too, by the tower that its config describes."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind = raw.get("model_type")
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return False
+    parts = (raw.get("vision_config"), raw.get("text_config"))
+    return kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or all(isinstance(part, dict) for part in parts)
 
 
 def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "PolicyModel":
@@ -152,6 +182,15 @@ def add_lora(model: "PolicyModel", rank: int, alpha: float, seed: int) -> "Polic
     if not isinstance(model, TransformersModel):
         raise EngineError(f"LoRA is not made for {type(model).__name__}; set learner.lora_rank=0")
     return model.with_lora(rank=rank, alpha=alpha, seed=seed)
+
+
+def train_vision(model: "PolicyModel") -> None:
+    """Have tower and projector trained too, which are frozen otherwise."""
+    from turnwise.engines.model.vision_model import VisionModel
+
+    if not isinstance(model, VisionModel):
+        raise EngineError(f"learner.train_vision=true: {type(model).__name__} reads text only")
+    model.train_vision(True)
 
 
 def _native_config(source: ModelSource) -> DecoderConfig:
@@ -209,7 +248,10 @@ def _not_run(source: ModelSource, auto_map: dict[str, Any]) -> str:
 def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, Any]) -> None:
     """Refuse what transformers cannot compute either, or only with code that nobody trusts."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     if source.gguf_file is not None:
         gguf_file.check_reader()
@@ -218,7 +260,8 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
     if raw.get("quantization_config"):
         raise EngineError(f"{source.path}: quantization_config is not supported; unquantised weights are")
     model_type = raw.get("model_type")
-    if isinstance(model_type, str) and model_type in KNOWN:
+    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    if isinstance(model_type, str) and model_type in known:
         return
     if auto_map and not source.trust_remote_code:
         raise EngineError(
@@ -227,7 +270,7 @@ def _check_transformers(source: ModelSource, reason: str, auto_map: dict[str, An
             "model.trust_remote_code=true to run it"
         )
     if not auto_map:
-        close = nearest(str(model_type), KNOWN)
+        close = nearest(str(model_type), sorted(known))
         hint = f" {close}" if close.startswith("did") else ""
         raise EngineError(
             f"{source.path}: {reason}; and transformers {transformers.__version__} has no causal language model of the "

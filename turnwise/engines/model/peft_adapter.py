@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from turnwise.engines.model.policy_model import Whole, as_it_is
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 
 try:
@@ -40,7 +41,7 @@ class PeftModel(TransformersModel):
         nn.Module.__init__(self)
         self._take_over(base)
         self.rank, self.alpha = rank, alpha
-        linear, experts = _targets(self.model)
+        linear, experts = _targets(self.model, self._decoder)
         self._config = LoraConfig(
             r=rank,
             lora_alpha=alpha,
@@ -109,13 +110,18 @@ class PeftModel(TransformersModel):
         self._config.save_pretrained(str(folder))
 
 
-def _targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
+class PeftVisionModel(PeftModel, VisionModel):
+    """The same of a model that sees: its decoder is adapted, tower and projector are not."""
+
+
+def _targets(model: PreTrainedModel, decoder: PreTrainedModel) -> tuple[list[str], list[str]]:
     """Linear layers of the decoder, and parameters that hold the matrices of many experts."""
-    head = model.get_output_embeddings()
+    head, inside, weights = model.get_output_embeddings(), {*decoder.modules()}, {*decoder.parameters()}
     linear = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
-    ]
-    return linear, [name for name, parameter in model.named_parameters() if parameter.dim() == 3 and "expert" in name]
+        name for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head and module in inside
+    ]  # fmt: skip
+    return linear, [name for name, p in model.named_parameters() if p.dim() == 3 and "expert" in name and p in weights]
 
 
 def _plain(name: str) -> str:

@@ -1,18 +1,21 @@
 """What a policy model is: packed tokens in, hidden states and token scores out, weights by their Hugging Face names."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from turnwise.engines.model.model_shape import LayerCache as LayerCache
 from turnwise.engines.model.model_shape import ModelShape as ModelShape
 from turnwise.errors import EngineError
+from turnwise.media import Media, MediaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,30 @@ class ModelInputs:
 
     tokens: Tensor
     positions: Tensor
+    seen: "Seen | None" = None
+    """What is looked at in these tokens; None for text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a model makes of one image: a row for each token of its block that takes one (`Media.takes`)."""
+
+    rows: Tensor
+    """[M, H]"""
+    deep: tuple[Tensor, ...] = ()
+    """[M, H] each, added to the states of the first layers by models that look deeper (Qwen3-VL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The features that stand in the place of tokens of one pass; only some rows of an image whose block is cut."""
+
+    places: Tensor
+    """[M] among the T tokens, rising."""
+    rows: Tensor
+    """[M, H]"""
+    deep: tuple[Tensor, ...] = ()
+    """[M, H] each."""
 
 
 Whole = Callable[[Tensor], Tensor]
@@ -78,6 +105,24 @@ class PolicyModel(nn.Module, ABC):
 
         Of the first `recompute` layers (`ALL`, or True, for all) only what enters them is kept for backward.
         """
+
+    sees: bool = False
+    """Whether it takes images."""
+    looked: int = 0
+    """How many images it has computed features of."""
+
+    def look(self, media: Sequence[Media]) -> list[Features]:
+        """The features of each image; with gradient only where the vision tower is trained."""
+        raise EngineError(f"{type(self).__name__} reads text only")
+
+    def vision_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of tower and projector, by their names here; none of a model that reads text only."""
+        return iter(())
+
+    def positions(self, token_ids: NDArray[np.int64], media: Sequence[MediaSpan]) -> NDArray[np.int64]:
+        """Of one whole sequence: [T], or [3, T] where images are placed in time, height and width. Those of a token do
+        not depend on what follows it, and behind the last image every axis goes on by one a token."""
+        return np.arange(len(token_ids))
 
     def prepare(self, positions: int) -> None:
         """Make ready for positions below this one what `forward` may not make itself inside a CUDA graph."""

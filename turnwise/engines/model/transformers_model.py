@@ -8,21 +8,22 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import logging as transformers_logging
 
 from turnwise.engines.kernels.products import linear
 from turnwise.engines.model.gguf_file import dequantised
-from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel, Whole, as_it_is
+from turnwise.engines.model.policy_model import Attend, ModelInputs, ModelShape, PolicyModel, Seen, Whole, as_it_is
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
 from turnwise.engines.model.transformers_attention import CURRENT, OURS, Watch
@@ -40,14 +41,17 @@ NOT_OF_THE_MODEL = ("transformers_version", "dtype", "use_cache")
 class TransformersModel(PolicyModel):
     """The `transformers` policy model; `model` is theirs and its parameters are ours to train."""
 
+    _family: ClassVar[type[_BaseAutoModelClass]] = AutoModelForCausalLM
+    _attention: ClassVar[Mapping[str, str]] = {"attn_implementation": OURS}
+
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self._names = CheckpointNames(model)
-        self._takes = _accepted(model)
-        self._checkpointed = _checkpointed_layers(model)
+        self._takes = _accepted(model, self._decoder)
+        self._checkpointed = _checkpointed_layers(model, self._decoder)
         self.eval()
-        found = probe(model, self._base)
+        found = probe(model, self._decoder, self._base)
         self.recomputes = found.handed_down and bool(self._checkpointed)
         self._logits = found.logits
         written = json.loads(model.config.to_json_string())
@@ -62,6 +66,12 @@ class TransformersModel(PolicyModel):
             found.no_caching,
             found.no_graphs,
         )
+
+    @property
+    def _decoder(self) -> PreTrainedModel:
+        """The part of theirs that attends with our attention and makes the last states."""
+        base: PreTrainedModel = self.model.base_model
+        return base
 
     def _take_over(self, other: "TransformersModel") -> None:
         """Become what another is, on the same weights."""
@@ -83,10 +93,10 @@ class TransformersModel(PolicyModel):
             with _quiet():
                 if gguf_file is not None:
                     return cls(dequantised(path / gguf_file, dtype, attn_implementation=OURS))
-                model, report = AutoModelForCausalLM.from_pretrained(
+                model, report = cls._family.from_pretrained(
                     path,
                     dtype=dtype,
-                    attn_implementation=OURS,
+                    **cls._attention,
                     local_files_only=True,
                     use_safetensors=True,
                     trust_remote_code=trust_remote_code,
@@ -126,7 +136,7 @@ class TransformersModel(PolicyModel):
         for layer in self._checkpointed if recompute else ():
             layer.training = True
         try:
-            hidden = self._base(inputs.tokens, inputs.positions, attend)
+            hidden = self._base(inputs.tokens, inputs.positions, attend, inputs.seen)
         finally:
             for layer in self._checkpointed if recompute else ():
                 layer.training = False
@@ -140,17 +150,23 @@ class TransformersModel(PolicyModel):
             parameter.data = parameter.data.to(device, kept)
         return self.to(device)
 
-    def _base(self, tokens: Tensor, positions: Tensor, attend: Attend | Watch) -> Tensor:
+    def _base(self, tokens: Tensor, positions: Tensor, attend: Attend | Watch, seen: Seen | None = None) -> Tensor:
         # [T] -> [1, T], and [3, T] -> [3, 1, T]
         given = {"position_ids": positions.unsqueeze(-2), "use_cache": False, "attend": attend}
         passed = {name: value for name, value in given.items() if name in self._takes}
         before = CURRENT.set(attend)
         try:
-            output = self.model.base_model(input_ids=tokens.unsqueeze(0), **passed)
+            output = self._decoder(**self._entering(tokens, seen), **passed)
         finally:
             CURRENT.reset(before)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+    def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
+        """The tokens as the decoder takes them."""
+        if seen is not None:
+            raise EngineError(f"{type(self.model).__name__} reads text only")
+        return {"input_ids": tokens.unsqueeze(0)}
 
     @property
     def _head(self) -> nn.Linear:
@@ -222,18 +238,18 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _accepted(model: PreTrainedModel) -> frozenset[str]:
-    """Which keyword arguments the base model takes; without `attend` there is no way to its layers."""
-    parameters = inspect.signature(model.base_model.forward).parameters.values()
+def _accepted(model: PreTrainedModel, decoder: PreTrainedModel) -> frozenset[str]:
+    """Which keyword arguments the decoder takes; without `attend` there is no way to its layers."""
+    parameters = inspect.signature(decoder.forward).parameters.values()
     names = {parameter.name for parameter in parameters}
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise EngineError(f"{type(model).__name__} takes no attention but its own, which Turnwise cannot supply")
     return frozenset(names | {"attend"})
 
 
-def _checkpointed_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+def _checkpointed_layers(model: PreTrainedModel, decoder: PreTrainedModel) -> tuple[nn.Module, ...]:
     """The layers that can be computed again in backward, switched to do so whenever they are told to train."""
-    layers = tuple(module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer))
+    layers = tuple(module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))
     if not layers or not model.supports_gradient_checkpointing:
         return ()
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})

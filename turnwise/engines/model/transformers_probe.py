@@ -47,17 +47,17 @@ class _Rows:
     layers: list[tuple[Tensor, Tensor]]
 
 
-def probe(model: PreTrainedModel, base: Base) -> Probed:
-    """Leaves its facts on every attention module, so that `attention` finds them, and the model in our hands."""
+def probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Probed:
+    """Leaves its facts on every attention module, so that `attention` finds them, and the decoder in our hands."""
     try:
-        return _probe(model, base)
+        return _probe(model, decoder, base)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         # Code of others, called in a way that it need not have been written for.
         raise EngineError(f"{type(model).__name__} does not run with our attention: {error}") from error
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel, base: Base) -> Probed:
+def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Probed:
     device = model.get_input_embeddings().weight.device
     vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
@@ -65,24 +65,24 @@ def _probe(model: PreTrainedModel, base: Base) -> Probed:
     before, tokens = drawn[:BEFORE], drawn[BEFORE:]
     places = torch.arange(TOKENS, device=device)
     watch = Watch(packed([TOKENS], device), [])
-    with _under(model, WATCHED):
+    with under(decoder, WATCHED):
         base(tokens, places, watch)
     if not watch.layers:
         raise EngineError(f"{type(model).__name__} attends by code of its own, which Turnwise cannot supply")
     for module, layer in watch.layers:
         setattr(module, FACTS, layer)
-    with _under(model, "eager"):
+    with under(decoder, "eager"):
         theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-    model.set_attn_implementation(OURS)
+    decoder.set_attn_implementation(OURS)
     host = _WaitsOfTheHost()  # type: ignore[no-untyped-call]
     with host:
         alone = base(tokens, places, packed([TOKENS], device))
     logits = _logit_shape(model, alone, theirs)
     both = attention.positions([BEFORE, TOKENS]).to(device)
     behind = base(torch.cat((before, tokens)), both, packed([BEFORE, TOKENS], device))[BEFORE:]
-    no_packing = None if _alike(behind, alone) else _leak(model, base, before, tokens)
+    no_packing = None if alike(behind, alone) else _leak(model, base, before, tokens)
     continued = _continued(base, tokens, [layer for _, layer in watch.layers], alone.dtype)
-    no_caching = None if _alike(continued, alone) else no_packing or _leak(model, base, before, tokens)
+    no_caching = None if alike(continued, alone) else no_packing or _leak(model, base, before, tokens)
     caches = tuple(layer.cache for _, layer in watch.layers)
     no_graphs = f"{type(model).__name__} calls {host.found}, for which the host waits" if host.found else None
     return Probed(caches, logits, no_packing, no_caching, no_graphs, watch.handed_down)
@@ -105,7 +105,8 @@ class _WaitsOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _under(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+def under(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Inside, the model attends so."""
     before = model.config._attn_implementation
     model.set_attn_implementation(implementation)
     try:
@@ -114,7 +115,7 @@ def _under(model: PreTrainedModel, implementation: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _alike(ours: Tensor, theirs: Tensor) -> bool:
+def alike(ours: Tensor, theirs: Tensor) -> bool:
     """Every token in float32. Fewer digits make a router choose other experts for a token here and there: most then."""
     apart = (ours - theirs).float().norm(dim=-1) / theirs.float().norm(dim=-1).clamp(min=1e-6)
     if theirs.dtype is torch.float32 and ours.dtype is torch.float32:
@@ -133,7 +134,7 @@ def _logit_shape(model: PreTrainedModel, hidden: Tensor, theirs: Tensor) -> Logi
     for softcap in (cap, None) if cap else (None,):
         for scale in scales:
             shape = LogitShape(float(scale), softcap)
-            if _alike(shape.apply(products.clone()).to(hidden.dtype), theirs.to(hidden.dtype)):
+            if alike(shape.apply(products.clone()).to(hidden.dtype), theirs.to(hidden.dtype)):
                 return shape
     raise EngineError(
         f"{type(model).__name__} with our attention does not give its own logits: it does something to its states, "

@@ -5,7 +5,7 @@ here are always those of the files, so that whoever reads the files can take the
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from copy import deepcopy
 
 import torch
@@ -74,8 +74,14 @@ class CheckpointNames:
         return self._known
 
     @torch.no_grad()
-    def inward(self, tensors: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy in weights by their checkpoint names; a layer is held until it is complete, then converted at once."""
+    def inward(
+        self, tensors: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]], watched: Container[str] = ()
+    ) -> bool:
+        """Copy in weights by their checkpoint names; a layer is held until it is complete, then converted at once.
+
+        Returns whether any that is watched, by its name in memory, is now another.
+        """
+        changed = False
         own = self._untied(tensors)
         missing = {layer: dict(shapes) for layer, shapes in self._layout(own).items()}
         home = {name: layer for layer, shapes in missing.items() for name in shapes}
@@ -89,9 +95,12 @@ class CheckpointNames:
             waiting.setdefault(layer, {})[name] = tensor
             if not missing[layer]:
                 for target, value in self._convert(waiting.pop(layer), own):
+                    if target in watched and not changed:
+                        changed = not torch.equal(own[target], value.to(own[target]))
                     own[target].copy_(value)
         if left := sorted(name for shapes in missing.values() for name in shapes):
             raise EngineError(f"these are not the weights of this model: {', '.join(left[:5])} did not come")
+        return changed
 
     def _convert(self, group: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         renamings = [entry for entry in self._conversions if isinstance(entry, WeightRenaming)]

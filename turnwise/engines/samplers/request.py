@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import EngineError
+from turnwise.media import MediaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,6 @@ class NoiseKey:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-@dataclass(frozen=True, slots=True)
-class MediaHandle:
-    """An image by the digest of its bytes, and the token it stands at: a store has the bytes."""
-
-    digest: str
-    position: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One turn to write: the whole sequence so far and how to draw.
@@ -60,7 +53,8 @@ class Request:
     token_ids: NDArray[np.int64]
     params: SamplingParams
     noise: NoiseKey
-    media: tuple[MediaHandle, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+    """The images of the sequence in order, each at its place among `token_ids`."""
 
 
 def refuse_media(request: Request, who: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turnwise.chat.formats import hermes
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
-from turnwise.engines.samplers.request import NoiseKey, Request, refuse_media
+from turnwise.engines.samplers.request import NoiseKey, Request
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import EngineError
@@ -25,6 +25,8 @@ class ScriptRequest:
     tokenizer: Tokenizer
     call_format: ToolFormat
     """How calls are written: `request.call_format.render_call(call)`."""
+    images: tuple[bytes, ...] = ()
+    """Those the conversation has shown so far, encoded, in order."""
 
     @property
     def text(self) -> str:
@@ -56,7 +58,7 @@ class ScriptedSampler:
         latency: float = 0.0,
     ) -> None:
         self.context_length = context_length
-        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}))
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights, Adapter, WeightsFolder}), media=True)
         self._version = 0
         self._tokenizer = tokenizer
         self._script = script
@@ -67,14 +69,14 @@ class ScriptedSampler:
 
     async def generate(self, request: Request) -> Completion:
         """Encode what the script says, cut after a stop and to the limits."""
-        refuse_media(request, "scripted sampler")
         if self._latency:
             await asyncio.sleep(self._latency)
         params, token_ids = request.params, request.token_ids.tolist()
         episode = _episode(request.conversation)
         turn = self._turns[episode]
         self._turns[episode] += 1
-        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format))
+        shown = tuple(span.media.content for span in request.media)
+        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, shown))
         cut = _first_stop(said, params.stop_strings)
         ids = self._tokenizer.encode(said[:cut]).ids
         stopped = next((n for n, token in enumerate(ids, start=1) if token in params.stop_ids), None)

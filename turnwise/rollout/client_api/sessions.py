@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import jsonschema
 
+from turnwise.chat.image_blocks import images_in
 from turnwise.errors import DataError, PluginError, TemplateError, one_line
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
@@ -97,9 +98,9 @@ class Session:
                 self._check_images(message)
 
     def _check_images(self, message: Message) -> None:
-        if not self._chat.backend.takes_images:
+        if not self._chat.backend.sees:
             raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
-        if message.role not in (Role.USER, Role.TOOL):
+        if message.role not in self._chat.backend.sees:
             raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
         try:
             for part in message.content:
@@ -122,6 +123,10 @@ class Session:
             raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
     async def _reply(self, call: Call, fits: Callable[[ToolCall], bool]) -> Reply:
+        try:
+            await self._chat.backend.look(images_in(call.messages))
+        except DataError as error:
+            raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
         sequence, new, digest = self._take(call)
         chat, known = sequence.chat, len(sequence.chat.turns)
         noise = self._noise(digest)

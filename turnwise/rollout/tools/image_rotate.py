@@ -1,60 +1,40 @@
-"""The `image_rotate` tool: the sample's image, turned."""
+"""The `image_rotate` tool: an image, turned."""
 
-import asyncio
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ToolError
-from turnwise.rollout.sample_images import as_result, read_picture
-from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.types import JsonSchema, ToolResult
+from turnwise.rollout.image_tools import ImageTool
+from turnwise.rollout.sample_images import Found
+from turnwise.sandbox.inside.trail import IDENTITY, Trail, turned
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+_QUARTERS = {90: 4, 180: 3, 270: 2}
+"""PIL's transposition for each turn clockwise."""
 
 
-@dataclass(slots=True)
-class ImageRotate:
-    """One tool for all episodes; each call reads the sample's image anew."""
+def rotate(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
+    """Turned by `angle` degrees clockwise."""
+    from PIL.Image import Resampling
 
-    name: str = "image_rotate"
-    timeout: float = 60.0
-    concurrency: int = 8
-
-    @property
-    def schema(self) -> JsonSchema:
-        parameters = {
-            "type": "object",
-            "properties": {
-                "angle": {"type": "number", "description": "Degrees clockwise."},
-                "image": {"type": "integer", "minimum": 0, "description": "Which image, from 0."},
-            },
-            "required": ["angle"],
-        }
-        about = "Turn the image clockwise."
-        return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
-
-    async def open(self, context: ToolContext) -> ToolSession:
-        return _RotateSession(context)
+    angle = arguments["angle"]
+    if not math.isfinite(angle):
+        raise ToolError("angle is a number of degrees")
+    quarter = angle % 360
+    picture = found.picture.rotate(-quarter, resample=Resampling.BICUBIC, expand=True)  # PIL turns the other way
+    change = IDENTITY if quarter == 0 else None
+    if quarter in _QUARTERS:
+        change = turned(_QUARTERS[quarter], found.picture.size)
+    trail = found.trail.after("rotate", {"angle": -quarter, "expand": True}, change)
+    return f"Turned by {angle:g} degrees clockwise.", picture, trail
 
 
-@dataclass(slots=True)
-class _RotateSession:
-    context: ToolContext
-
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return await asyncio.to_thread(self._rotate, arguments)
-
-    def _rotate(self, arguments: dict[str, Any]) -> ToolResult:
-        from PIL.Image import Resampling
-
-        angle, number = arguments["angle"], arguments.get("image", 0)
-        if not math.isfinite(angle):
-            raise ToolError("angle is a number of degrees")
-        picture = read_picture(self.context, number)
-        turned = picture.rotate(-(angle % 360), resample=Resampling.BICUBIC, expand=True)  # PIL turns the other way
-        return as_result(f"Turned by {angle:g} degrees clockwise.", turned, {"source": number, "angle": angle})
-
-    async def close(self) -> None:
-        return None
-
-
-image_rotate = ImageRotate()
+image_rotate = ImageTool(
+    "image_rotate",
+    "Turn the image clockwise.",
+    {"angle": {"type": "number", "description": "Degrees clockwise."}},
+    ["angle"],
+    rotate,
+)

@@ -1,14 +1,13 @@
-"""The `image_zoom` tool: a region of the sample's image, cut out."""
+"""The `image_zoom` tool: a region of an image, cut out."""
 
-import asyncio
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ToolError
-from turnwise.rollout.sample_images import as_result, read_picture
-from turnwise.rollout.tools.tool import ToolContext, ToolSession
-from turnwise.types import JsonSchema, ToolResult
+from turnwise.rollout.image_tools import ImageTool
+from turnwise.rollout.sample_images import Found
+from turnwise.sandbox.inside.trail import Trail
+from turnwise.types import JsonSchema
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -17,58 +16,23 @@ MIN_SIDE = 28
 """Pixels: what a vision model reads as one patch. A smaller box is grown around its centre."""
 MOST_ASPECT = 100.0
 Box = tuple[int, int, int, int]
+BOX: JsonSchema = {
+    "type": "array",
+    "items": {"type": "number"},
+    "minItems": 4,
+    "maxItems": 4,
+    "description": "The region as [x1, y1, x2, y2] in pixels of the image, from its upper left corner.",
+}
+LABEL: JsonSchema = {"type": "string", "description": "What is in the region."}
 
 
-@dataclass(slots=True)
-class ImageZoom:
-    """One tool for all episodes; each call reads the sample's image anew, so that nothing is held between them."""
-
-    name: str = "image_zoom"
-    timeout: float = 60.0
-    concurrency: int = 8
-
-    @property
-    def schema(self) -> JsonSchema:
-        box = {
-            "type": "array",
-            "items": {"type": "number"},
-            "minItems": 4,
-            "maxItems": 4,
-            "description": "The region as [x1, y1, x2, y2] in pixels of the image, from its upper left corner.",
-        }
-        parameters = {
-            "type": "object",
-            "properties": {
-                "bbox_2d": box,
-                "label": {"type": "string", "description": "What is in the region."},
-                "image": {"type": "integer", "minimum": 0, "description": "Which image, from 0."},
-            },
-            "required": ["bbox_2d"],
-        }
-        about = "Zoom in on a region of the image."
-        return {"type": "function", "function": {"name": self.name, "description": about, "parameters": parameters}}
-
-    async def open(self, context: ToolContext) -> ToolSession:
-        return _ZoomSession(context)
-
-
-@dataclass(slots=True)
-class _ZoomSession:
-    context: ToolContext
-
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return await asyncio.to_thread(self._zoom, arguments)
-
-    def _zoom(self, arguments: dict[str, Any]) -> ToolResult:
-        number = arguments.get("image", 0)
-        picture = read_picture(self.context, number)
-        box = fit_box(arguments["bbox_2d"], picture)
-        label = arguments.get("label")
-        words = f"Zoomed in on {list(box)}" + (f", {label}" if label else "") + "."
-        return as_result(words, picture.crop(box), {"source": number, "box": list(box)})
-
-    async def close(self) -> None:
-        return None
+def zoom(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
+    """The region in `bbox_2d`."""
+    box = fit_box(arguments["bbox_2d"], found.picture)
+    label = arguments.get("label")
+    words = f"Zoomed in on {list(box)}" + (f", {label}" if label else "") + "."
+    trail = found.trail.after("crop", {"box": list(box)}, (1, 0, box[0], 0, 1, box[1]))
+    return words, found.picture.crop(box), trail
 
 
 def fit_box(given: list[float], picture: "Picture") -> Box:
@@ -98,4 +62,6 @@ def _grown(start: float, end: float, limit: int) -> tuple[int, int]:
     return first, last
 
 
-image_zoom = ImageZoom()
+image_zoom = ImageTool(
+    "image_zoom", "Zoom in on a region of the image.", {"bbox_2d": BOX, "label": LABEL}, ["bbox_2d"], zoom
+)

@@ -2,26 +2,27 @@
 
 import asyncio
 import base64
-import binascii
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-from urllib.parse import unquote_to_bytes
 
 from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
-from turnwise.errors import EpisodeError, ToolError
+from turnwise.errors import DataError, EpisodeError, ToolError
+from turnwise.image_sources import read_source
+from turnwise.rollout.sample_images import given_images
+from turnwise.rollout.tool_images import MOST_IMAGES
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.sandbox.opening import Pool, open_pool
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import InputImage, Picture, Result, Status
 from turnwise.sandbox.session import Session
-from turnwise.storage.images import session_name
 from turnwise.types import Image, JsonSchema, ToolResult
 
 SPARE_SECONDS = 20.0
 """Between the code's own limit and the tool's: for getting a session and for killing it."""
+MOST_ASPECT = 100
+"""An image so much longer than wide is not shown: no model's processor takes it."""
 
 
 def schema_of(name: str) -> JsonSchema:
@@ -43,7 +44,7 @@ class PythonTool:
     name: str = "python"
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     concurrency: int = 2 * (os.cpu_count() or 1)
-    reads_kwargs: ClassVar[bool] = False
+    reads_kwargs: ClassVar[tuple[str, ...]] = ("image",)
     _pool: Pool | None = None
     _users: int = 0
 
@@ -74,8 +75,11 @@ class PythonTool:
     async def open(self, context: ToolContext) -> ToolSession:
         if self._pool is None:
             raise EpisodeError("the python tool was not started")
-        images = [await asyncio.to_thread(read_image, image, n) for n, image in enumerate(context.sample.images)]
-        session = self._pool.session(seed=context.seed, images=images, stateless=self.sandbox.stateless)
+        images = await asyncio.to_thread(input_images, context)
+        try:
+            session = self._pool.session(seed=context.seed, images=images, stateless=self.sandbox.stateless)
+        except ValueError as error:  # a name or a number of images that no session takes: the row's fault
+            raise EpisodeError(f"the sample's images cannot be given to the sandbox: {error}") from error
         return _PythonSession(session, images)
 
 
@@ -91,9 +95,15 @@ class _PythonSession:
         except SandboxLost as error:
             raise EpisodeError(f"the sandbox failed: {error}") from error
         if result.status is not Status.OK:
-            raise ToolError(_words(result))
-        facts = await asyncio.to_thread(_facts, result, self.images) if result.images else _facts(result, [])
-        return ToolResult(_words(result) or "(no output)", info=facts)
+            raise ToolError(_words(result, result.images))
+        info: dict[str, Any] = {"seconds": result.seconds, "peak_memory": result.peak_memory}
+        if not result.images:
+            return ToolResult(_words(result, ()) or "(no output)", info=info)
+        pictures, left_out = _presentable(result.images)
+        facts = await asyncio.to_thread(_facts, result, self.images, pictures)
+        words = "\n".join([_words(result, pictures), *left_out]).strip("\n")
+        images = tuple(Image(one["data"]) for one in facts)
+        return ToolResult(words, images, info=info | ({"images": facts} if facts else {}))
 
     async def close(self) -> None:
         await self.session.close()
@@ -102,25 +112,34 @@ class _PythonSession:
 python = PythonTool()
 
 
-def read_image(image: Image, number: int) -> InputImage:
-    """A sample's image as its file's content."""
-    if image.source.startswith("data:"):
-        head, _, data = image.source.partition(",")
+def input_images(context: ToolContext) -> list[InputImage]:
+    """What the row gives the session, read; EpisodeError for an image that cannot be had, which is the row's fault."""
+    found = []
+    for number, (name, image) in enumerate(given_images(context).items()):
         try:
-            content = base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
-        except binascii.Error as error:
-            raise EpisodeError(f"image {number} of the sample is not a readable data URL: {error}") from error
-        return InputImage(session_name(image, number), content)
-    path = Path(image.source)
-    try:
-        return InputImage(session_name(image, number), path.read_bytes())
-    except OSError as error:
-        raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
+            found.append(InputImage(name, read_source(image.source)))
+        except DataError as error:
+            raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
+    return found
 
 
-def _words(result: Result) -> str:
+def _presentable(pictures: tuple[Picture, ...]) -> tuple[list[Picture], list[str]]:
+    """(those that a model can be shown, what is said of the others)."""
+    kept: list[Picture] = []
+    said = []
+    for picture in pictures:
+        if max(picture.size) > MOST_ASPECT * min(picture.size):
+            said.append(f"[{_describe(picture)} is left out: more than {MOST_ASPECT} times longer than wide]")
+        elif len(kept) >= MOST_IMAGES:
+            said.append(f"[{_describe(picture)} is left out: a call gives back at most {MOST_IMAGES} images]")
+        else:
+            kept.append(picture)
+    return kept, said
+
+
+def _words(result: Result, pictures: tuple[Picture, ...] | list[Picture]) -> str:
     """What the model reads."""
-    shown = [f"[image {number}: {_describe(one)}]" for number, one in enumerate(result.images, 1)]
+    shown = [f"[image {number}: {_describe(one)}]" for number, one in enumerate(pictures, 1)]
     return "\n".join(part for part in (result.text(), *shown) if part)
 
 
@@ -128,14 +147,12 @@ def _describe(picture: Picture) -> str:
     return f"{picture.name}, {picture.size[0]}x{picture.size[1]}"
 
 
-def _facts(result: Result, given: list[InputImage]) -> dict[str, Any]:
+def _facts(result: Result, given: list[InputImage], pictures: list[Picture]) -> list[dict[str, Any]]:
     """What scoring and the board may want to know; the recorder moves pictures into files of the run."""
-    facts: dict[str, Any] = {"seconds": result.seconds, "peak_memory": result.peak_memory}
-    if result.images:
-        from turnwise.sandbox.provenance import check_claims
+    from turnwise.sandbox.provenance import check_claims
 
-        facts["images"] = [_image_facts(picture) for picture in check_claims(result, given).images]
-    return facts
+    checked = check_claims(replace(result, images=tuple(pictures)), given)
+    return [_image_facts(picture) for picture in checked.images]
 
 
 def _image_facts(picture: Picture) -> dict[str, Any]:
@@ -145,6 +162,9 @@ def _image_facts(picture: Picture) -> dict[str, Any]:
         "name": picture.name,
         "data": "data:image/png;base64," + base64.b64encode(picture.png()).decode(),
         "size": list(picture.size),
+        "provenance": provenance.origin.value,
+        "source_size": None if provenance.source_size is None else list(provenance.source_size),
+        "matrix": None if provenance.matrix is None else list(provenance.matrix),
     }
     claim = {
         "source": provenance.source,

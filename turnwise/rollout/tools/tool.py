@@ -5,7 +5,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +20,9 @@ from turnwise.rollout.tool_schema import (
     validator_of,
 )
 from turnwise.types import JsonSchema, Message, Sample, ToolResult
+
+if TYPE_CHECKING:
+    from turnwise.rollout.sample_images import MadeImage
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_CONCURRENCY = 64
@@ -39,6 +42,8 @@ class ToolContext:
     """The episode's own; the same when it is played again."""
     messages: Sequence[Message] = ()
     """The conversation as it goes on, to be read only."""
+    made: "Sequence[MadeImage]" = ()
+    """The images that tools gave back in it so far, in the order they were shown; to be read only."""
 
 
 class ToolSession(Protocol):

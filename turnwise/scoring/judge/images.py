@@ -1,15 +1,12 @@
 """Images as data URLs, scaled down to what a judge needs."""
 
 import base64
-import binascii
 import io
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 from turnwise.errors import ConfigError, DataError, ScoringFailed
-from turnwise.files import check_regular
+from turnwise.image_sources import read_source
 from turnwise.types import Image
 
 if TYPE_CHECKING:
@@ -70,13 +67,9 @@ def _content(image: Image) -> bytes:
     if source.startswith(("http://", "https://")):
         raise DataError(f"{_name(image)}: images are not fetched; give a file or a data URL")
     try:
-        if not source.startswith("data:"):
-            check_regular(Path(source))
-            return Path(source).read_bytes()
-        head, _, data = source.partition(",")
-        return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
-    except (OSError, binascii.Error, ValueError) as error:
-        raise ScoringFailed(f"{_name(image)} cannot be read: {error}") from error
+        return read_source(source)
+    except DataError as error:
+        raise ScoringFailed(str(error)) from error
 
 
 def _name(image: Image) -> str:

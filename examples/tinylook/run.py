@@ -1,0 +1,108 @@
+"""The tiny vision-language model learns to look before it answers: TAPO against a reward for right answers alone.
+
+    python examples/tinylook/run.py --out OUT --seeds 0 1 --steps 60
+
+Every RL run lies under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and after on held-out images; one
+that has finished is not repeated, so that the same command goes on where it was stopped. --smoke tries it in a minute.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import results
+
+import turnwise as tw
+from turnwise.models import tiny_vision
+from turnwise.task import load_task
+
+MODEL = Path(tiny_vision.__file__).parent
+PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast"
+SCORER = "turnwise.tasks.tinylook.reward:tinylook"
+REWARDS = {"tapo": 0.5, "accuracy": 0.0}
+"""What the evidence in the looks counts, by the reward's name."""
+RL = (
+    "task=tinylook", "training.groups=32", "training.group_size=8", "algorithm.old_logprobs=sampler",
+    "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-4", "learner.beta2=0.98",
+    "rollout.max_turns=6", "sampling.temperature=1",
+)  # fmt: skip
+"""GRPO as DAPO has it: loss by token, a higher upper clip, no KL."""
+SMOKE = ("training.groups=2", "training.group_size=2", "eval.samples=8", "learner.warmup=0")
+EVALUATIONS = 5
+"""During training, for the curves."""
+ROWS = {"train": 4096, "test": 320}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the command line asks for."""
+
+    model: Path
+    out: Path
+    steps: int
+    asked: tuple[str, ...]
+
+    def config(self, reward: str, seed: int) -> tw.Config:
+        """Of one RL run; what comes later stands."""
+        options = json.dumps({SCORER: {"tool_weight": REWARDS[reward]}})
+        files = [f"data.{kind}_files=['{self.file(name)}']" for kind, name in (("train", "train"), ("eval", "test"))]
+        return tw.configure(
+            f"model.path='{self.model}'", f"run={reward}_{seed}", f"runs_dir='{self.out / 'runs'}'", f"seed={seed}",
+            *RL, *files, f"scoring.options={options}", f"training.steps={self.steps}",
+            f"training.eval_every={max(1, self.steps // EVALUATIONS)}", f"learner.warmup={min(5, self.steps)}",
+            *self.asked, "resume=auto",
+        )  # fmt: skip
+
+    def file(self, name: str) -> Path:
+        """A prepared file."""
+        return self.out / "data" / f"{name}.parquet"
+
+
+def main() -> None:
+    """Every run that is not done yet, then the report."""
+    args = _arguments()
+    asked = (*(SMOKE if args.smoke else ()), *args.set)
+    if args.minutes is not None:
+        asked = (*asked, f"training.max_minutes={args.minutes}")
+    recipe = Recipe(args.model.resolve(), args.out.resolve(), 1 if args.smoke else args.steps, asked)
+    for reward in args.rewards:  # a mistake is found before the first run
+        for seed in args.seeds:
+            recipe.config(reward, seed)
+    if not recipe.file("test").exists():
+        rows = dict.fromkeys(ROWS, 16) if args.smoke else ROWS
+        load_task("tinylook").prepare(recipe.out / "data", puzzles=args.puzzles, **rows)
+    for reward in args.rewards:
+        for seed in args.seeds:
+            found = tw.train(recipe.config(reward, seed))
+            gc.collect()  # engines are over: the next run's find their memory free
+            print(f"== {reward}, seed {seed}: {found.steps} steps in {found.seconds:.0f} s", flush=True)
+    if not args.no_report:
+        print(results.write(recipe.out))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", type=Path, default=MODEL, help="a folder that the recipe made (default: the bundled)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("tinylook"), help="everything is written here")
+    parser.add_argument("--rewards", nargs="+", choices=REWARDS, default=list(REWARDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--minutes", type=float, help="for each run at most")
+    parser.add_argument("--puzzles", default=PUZZLES, help=f"kinds of question with weights (default {PUZZLES})")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config of every run")
+    parser.add_argument("--no-report", action="store_true", help="runs only; results.py OUT writes the report later")
+    parser.add_argument("--smoke", action="store_true", help="a few rows and one step, to see everything work")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except tw.TurnwiseError as error:  # a mistake that a person can mend
+        print(error, file=sys.stderr)
+        sys.exit(2)

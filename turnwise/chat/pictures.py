@@ -1,0 +1,95 @@
+"""Encoded images as the pixels a model is shown: upright, in RGB, bounded in size, the same however they are stored."""
+
+import io
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from turnwise.errors import DataError, one_line
+from turnwise.image_bytes import KINDS, media_type
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+MOST_BYTES = 50_000_000
+MOST_PIXELS = 64_000_000
+"""Of an image that is unpacked: a small file may unfold into more memory than there is."""
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+"""What Pillow may open: others start programs, or read further files."""
+ORIENTATION = 0x0112
+
+
+class Shown(NamedTuple):
+    """A picture in RGB, and its bytes: those that were given where every reader makes the same pixels of them."""
+
+    picture: "Picture"
+    content: bytes
+
+
+def unpack(content: bytes, max_pixels: int | None) -> Shown:
+    """An image as it is shown; one of more than `max_pixels` is made smaller. DataError says what is wrong with it.
+
+    Of an animation the first frame is shown; what is transparent stands on white.
+    """
+    import PIL.Image
+
+    if len(content) > MOST_BYTES:
+        raise DataError(f"an image of {len(content)} bytes: at most {MOST_BYTES} are read")
+    if media_type(content) is None:
+        raise DataError(f"it is not {KINDS}")
+    try:
+        with PIL.Image.open(io.BytesIO(content), formats=FORMATS) as found:
+            width, height = found.size
+            if width * height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
+                raise DataError(f"an image of {width}x{height} pixels: at most {MOST_PIXELS} are unpacked")
+            turned = found.getexif().get(ORIENTATION, 1) in range(2, 9)
+            found.load()
+            picture, mended = _in_rgb(found)
+    except DataError:
+        raise
+    except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
+        raise DataError(f"the image cannot be read: {one_line(error)}") from error
+    if turned:
+        picture, mended = _upright(picture, found), True
+    if max_pixels is not None and picture.width * picture.height > max_pixels:
+        picture, mended = picture.resize(_smaller(picture.size, max_pixels), PIL.Image.Resampling.BICUBIC), True
+    return Shown(picture, _as_png(picture) if mended else content)
+
+
+def _in_rgb(found: "Picture") -> tuple["Picture", bool]:
+    """(the picture in RGB, whether readers may differ in how they make it so)."""
+    import PIL.Image
+
+    if found.mode.startswith(("I", "F")):  # 16 bits a pixel, which a plain conversion would clip to white
+        values = np.clip(np.asarray(found, np.float64) / 256, 0, 255).astype(np.uint8)
+        return PIL.Image.fromarray(values).convert("RGB"), True
+    if found.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in found.info:
+        layer = found.convert("RGBA")
+        ground = PIL.Image.new("RGBA", layer.size, "white")
+        return PIL.Image.alpha_composite(ground, layer).convert("RGB"), True
+    return found.convert("RGB"), False
+
+
+def _upright(picture: "Picture", found: "Picture") -> "Picture":
+    from PIL.Image import Transpose
+
+    how = {
+        2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+    }  # fmt: skip
+    return picture.transpose(how[found.getexif()[ORIENTATION]])
+
+
+def _smaller(size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
+    """The size of the same shape with at most that many pixels; a side is never less than one."""
+    width, height = size
+    scale = math.sqrt(max_pixels / (width * height))
+    wide, high = max(1, int(width * scale)), max(1, int(height * scale))
+    return min(wide, max(1, max_pixels // high)), min(high, max(1, max_pixels // wide))
+
+
+def _as_png(picture: "Picture") -> bytes:
+    held = io.BytesIO()
+    picture.save(held, "png", compress_level=1)
+    return held.getvalue()

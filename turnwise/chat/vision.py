@@ -1,0 +1,252 @@
+"""Images through the model's own Hugging Face processor: the arrays its vision tower takes, and its block of tokens."""
+
+import json
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.chat.pictures import unpack
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.errors import DataError, TemplateError, one_line
+from turnwise.media import Media, digest_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+KEPT_BYTES = 256 << 20
+"""Of arrays that nobody may ask for again; those of an older image are made anew from its bytes."""
+_OF_THE_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+def find_image_processor(folder: Path, tokenizer: Tokenizer, max_pixels: int | None) -> "ImageProcessor | None":
+    """The image processor of a model's folder; None for a model that reads text only.
+
+    TemplateError for one that is there and cannot be used.
+    """
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        return None
+    try:
+        kind = _processor_class(folder)
+        if kind is None or "image_processor" not in kind.get_attributes():
+            return None
+        return ImageProcessor(_open(kind, folder, tokenizer), tokenizer, max_pixels)
+    except (TemplateError, DataError):
+        raise
+    except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+        raise TemplateError(f"{folder}: its image processor cannot be read: {one_line(error)[:300]}") from error
+
+
+class ImageProcessor:
+    """One model's processor, from any thread. An image that is alive is prepared once, whoever asks for it."""
+
+    def __init__(self, processor: Any, tokenizer: Tokenizer, max_pixels: int | None) -> None:
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._max_pixels = max_pixels
+        self._lock = threading.Lock()
+        self._alive: weakref.WeakValueDictionary[str, Media] = weakref.WeakValueDictionary()
+        """By the digest of what was given, and of what is shown where that is not the same."""
+        self._under_way: dict[str, Future[Media]] = {}
+        self._arrays: OrderedDict[str, dict[str, NDArray[Any]]] = OrderedDict()
+        self._arrays_bytes = 0
+        self._feature_ids = self._find_feature_ids()
+        self.image_token, blank = self._find_marker()
+        """What a chat template writes where an image goes; the block stands in its place."""
+        self.image_token_id = tokenizer.added_ids[self.image_token]
+        texts = {number: text for text, number in tokenizer.added_ids.items()}
+        self.tokens = frozenset(texts[one] for one in {*blank.tolist(), *self._feature_ids} if one in texts)
+        """Control tokens that show images: nobody's words may spell them."""
+
+    def prepare(self, content: bytes) -> Media:
+        """What the model takes of one encoded image. DataError says why it cannot; slow, so not on the event loop."""
+        key = digest_of(content)
+        with self._lock:
+            found = self._alive.get(key)
+            if found is not None:
+                return found
+            waiting = self._under_way.get(key)
+            if waiting is None:
+                made = self._under_way[key] = Future[Media]()
+        if waiting is not None:
+            return waiting.result()
+        try:
+            media = self._prepare(content)
+        except BaseException as error:
+            made.set_exception(error)
+            raise
+        else:
+            made.set_result(media)
+            return media
+        finally:
+            with self._lock:
+                del self._under_way[key]
+                if made.exception() is None:
+                    self._alive[key] = made.result()
+
+    def _prepare(self, content: bytes) -> Media:
+        shown = unpack(content, self._max_pixels)
+        digest = digest_of(shown.content)
+        with self._lock:
+            found = self._alive.get(digest)
+        if found is not None:
+            return found
+        ids, arrays = self._process(shown.picture, self.image_token)
+        self._check_edges(ids)
+        media = Media(digest, shown.content, ids, np.isin(ids, self._feature_ids), _Arrays(self, digest, shown.content))
+        with self._lock:
+            self._keep(digest, arrays)
+            return self._alive.setdefault(digest, media)
+
+    def arrays_of(self, digest: str, content: bytes) -> dict[str, NDArray[Any]]:
+        """The arrays of an image that was prepared, made anew where they were not kept."""
+        with self._lock:
+            kept = self._arrays.get(digest)
+            if kept is not None:
+                self._arrays.move_to_end(digest)
+                return kept
+        arrays = self._process(unpack(content, None).picture, self.image_token)[1]
+        with self._lock:
+            self._keep(digest, arrays)
+        return arrays
+
+    def _keep(self, digest: str, arrays: dict[str, NDArray[Any]]) -> None:
+        if digest in self._arrays:
+            return
+        self._arrays[digest] = arrays
+        self._arrays_bytes += _bytes_of(arrays)
+        while self._arrays_bytes > KEPT_BYTES and len(self._arrays) > 1:
+            self._arrays_bytes -= _bytes_of(self._arrays.popitem(last=False)[1])
+
+    def _process(self, picture: "Picture", marker: str) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """(the block of tokens, the arrays): the processor expands a text that is nothing but its own image token."""
+        try:
+            made = dict(self._processor(images=[picture], text=[marker], return_tensors="np"))
+        except Exception as error:  # the model's own code, on a stranger's image
+            size = f"{picture.width}x{picture.height}"
+            raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
+        ids = np.asarray(made["input_ids"], np.int64).reshape(-1)
+        arrays = {name: np.asarray(value) for name, value in made.items() if name not in _OF_THE_TEXT}
+        if not np.isin(ids, self._feature_ids).any() or not arrays:
+            raise DataError(f"the model's processor makes nothing of {picture.width}x{picture.height} pixels")
+        for array in (ids, *arrays.values()):
+            array.flags.writeable = False
+        return ids, arrays
+
+    def _find_feature_ids(self) -> list[int]:
+        found = getattr(self._processor, "image_token_id", None)
+        if found is None:
+            found = self._tokenizer.added_ids.get(getattr(self._processor, "image_token", None) or "")
+        if not isinstance(found, int):
+            raise TemplateError("the model's processor has no image token, so its images have no place among tokens")
+        return [found]
+
+    def _find_marker(self) -> tuple[str, NDArray[np.int64]]:
+        """The token that the processor expands, and a block. Some expand the token before the image's own."""
+        import PIL.Image
+
+        blank, problem = PIL.Image.new("RGB", (64, 64), "white"), "it names none"
+        for name in ("image_token", "boi_token"):
+            marker = getattr(self._processor, name, None) or getattr(self._tokenizer.hf, name, None)
+            if not isinstance(marker, str) or marker not in self._tokenizer.added_ids:
+                continue
+            try:
+                ids = self._process(blank, marker)[0]
+            except DataError as error:
+                problem = str(error)
+                continue
+            self._check_edges(ids)
+            return marker, ids
+        raise TemplateError(f"the model's processor expands no image token: {problem}")
+
+    def _check_edges(self, ids: NDArray[np.int64]) -> None:
+        """Tokens at the edges that take nothing from their neighbours: text beside the block stays what it is."""
+        hard = {self._tokenizer.added_ids[text] for text in self._tokenizer.hard_texts}
+        if int(ids[0]) not in hard or int(ids[-1]) not in hard:
+            shown = self._tokenizer.decode(ids[:3].tolist()) + "..." + self._tokenizer.decode(ids[-3:].tolist())
+            raise TemplateError(f"the tokens of an image ({shown!r}) could merge with the text beside them")
+
+
+class _Arrays(Mapping[str, NDArray[Any]]):
+    """The arrays of one image, kept for a while and made again when needed: they take a hundred times its file's bytes.
+
+    Another process gets them as they are.
+    """
+
+    def __init__(self, processor: ImageProcessor, digest: str, content: bytes) -> None:
+        self._processor, self._digest, self._content = processor, digest, content
+
+    def _made(self) -> dict[str, NDArray[Any]]:
+        return self._processor.arrays_of(self._digest, self._content)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._made()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._made()),)
+
+
+class _PlainTokenizer:
+    """The tokenizer as a processor calls it. The library's own sets options on a shared object, which breaks whoever
+    encodes in another thread, and adds tokens that open a sequence."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer.hf, name)
+
+    def __call__(self, text: list[str], **options: Any) -> dict[str, Any]:
+        return {"input_ids": [self._tokenizer.encode(one, after="").ids for one in text]}
+
+
+def _processor_class(folder: Path) -> Any:
+    """The class of the library that the folder's files name, else the one of the model's kind; None for none."""
+    from transformers import AutoConfig
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
+
+    for name in (*PROCESSOR_FILES, "tokenizer_config.json"):
+        path = folder / name
+        named = json.loads(path.read_text(encoding="utf-8")).get("processor_class") if path.is_file() else None
+        if isinstance(named, str) and (kind := processor_class_from_name(named)) is not None:
+            return kind
+    if not (folder / "config.json").is_file():
+        return None
+    return PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(folder, trust_remote_code=False)), None)
+
+
+def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:
+    """The processor with its image part in PIL, whatever else is installed, and without the parts for videos and sound,
+    which need further packages."""
+    from transformers import AutoImageProcessor
+
+    module: Any = sys.modules[kind.__module__]
+    if getattr(module, "num2words", True) is None:  # SmolVLM demands it always, and uses it for videos only
+        module.num2words = str
+    seeing: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, given: None})
+    parts = {
+        "image_processor": AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        ),
+        "tokenizer": _PlainTokenizer(tokenizer),
+    }
+    settings, _ = seeing.get_processor_dict(folder, local_files_only=True)
+    return seeing.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
+
+
+def _bytes_of(arrays: Mapping[str, NDArray[Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,61 @@
+"""Which rows of which images stand where in one pass, of whole sequences or of stretches that cut through an image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.engines.model.policy_model import Features, Seen
+from turnwise.media import MediaSpan
+
+Looked = Sequence[tuple[MediaSpan, Features]]
+"""The images of a sequence, each at its place in it, with its features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens `start` to `end` of a sequence, as part of a pass."""
+
+    looked: Looked
+    start: int
+    end: int
+
+
+def seen_in(stretches: Sequence[Stretch], device: torch.device) -> Seen | None:
+    """What is looked at in stretches that stand end to end; None for text alone."""
+    places: list[NDArray[np.int64]] = []
+    found: list[tuple[Features, NDArray[np.int64]]] = []
+    at = 0
+    for stretch in stretches:
+        for span, features in stretch.looked:
+            own = span.start + np.flatnonzero(span.media.takes)
+            rows = np.flatnonzero((own >= stretch.start) & (own < stretch.end))
+            if len(rows):
+                places.append(own[rows] - stretch.start + at)
+                found.append((features, rows))
+        at += stretch.end - stretch.start
+    if not places:
+        return None
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        cut = zip(parts, (rows for _, rows in found), strict=True)
+        return torch.cat([part[int(rows[0]) : int(rows[-1]) + 1].to(device) for part, rows in cut])
+
+    deep = zip(*(features.deep for features, _ in found), strict=True)
+    where = torch.from_numpy(np.concatenate(places)).to(device)
+    return Seen(where, joined([features.rows for features, _ in found]), tuple(joined(parts) for parts in deep))
+
+
+def three_axes(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[3, T] of positions that may be [T]: text stands at the same place on every axis."""
+    return np.broadcast_to(positions, (3, positions.shape[-1]))
+
+
+def joined_positions(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Of sequences or stretches end to end: [T], or [3, T] once any of them has three axes."""
+    if any(part.ndim == 2 for part in parts):
+        return np.concatenate([three_axes(part) for part in parts], axis=1)
+    return np.concatenate(parts)

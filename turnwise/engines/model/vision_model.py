@@ -1,0 +1,243 @@
+"""A vision-language model of transformers as a policy model: its own tower and projector, our attention in its decoder.
+
+An image is looked at by itself, so that its features do not depend on what else is in a pass, and they take the place
+of tokens by where the image stands, never by a token's number: an image token that the policy writes is a token.
+"""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from turnwise.engines.model.attention import packed
+from turnwise.engines.model.policy_model import Features, Seen
+from turnwise.engines.model.transformers_model import TransformersModel
+from turnwise.engines.model.transformers_probe import alike, under
+from turnwise.errors import EngineError, one_line
+from turnwise.media import Media, MediaSpan
+
+DECODERS = ("language_model", "text_model")
+"""What families call the part that reads tokens."""
+KEPT_BYTES = 256 << 20
+"""Features of images that are kept, the longest unused dropped beyond it."""
+TYPES = ("mm_token_type_ids", "token_type_ids")
+"""What families call the array that tells an image's tokens from text."""
+BEFORE, BEHIND = 3, 4
+"""Tokens around the first image that a model is held against itself with."""
+
+
+class VisionModel(TransformersModel):
+    """A policy model that sees; tower and projector are frozen until `train_vision`.
+
+    The first image that comes is also run through the model's own code, and a family that makes something else of it
+    (an image whose tokens see each other, say) is refused; text it reads all the same.
+    """
+
+    sees = True
+    vision_trained: bool
+    """Whether tower and projector are; what is trained is looked at anew every time."""
+    proven: bool
+    """Whether it was found to do with an image what its own code does."""
+    _family = AutoModelForImageTextToText
+    _attention: ClassVar[Mapping[str, str]] = {}
+    """The tower keeps its own; the decoder gets ours when it is probed."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        base = model.base_model
+        if not hasattr(base, "get_image_features") or not any(hasattr(base, name) for name in DECODERS):
+            raise EngineError(f"{type(model).__name__} takes images in a way of its own, which Turnwise does not know")
+        super().__init__(model)
+        self._deep = "deepstack_visual_embeds" in self._takes
+        self._kept: OrderedDict[str, Features] = OrderedDict()
+        self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
+        self.proven = False
+        self.looked = 0
+        self.train_vision(False)
+
+    def _take_over(self, other: TransformersModel) -> None:
+        super()._take_over(other)
+        assert isinstance(other, VisionModel)
+        self._deep, self._kept, self._placed = other._deep, other._kept, other._placed
+        self.proven, self.looked = other.proven, 0
+        self.vision_trained = other.vision_trained
+
+    @property
+    def _decoder(self) -> PreTrainedModel:
+        base = self.model.base_model
+        decoder: PreTrainedModel = next(getattr(base, name) for name in DECODERS if hasattr(base, name))
+        return decoder
+
+    def vision_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of tower and projector, by their names here."""
+        read = {*self._decoder.parameters(), *self._head.parameters(), *self.model.get_input_embeddings().parameters()}
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter not in read)
+
+    def train_vision(self, trained: bool) -> None:
+        """Train tower and projector, or freeze them."""
+        self.vision_trained = trained
+        self._kept.clear()
+        for _, parameter in self.vision_parameters():
+            parameter.requires_grad_(trained)
+
+    def with_lora(self, *, rank: int, alpha: float, seed: int) -> TransformersModel:
+        from turnwise.engines.model.peft_adapter import PeftVisionModel  # peft is an extra
+
+        if self.vision_trained:
+            raise EngineError("with an adapter tower and projector stay frozen: set learner.train_vision=false")
+        return PeftVisionModel(self, rank=rank, alpha=alpha, seed=seed)
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def look(self, media: Sequence[Media]) -> list[Features]:
+        """The features of each image, kept for later passes while the tower is frozen."""
+        if self.vision_trained:
+            return [self._look(one) for one in media]
+        found: dict[str, Features] = {}
+        for one in media:
+            if one.digest not in found:
+                kept = self._kept.pop(one.digest, None)
+                if kept is None:
+                    with torch.no_grad():
+                        kept = self._look(one)
+                found[one.digest] = self._kept[one.digest] = kept
+        size = sum(map(_bytes, self._kept.values()))
+        while size > KEPT_BYTES and len(self._kept) > 1:
+            size -= _bytes(self._kept.popitem(last=False)[1])
+        return [found[one.digest] for one in media]
+
+    def _look(self, media: Media) -> Features:
+        features = self._features(media)
+        if not self.proven:
+            self._prove(media, features)
+            self.proven = True
+        self.looked += 1
+        return features
+
+    @contextmanager
+    def _theirs(self, media: Media) -> Iterator[None]:
+        """Around code of others, given what a processor made of an image."""
+        try:
+            yield
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, StopIteration) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            why = one_line(error)[:200]
+            raise EngineError(f"{type(self.model).__name__} cannot look at image {media.digest}: {why}") from error
+
+    def _features(self, media: Media) -> Features:
+        with self._theirs(media):
+            made = self.model.base_model.get_image_features(**self._arrays(media))
+            rows = _joined(made.pooler_output)
+            deep = tuple(_joined(one) for one in getattr(made, "deepstack_features", None) or ())
+        wanted = media.features
+        if any(len(one) != wanted for one in (rows, *deep)):
+            name = type(self.model).__name__
+            raise EngineError(f"{name} makes {len(rows)} features of image {media.digest}, which has {wanted} tokens")
+        return Features(rows, deep if self._deep else ())
+
+    def _arrays(self, media: Media) -> dict[str, Tensor]:
+        device = self.model.get_input_embeddings().weight.device
+        return {name: torch.tensor(a, device=device) for name, a in media.arrays.items()}
+
+    def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
+        if seen is None:
+            return super()._entering(tokens, None)
+        states = self.model.get_input_embeddings()(tokens)
+        given: dict[str, Any] = {
+            "inputs_embeds": states.index_copy(0, seen.places, seen.rows.to(states.dtype)).unsqueeze(0)
+        }
+        if seen.deep:
+            mask = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+            given["visual_pos_masks"] = mask.index_fill(0, seen.places, True).unsqueeze(0)
+            given["deepstack_visual_embeds"] = [rows.to(states.dtype) for rows in seen.deep]
+        return given
+
+    # --- positions ------------------------------------------------------------------------------------------------
+
+    def positions(self, token_ids: NDArray[np.int64], media: Sequence[MediaSpan]) -> NDArray[np.int64]:
+        """As promised: a family that places images in three axes is asked about one block at a time, so that no
+        position depends on what comes later, and images may stand side by side."""
+        if not media or not hasattr(self.model.base_model, "get_rope_index"):
+            return np.arange(len(token_ids))
+        parts: list[NDArray[np.int64]] = []
+        at, place = 0, 0
+        for span in media:
+            parts.append(_text(place, span.start - at))
+            place += span.start - at
+            block = self._block_positions(span.media)
+            parts.append(place + block)
+            at, place = span.end, place + int(block.max()) + 1
+        parts.append(_text(place, len(token_ids) - at))
+        return np.concatenate(parts, axis=1)
+
+    def _block_positions(self, media: Media) -> NDArray[np.int64]:
+        """[3, n] from 0 on."""
+        found = self._placed.get(media)
+        if found is None:
+            grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
+            with self._theirs(media):
+                placed, _ = self.model.base_model.get_rope_index(
+                    torch.tensor(media.token_ids)[None],
+                    mm_token_type_ids=torch.tensor(media.takes, dtype=torch.int64)[None],
+                    **{name: torch.tensor(array) for name, array in grids.items()},
+                )
+            found = self._placed[media] = placed[:, 0].numpy()
+        return found
+
+    # --- held against the model's own code ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _prove(self, media: Media, features: Features) -> None:
+        """EngineError unless the model itself gives the logits that we give, with this image among a few tokens."""
+        ids, span = _around(media, self.shape.vocab_size)
+        device = self.model.get_input_embeddings().weight.device
+        tokens, places = (torch.from_numpy(x).to(device) for x in (ids, self.positions(ids, [span])))
+        takes = torch.from_numpy(span.start + np.flatnonzero(media.takes)).to(device)
+        seen = Seen(takes, features.rows, features.deep)
+        ours = self.logits(self._base(tokens, places, packed([len(ids)], device), seen))
+        types = torch.zeros_like(tokens).index_fill(0, takes, 1)
+        named = inspect.signature(self.model.base_model.forward).parameters
+        given = {name: types[None] for name in TYPES if name in named}
+        with self._theirs(media), under(self._decoder, "eager"):
+            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **given).logits[0]
+        if not alike(ours.to(self.dtype), theirs.to(self.dtype)):
+            raise EngineError(
+                f"{type(self.model).__name__} does more with an image than Turnwise does (its tokens may see each "
+                "other): its logits are not ours, so images are not given to it"
+            )
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        vision = {name.removeprefix("model.") for name, _ in self.vision_parameters()}
+        if self._names.inward(self._tensors(), weights, vision):
+            self._kept.clear()
+
+
+def _joined(made: Any) -> Tensor:
+    """The rows of one image, which families give as one tensor or in parts."""
+    rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in ([made] if isinstance(made, Tensor) else made)])
+    return rows
+
+
+def _bytes(features: Features) -> int:
+    return sum(tensor.nbytes for tensor in (features.rows, *features.deep))
+
+
+def _text(place: int, count: int) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(place, place + count), (3, count))
+
+
+def _around(media: Media, vocabulary: int) -> tuple[NDArray[np.int64], MediaSpan]:
+    """The image between a few tokens that are none of its own."""
+    free = np.setdiff1d(np.arange(min(vocabulary, len(media.token_ids) + 64)), media.token_ids)
+    drawn = np.random.default_rng(0).choice(free, BEFORE + BEHIND)
+    return np.concatenate((drawn[:BEFORE], media.token_ids, drawn[BEFORE:])), MediaSpan(media, BEFORE)

@@ -1,0 +1,162 @@
+"""The second lesson: conversations with scripted looks, among them the bad habits that RL is to unlearn."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast
+
+from turnwise.models.tiny_vision.folder import IMAGE
+from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
+from turnwise.rollout.tools.look import SEEN
+from turnwise.tasks.tinylook.canvas import Pixels, Sizes
+from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
+from turnwise.tasks.tinylook.rows import view_of
+from turnwise.tasks.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
+from turnwise.tasks.tinylook.solvers import Glance, guess, oracle_glances, random_glance
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+BUCKETS = 4
+"""Batches made together and sorted by length, so that little of them is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often a trace is not what somebody who knows would do. All of it is on purpose: RL needs room."""
+
+    missed: float = 0.3
+    """Looks somewhere else first; half of these then guess, the others look again, where the evidence is."""
+    guessed: float = 0.1
+    """Answers at once, with anything."""
+    needless: float = 0.5
+    """Looks where nothing needs it."""
+    prior: float = 0.5
+    """Answers a `prior` with its common digit at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One conversation."""
+
+    view: Pixels
+    question: str
+    looks: Sequence[tuple[Glance, Pixels]]
+    answer: str
+
+    def messages(self) -> list[dict[str, object]]:
+        """As a chat template takes them."""
+        image = {"type": "image"}
+        said: list[dict[str, object]] = [{"role": "user", "content": [image, {"type": "text", "text": self.question}]}]
+        for glance, _ in self.looks:
+            said.append({"role": "assistant", "content": call_text(glance.box, glance.turn, glance.contrast)})
+            said.append({"role": "tool", "content": [{"type": "text", "text": SEEN}, image]})
+        return [*said, {"role": "assistant", "content": answer_text(self.answer)}]
+
+
+def trace_of(scene: Scene, rng: random.Random, habits: Habits) -> Trace:
+    """What the script does with a scene."""
+    sizes = Sizes()
+    glances, answer = oracle_glances(scene, sizes), scene.answer
+    chance = rng.random()
+    if scene.puzzle is Puzzle.NONE:
+        glances = [random_glance(rng, sizes)] if chance < habits.needless else []
+    elif scene.puzzle is Puzzle.PRIOR and chance < habits.prior:
+        glances, answer = [], PRIOR_DIGIT
+    elif chance < habits.guessed:
+        glances, answer = [], guess(scene, rng)
+    elif chance < habits.guessed + habits.missed:
+        first = _beside(glances[0], rng)
+        again = rng.random() < 0.5
+        glances, answer = ([first, *glances], answer) if again else ([first], guess(scene, rng))
+    looks = [(glance, glance.at(scene.pixels, sizes.view)) for glance in glances]
+    return Trace(view_of(scene.pixels, VIEW), scene.question, looks, answer)
+
+
+def _beside(right: Glance, rng: random.Random) -> Glance:
+    """A look like the right one at another place."""
+    wide, high = right.box[2] - right.box[0], right.box[3] - right.box[1]
+    left, upper = rng.randint(0, 16 - wide), rng.randint(0, 16 - high)
+    return Glance((left, upper, left + wide, upper + high), right.turn, right.contrast)
+
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A padded batch of conversations."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    """[3, B, T]."""
+    learned: torch.Tensor
+    """Which tokens the assistant wrote."""
+    images: torch.Tensor
+    """Of all conversations in order."""
+
+    @classmethod
+    def of(cls, arrays: Arrays, device: torch.device | None = None) -> "Taught":
+        """What `pad` made."""
+        return cls(*(torch.from_numpy(part).to(device) for part in arrays))
+
+
+class Lessons(Dataset[list[Arrays]]):
+    """Buckets of batches by number, so that they are the same whoever makes them."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, batch: int, habits: Habits, knobs: Knobs
+    ):
+        self.tokenizer, self.seed, self.batch, self.habits, self.knobs = tokenizer, seed, batch, habits, knobs
+        self.count = -(-steps // BUCKETS)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> list[Arrays]:
+        if index >= self.count:
+            raise IndexError(index)
+        rng = random.Random(f"lessons/{self.seed}/{index}")
+        size = BUCKETS * self.batch
+        scenes = (scene_at("train", self.seed, index * size + number, self.knobs) for number in range(size))
+        found = [encode(self.tokenizer, trace_of(scene, rng, self.habits)) for scene in scenes]
+        found.sort(key=lambda one: len(one[0]))
+        batches = [pad(self.tokenizer, found[at : at + self.batch]) for at in range(0, size, self.batch)]
+        rng.shuffle(batches)
+        return batches
+
+
+Encoded = tuple[NDArray[np.int64], NDArray[np.bool_], list[Pixels]]
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, trace: Trace) -> Encoded:
+    """Token ids, which of them the assistant wrote, and the images."""
+    text = tokenizer.apply_chat_template(trace.messages(), tools=TOOLS, tokenize=False)
+    ids = np.array(tokenizer(text.replace(IMAGE, IMAGE * TOKENS)).input_ids, dtype=np.int64)
+    start, end, assistant = (
+        tokenizer.convert_tokens_to_ids(one) for one in ("<|im_start|>", "<|im_end|>", "assistant")
+    )
+    learned = np.zeros(len(ids), dtype=np.bool_)
+    for begin in np.flatnonzero((ids[:-1] == start) & (ids[1:] == assistant)):
+        stop = begin + int(np.argmax(ids[begin:] == end))
+        learned[begin + 3 : stop + 1] = True
+    return ids, learned, [trace.view, *(shown for _, shown in trace.looks)]
+
+
+def pad(tokenizer: PreTrainedTokenizerFast, found: Sequence[Encoded]) -> Arrays:
+    """One batch of conversations, in the order of `Taught`."""
+    longest = max(len(ids) for ids, _, _ in found)
+    image = tokenizer.convert_tokens_to_ids(IMAGE)
+    token_ids = np.zeros((len(found), longest), dtype=np.int64)
+    learned = np.zeros((len(found), longest), dtype=np.bool_)
+    positions = np.zeros((3, len(found), longest), dtype=np.int64)
+    for number, (ids, mask, _) in enumerate(found):
+        token_ids[number, : len(ids)] = ids
+        learned[number, : len(ids)] = mask
+        positions[:, number, : len(ids)] = positions_of(ids, image)
+    images = np.stack([pixels for _, _, shown in found for pixels in shown])
+    return token_ids, positions, learned, images

@@ -1,0 +1,64 @@
+"""How the tiny vision-language model was made: tokenizer, fresh weights, seeing, then scripted looks.
+
+Run `python -m turnwise.models.tiny_vision.recipe --out DIR`; with `--out` at this folder the package data is made anew.
+First the tower names what stands in every patch of sketches, then the whole model imitates scripted conversations of
+the task `tinylook`. The script misses, guesses and looks needlessly on purpose (`habits.py`): what is left to learn is
+for RL. All of it follows from `--seed`; a GPU is used where there is one.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import Qwen3VLForConditionalGeneration
+
+from turnwise.models.tiny_vision.folder import write_folder
+from turnwise.models.tiny_vision.habits import Habits, Lessons
+from turnwise.models.tiny_vision.network import fresh_model
+from turnwise.models.tiny_vision.seeing import learn_to_see
+from turnwise.models.tiny_vision.teaching import learn_habits
+from turnwise.tasks.tinylook.rows import read_knobs
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Command line of the recipe."""
+    args = _arguments(given)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = write_folder(args.out)
+    model = fresh_model(len(tokenizer), tokenizer.get_vocab(), args.seed).to(device)
+    learn_to_see(
+        model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
+    )
+    lessons = Lessons(tokenizer, args.seed, args.steps, args.batch, Habits(), read_knobs(args.puzzles))
+    learn_habits(model, lessons, lr=1e-3, workers=args.workers, say=_say)
+    save(model, args.out)
+
+
+def save(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
+    """Config and weights, these in half of the bytes they were learned in."""
+    model.to("cpu", torch.float16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeing-steps", type=int, default=3000)
+    parser.add_argument("--seeing-batch", type=int, default=96, help="images, in eights")
+    parser.add_argument("--steps", type=int, default=3000, help="of imitation, in fours")
+    parser.add_argument("--batch", type=int, default=64, help="conversations")
+    parser.add_argument("--puzzles", default="", help="with weights: read=2,none (default: all alike)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw (0: the one that learns)")
+    return parser.parse_args(given)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

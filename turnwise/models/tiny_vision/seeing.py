@@ -1,0 +1,104 @@
+"""The first lesson: the tower learns to see what stands in every patch of a sketch."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+from transformers import Qwen3VLForConditionalGeneration
+
+from turnwise.models.tiny_vision.network import GRID, MERGE, look
+from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
+
+Item = TypeVar("Item")
+LOOKS = 8
+"""Images of one sketch."""
+EMPTY = 0.1
+"""What a cell with nothing in it counts, of which there are many."""
+GLYPH_CELLS, INK_CELLS = MERGE * MERGE, (FINE * MERGE // GRID) ** 2
+
+
+class Sketches(Dataset[tuple[NDArray[Any], ...]]):
+    """Batches by number, so that they are the same whoever makes them."""
+
+    def __init__(self, seed: int, steps: int, batch: int) -> None:
+        self.seed, self.steps, self.batch = seed, steps, batch
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
+        if index >= self.steps:
+            raise IndexError(index)
+        rng = random.Random(f"sketches/{self.seed}/{index}")
+        seen = [one for _ in range(self.batch // LOOKS) for one in looks(rng, LOOKS)]
+        parts = ([one.pixels for one in seen], [one.glyphs for one in seen], [one.inks for one in seen])
+        return tuple(np.stack(part) for part in parts)
+
+
+def in_order(made: Dataset[Item], workers: int) -> Iterator[Item]:
+    """Every item, made ahead by other processes. They come as arrays: tensors would need shared memory."""
+    yield from DataLoader(made, batch_size=None, num_workers=workers, collate_fn=_as_it_is)
+
+
+def _as_it_is(item: Item) -> Item:
+    return item
+
+
+def learn_to_see(
+    model: Qwen3VLForConditionalGeneration,
+    *,
+    seed: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    workers: int,
+    say: Callable[[str], None],
+) -> float:
+    """Train the tower and heads that name glyphs and colours by cell, which are not kept; gives the last accuracy."""
+    device = next(model.parameters()).device
+    width = model.config.text_config.hidden_size
+    torch.manual_seed(seed)
+    glyph_head = torch.nn.Linear(width, GLYPH_CELLS * len(GLYPHS)).to(device)
+    ink_head = torch.nn.Linear(width, INK_CELLS * len(INKS)).to(device)
+    learned = [*model.model.visual.parameters(), *glyph_head.parameters(), *ink_head.parameters()]
+    optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    rates = np.zeros(2)
+    began = time.monotonic()
+    for step, arrays in enumerate(in_order(Sketches(seed, steps, batch), workers)):
+        images, glyphs, inks = (torch.from_numpy(part).to(device) for part in arrays)
+        features, _ = look(model, images)
+        named = glyph_head(features).unflatten(-1, (GLYPH_CELLS, len(GLYPHS)))
+        tinted = ink_head(features).unflatten(-1, (INK_CELLS, len(INKS)))
+        loss = _loss(named, glyphs) + _loss(tinted, inks)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0 or step == steps - 1:
+            rates = np.array([_found(named, glyphs), _found(tinted, inks)])
+            say(
+                f"seeing: step {step} of {steps}, {time.monotonic() - began:.0f} s, loss {loss.item():.4f}, "
+                f"glyphs {rates[0]:.1%}, colours {rates[1]:.1%} found"
+            )
+    return float(rates.min())
+
+
+def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    weights = torch.ones(logits.shape[-1], device=logits.device)
+    weights[0] = EMPTY
+    return F.cross_entropy(logits.flatten(0, 2), labels.flatten(), weights)
+
+
+@torch.no_grad()
+def _found(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """How many of the things that are there are named rightly."""
+    there = labels > 0
+    return float((logits.argmax(-1) == labels)[there].float().mean())

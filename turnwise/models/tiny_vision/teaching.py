@@ -1,0 +1,52 @@
+"""Supervised learning of scripted conversations, in plain torch."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from transformers import Qwen3VLForConditionalGeneration
+
+from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Lessons, Taught
+from turnwise.models.tiny_vision.network import run_text
+from turnwise.models.tiny_vision.seeing import in_order
+
+
+def learn_habits(
+    model: Qwen3VLForConditionalGeneration,
+    lessons: Lessons,
+    *,
+    lr: float,
+    workers: int,
+    say: Callable[[str], None],
+) -> float:
+    """Train the whole model on the tokens of the assistant; gives the last loss."""
+    device = next(model.parameters()).device
+    learned = list(model.parameters())
+    optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
+    steps = len(lessons) * BUCKETS
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    began, mean = time.monotonic(), 0.0
+    for step, arrays in enumerate(_batches(lessons, workers)):
+        loss = _loss(model, Taught.of(arrays, device))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0 or step == steps - 1:
+            mean = loss.item()
+            say(f"habits: step {step} of {steps}, {time.monotonic() - began:.0f} s, loss {mean:.4f}")
+    return mean
+
+
+def _batches(lessons: Lessons, workers: int) -> Iterator[Arrays]:
+    for bucket in in_order(lessons, workers):
+        yield from bucket
+
+
+def _loss(model: Qwen3VLForConditionalGeneration, batch: Taught) -> torch.Tensor:
+    hidden = run_text(model, batch.token_ids, batch.images, batch.positions)
+    wanted = batch.learned[:, 1:]
+    logits = model.lm_head(hidden[:, :-1][wanted])
+    return F.cross_entropy(logits, batch.token_ids[:, 1:][wanted])
