@@ -135,7 +135,7 @@ def _indexed(path: Path, size: int) -> dict[str, tuple[int, int]]:
     try:
         with tarfile.open(path, "r:") as tar:
             for number, member in enumerate(tar):
-                tar.members = []  # kept by the library otherwise, a few hundred bytes for each
+                tar.members = []  # type: ignore[attr-defined]  # it keeps them all otherwise
                 if number >= MOST_MEMBERS:
                     raise DataError(f"{path}: more than {MOST_MEMBERS} members")
                 name = _plain_name(member.name)
