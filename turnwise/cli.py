@@ -9,8 +9,8 @@ from typing import NoReturn
 from turnwise.errors import ConfigError, TurnwiseError, unknown
 
 VERBS = {
-    "train and evaluate": ("eval", "train", "sft"),
-    "before a run": ("check", "config", "prepare"),
+    "train and evaluate": ("eval", "train", "sft", "probe"),
+    "before a run": ("check", "config", "prepare", "data"),
     "after a run": ("show", "board", "report", "replay", "rescore", "filter", "import-jsonl", "weights"),
     "services": ("sandbox", "judge"),
     "shell": ("completion",),

@@ -8,6 +8,7 @@ import base64
 import binascii
 import io
 import os
+import re
 import stat
 import tarfile
 import threading
@@ -28,6 +29,7 @@ MARK = "!/"
 """Between a tar and the name of its member."""
 _TARS_KEPT = 256
 _SHOWN = 80
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,100}")
 
 
 def read_image(source: str, most: int = MOST_BYTES) -> bytes:
@@ -77,6 +79,11 @@ def member_of(source: str) -> tuple[Path, str] | None:
 def is_inline(source: str) -> bool:
     """Whether the image stands in the source itself."""
     return source.startswith("data:")
+
+
+def is_file_name(name: object) -> bool:
+    """Whether it is a plain name of a file, which leads nowhere else."""
+    return isinstance(name, str) and bool(_FILE_NAME.fullmatch(name)) and not name.startswith(".")
 
 
 def members(tar: Path) -> dict[str, tuple[int, int]]:
@@ -147,7 +154,7 @@ def _indexed(path: Path, size: int) -> dict[str, tuple[int, int]]:
     try:
         with tarfile.open(path, "r:") as tar:
             for number, member in enumerate(tar):
-                tar.members = []  # kept by the library otherwise, a few hundred bytes for each
+                tar.members = []  # type: ignore[attr-defined]  # it keeps them all otherwise
                 if number >= MOST_MEMBERS:
                     raise DataError(f"{path}: more than {MOST_MEMBERS} members")
                 name = _plain_name(member.name)

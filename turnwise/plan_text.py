@@ -7,7 +7,7 @@ from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
-from turnwise.engines.opening_foreign import described
+from turnwise.engines.opening_foreign import check_apart, described
 from turnwise.engines.rendering import format_of
 from turnwise.environment import told
 from turnwise.training.optimise import beside_policy
@@ -43,6 +43,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
     config = prepared.config
     lines = [] if config.profile is None else [f"profile      {config.profile}"]
     lines += [*told(config), f"engine       {_engine(config)}", *_cluster(config, training)]
+    if training and (shared := check_apart(config)) is not None:
+        lines.append(f"warning      {shared}")
     if prepared.implementation is not None:
         lines.append(f"model        {prepared.implementation}")
         lines += [f"             {notice}" for notice in prepared.implementation.notices]
@@ -138,8 +140,10 @@ def _cluster(config: Config, training: bool) -> list[str]:
         return []
     where = "started on this machine" if cluster.address is None else f"at {cluster.address}"
     samplers = f"{cluster.samplers} sampler(s) of {cluster.sampler_cpus:g} CPUs and {cluster.sampler_gpus:g} GPUs"
-    learner = f", a learner of {cluster.learner_cpus:g} CPUs and {cluster.learner_gpus:g} GPUs" if training else ""
-    learner += f" in {config.learner.processes} processes" if training and config.learner.processes > 1 else ""
+    each = f"of {cluster.learner_cpus:g} CPUs and {cluster.learner_gpus:g} GPUs"
+    learner = f", a learner {each}" if training else ""
+    if training and config.learner.processes > 1:
+        learner = f", a learner of {config.learner.processes} ranks {each}, on as few nodes as have room (FSDP2)"
     lines = [f"cluster      {cluster.name.value} {where}: {samplers}{learner}"]
     services = {"scorers": cluster.scorers, "sandboxes": cluster.sandboxes}
     there = ", ".join(f"{count} {name}" for name, count in services.items() if count)

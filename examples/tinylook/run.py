@@ -2,7 +2,7 @@
 
     python examples/tinylook/run.py --out OUT --seeds 0 1 --steps 60
 
-Every RL run is one under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and after on held-out images; one
+Every RL run lies under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and after on held-out images; one
 that has finished is not repeated, so that the same command goes on where it was stopped. --smoke tries it in a minute.
 """
 

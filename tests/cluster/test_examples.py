@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from turnwise.choices import ClusterName
+from turnwise.cluster.asked import asked_of, sums
 from turnwise.compose import compose
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
@@ -30,8 +31,7 @@ def test_the_kuberay_job_starts_a_training_on_its_own_cluster() -> None:
     config = composed(shlex.split(job["spec"]["entrypoint"]))
     assert config.cluster.name is ClusterName.ray and config.cluster.address == "auto"
     (gpus,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    wanted = config.cluster.samplers * config.cluster.sampler_gpus + config.cluster.learner_gpus
-    assert gpus["maxReplicas"] == wanted, "a GPU for each sampler and for the learner"
+    assert gpus["maxReplicas"] == sums(asked_of(config, training=True))[1], "a GPU for each sampler and each rank"
     groups = [job["spec"]["rayClusterSpec"]["headGroupSpec"], gpus]
     for group in groups:
         mounts = group["template"]["spec"]["containers"][0]["volumeMounts"]
@@ -48,7 +48,7 @@ def test_the_slurm_script_parses_and_its_training_is_one() -> None:
     words = shlex.split(line.removesuffix("&"))
     config = composed(words[words.index("turnwise") :])
     nodes, gpus = (int(re.findall(rf"--{name}=(\d+)", text)[0]) for name in ("nodes", "gpus-per-node"))
-    assert config.cluster.samplers * config.cluster.sampler_gpus + config.cluster.learner_gpus <= nodes * gpus
+    assert sums(asked_of(config, training=True))[1] == nodes * gpus
 
 
 def test_the_options_of_ray_start_exist() -> None:

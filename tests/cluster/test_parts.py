@@ -16,11 +16,14 @@ import torch
 from turnwise import configure
 from turnwise.checks.training import check_training
 from turnwise.cluster import stored_weights
+from turnwise.cluster.asked import Room, asked_of, in_words, who_is_where
 from turnwise.cluster.connection import Connection
 from turnwise.cluster.learner import LearnerWeights
 from turnwise.cluster.learner_actor import StaleWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
+from turnwise.cluster.rank_actor import Home
+from turnwise.cluster.ranks import ActorRanks
 from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ActorSampler, open_samplers
 from turnwise.cluster.sandboxes import ClusterPool
@@ -57,7 +60,7 @@ def test_what_a_cluster_cannot_do_is_refused_at_once(settings: list[str], words:
     ("settings", "words"),
     [
         (["learner.context_parallel=2"], "learner.context_parallel=2"),
-        (["learner.device=cuda", "learner.processes=4", "cluster.learner_gpus=2"], "learner.processes=4"),
+        (["learner.device=cuda", "learner.processes=4", "cluster.learner_gpus=2"], "learner.processes=4.*set it to 1"),
         (["learner.device=cuda"], "no CUDA device"),
     ],
 )
@@ -65,8 +68,39 @@ def test_a_learner_that_its_node_has_no_room_for_is_refused_before_it_is_placed(
     settings: list[str], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_training(configure("cluster=ray", *settings))
-    check_training(configure("cluster=ray", "learner.device=cuda", "learner.processes=2", "cluster.learner_gpus=2"))
+        check_training(configure("cluster=ray", "cluster.address=auto", *settings))
+    several = ["cluster=ray", "learner.device=cuda", "learner.processes=2", "cluster.learner_gpus=1"]
+    check_training(configure(*several, "cluster.address=auto"))
+    with pytest.raises(
+        ConfigError, match=r"has 0 GPUs, and the run asks for 5: learner 2 x \(1 CPUs, 1 GPUs\) \+ samplers 3 x "
+    ):
+        check_training(configure(*several, "cluster.samplers=3", "cluster.sampler_gpus=1"))
+
+
+class Blind(ActorRanks):
+    """Two ranks of which one has another disk."""
+
+    def __init__(self, *nodes: str) -> None:
+        super().__init__(None, ("cpu", "cpu"), configure("cluster=ray").cluster, 1.0)
+        self.homes = [Home(node, number) for number, node in enumerate(nodes)]
+
+    def call(self, method: str, arguments: Any) -> list[Any]:
+        assert method == "sees" and len(arguments) == 2
+        return [True, False]
+
+
+def test_ranks_on_several_nodes_must_all_see_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 on b does not see runs/first; .*put runs_dir on a disk that all"):
+        Blind("a", "b").sees("runs/first/mark")
+    assert Blind("a", "a").sees("runs/first/mark") is False, "what they write is sent"
+
+
+def test_who_is_where_packs_ranks_and_spreads_the_others() -> None:
+    config = configure("cluster=ray", "learner.processes=3", "cluster.learner_cpus=2", "cluster.samplers=4")
+    rooms = [Room("a", 2, 0), Room("b", 5, 0), Room("c", 2, 0)]
+    found = who_is_where(rooms, asked_of(config, training=True))
+    assert found == ["a: learner 1", "b: learner 2, samplers 1", "c: samplers 2", "no room: 1 of 4 samplers"]
+    assert in_words(asked_of(config, training=False)) == "samplers 4 x (1 CPUs, 0 GPUs) = 4 CPUs, 0 GPUs"
 
 
 class Call:

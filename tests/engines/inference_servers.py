@@ -4,6 +4,7 @@ which weights wrote a token."""
 import asyncio
 import contextlib
 import json
+import queue
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,9 @@ class Model:
     streams: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     """What it was started with, as far as it tells."""
+    wire: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    """In place of NCCL: the number of ranks when all meet, then the tensors of every update."""
+    refuses: bool = False
     unscaled: bool = False
     """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
@@ -91,6 +95,31 @@ class Model:
 
     def load(self, folder: str) -> None:
         self.weights = int(Path(folder, "weights").read_text())
+
+
+def transfer_routes(model: Model) -> list[Route]:
+    """Those of vLLM's own transfer of weights; two workers hear as one."""
+
+    async def transfer(request: Request) -> Response:
+        body = await request.json()
+        model.called.append(request.url.path)
+        if request.url.path == "/update_weights":
+            sent = await asyncio.to_thread(model.wire.get, True, 30)
+            about = body["update_info"]
+            assert [list(one.shape) for one in sent] == about["shapes"] and about["dtype_names"] == [
+                "bfloat16",
+                "float32",
+            ]
+            model.weights = int(sent[about["names"].index("w")].sum())
+        if request.url.path == "/init_weight_transfer_engine":
+            if model.refuses:
+                return JSONResponse({"error": "no NCCL here"}, 400)
+            info = body["init_info"]
+            assert await asyncio.to_thread(model.wire.get, True, 30) == info["world_size"] == 3
+        return JSONResponse({"message": "done"})
+
+    ways = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
+    return [Route(path, transfer, methods=["POST"]) for path in ways]
 
 
 def vllm_app(model: Model) -> Starlette:
@@ -129,7 +158,7 @@ def vllm_app(model: Model) -> Starlette:
         config = {
             "model_config": {"logprobs_mode": "processed_logprobs", "enable_sleep_mode": True},
             "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
-            "lora_config": {"max_lora_rank": 16},
+            "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip
         for section, values in model.settings.items():
             config[section] = values and config[section] | values
@@ -138,6 +167,8 @@ def vllm_app(model: Model) -> Starlette:
     paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/sleep", "/wake_up",
              "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # fmt: skip
     return Starlette(routes=[
+        Route("/get_world_size", lambda _: JSONResponse({"world_size": 2})),
+        *transfer_routes(model),
         Route("/health", lambda _: Response(status_code=200)), Route("/v1/models", models), Route("/server_info", info),
         Route("/v1/completions", completions, methods=["POST"]),
         *(Route(path, control, methods=["POST"]) for path in paths),

@@ -12,10 +12,12 @@ from typing import Any
 import inference_servers
 import numpy as np
 import pytest
+import torch
 from images import AN_IMAGE
 from inference_servers import CONTEXT, VOCABULARY, Model, children, logprob, sglang_app, vllm_app
 
 from turnwise.engines.samplers.inference_server import InferenceServer
+from turnwise.engines.samplers.nccl_transfer import NcclSender, Transfer
 from turnwise.engines.samplers.replicas import Replicas
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
@@ -310,6 +312,50 @@ def test_servers_that_are_not_there_or_not_what_they_should_be_are_refused() -> 
                 await named.start()
 
     asyncio.run(main())
+
+
+class Wire:
+    """In place of NCCL: what is sent goes into the server's queue."""
+
+    unique_id = b"x" * 128
+
+    def __init__(self, model: Model, workers: int) -> None:
+        self.model, self.ranks = model, workers + 1
+
+    def join(self) -> None:
+        self.model.wire.put(self.ranks)
+
+    def send(self, tensors: Any) -> None:
+        self.model.wire.put(list(tensors))
+
+
+def test_all_weights_go_by_the_engines_own_transfer_in_the_order_that_it_wants() -> None:
+    def update(value: float) -> FullWeights:
+        tensors = [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("w", torch.full((2,), value))]
+        return FullWeights({name: tuple(one.shape) for name, one in tensors}, iter(tensors))
+
+    async def work(server: InferenceServer, model: Model) -> None:
+        assert isinstance(server, VllmServer)
+        server.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}))
+        server.transfer = Transfer(lambda device, workers: Wire(model, workers))
+        turn = asyncio.create_task(server.generate(request([1], max_tokens=20)))
+        await until(lambda: model.streams == 1)
+        await server.publish(update(1.0), 5)
+        await server.publish(update(2.0), 6)
+        found = await turn
+        _check_versions(found, start=1, weights={0: 0, 5: 2, 6: 4})
+        update_calls = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+        first = [path for path in model.called if path != "/reset_prefix_cache"]
+        assert first == [update_calls[0], "/init_weight_transfer_engine", *update_calls[1:], *update_calls]
+        server.transfer.forget()
+        model.refuses = True
+        with pytest.raises(EngineError, match="by NCCL broke off.*no NCCL here") as caught:
+            await server.publish(update(3.0), 7)
+        assert not isinstance(caught.value, EngineLost)
+        with pytest.raises(EngineError, match="the learner's are on cpu"):
+            NcclSender(torch.device("cpu"), 1)
+
+    played("vllm", work, pause=0.02)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from turnwise.compose import configure
 from turnwise.engines import devices, opening_foreign
 from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.opening import model_source, open_sampler
-from turnwise.engines.opening_foreign import check_foreign, described, devices_of, shared_place
+from turnwise.engines.opening_foreign import check_apart, check_foreign, described, devices_of, shared_place
 from turnwise.engines.samplers.sampler import Logprobs
 from turnwise.engines.samplers.vllm_server import VllmServer
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import serving_beside
 
@@ -59,6 +59,21 @@ def test_log_probs_are_said_to_be_filtered_where_they_are(monkeypatch: pytest.Mo
     assert found.logprobs is Logprobs.SCALED and found.updates == {WeightsFolder, Adapter} and found.sleeps
 
 
+def test_weights_go_by_nccl_only_where_servers_and_learner_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_gpus(monkeypatch, 2)
+    given = ("engine=vllm_server", "engine.transfer=nccl")
+    opening_foreign._check_transfer(configure(*given))
+    assert opening_foreign._capabilities(configure(*given)).updates == {FullWeights}
+    assert after(options("engine.transfer=nccl"), "--weight-transfer-config") == '{"backend": "nccl"}'
+    assert "--weight-transfer-config" not in options()
+    with pytest.raises(ConfigError, match="share the learner's GPU"):
+        opening_foreign._check_transfer(configure(*given, "engine.replicas=2"))
+    with pytest.raises(ConfigError, match="its object store"):
+        opening_foreign._check_transfer(configure(*given, "cluster=ray"))
+
+
 def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with_gpus(monkeypatch, 4)
@@ -75,6 +90,24 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
     assert devices_of(configure("engine=vllm_server"), 2) == ["GPU-6", "5"]
     with_gpus(monkeypatch, 0)
     assert devices_of(configure("engine=vllm_server"), 2) == [None, None]
+
+
+def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:
+    four = Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(4)))
+    servers = ("engine=vllm_server", "learner.device=cuda")
+    assert check_apart(configure(*servers, "engine.replicas=2", "learner.processes=2"), four) is None
+    assert check_apart(configure(*servers[:1], "engine.replicas=4", "learner.device=cpu"), four) is None
+    assert check_apart(configure("learner.device=cuda", "learner.processes=3"), four) is None
+    with pytest.raises(ConfigError, match=r"replicas=3 takes 3 .*processes=2 takes 2, together 5, .* has 4; lower one"):
+        check_apart(configure(*servers, "engine.replicas=3", "learner.processes=2"), four)
+    with pytest.raises(ConfigError, match=r"replicas=1 takes 4 GPU\(s\) .*, together 6"):
+        check_apart(configure(*servers, "engine.server_options=['--tp-size=4']", "learner.processes=2"), four)
+    turns = check_apart(configure(*servers, "engine.replicas=3", "learner.processes=2", "engine.sleep=true"), four)
+    assert turns is not None and turns.endswith("some are shared")
+    alone = check_apart(configure(*servers, "engine.replicas=4"), four)
+    assert alone is not None and "engine.memory_fraction must leave the learner room" in alone
+    with pytest.raises(ConfigError, match=r"engine=vllm writes on the first GPU\(s\), which learner.processes=2 takes"):
+        check_apart(configure("engine=vllm", "learner.device=cuda", "learner.processes=2"), four)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +134,9 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
         (("engine.python=/no/such/python",), "there is no such program"),
         ((f"engine.python={sys.executable}",), "has no package vllm"),
         (("model.path=a.gguf",), "reads a Hugging Face folder"),
+        (("engine.transfer=nccl",), "engine.transfer=nccl: the learner is on the CPU"),
+        (("engine.transfer=nccl", "learner.lora_rank=4"), "an adapter is small"),
+        (("engine.transfer=nccl", "learner.processes=2"), "gathered through the CPU"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_before_anything_is_written(

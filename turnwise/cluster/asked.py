@@ -1,7 +1,7 @@
 """What a run asks of a cluster, in numbers: how many actors of each kind, and what each reserves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnwise.config import Config
 from turnwise.engines.devices import look
@@ -43,6 +43,48 @@ def in_words(every: Sequence[Asked]) -> str:
     """With the sum: `learner 2 x (1 CPUs, 1 GPUs) + samplers 4 x (1 CPUs, 1 GPUs) = 6 CPUs, 6 GPUs`."""
     cpus, gpus = sums(every)
     return f"{' + '.join(map(str, every))} = {cpus:g} CPUs, {gpus:g} GPUs"
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left of a node, and who is there: `Room("10.0.0.1 (a1b2)", 8, 1)`."""
+
+    node: str
+    cpus: float
+    gpus: float
+    held: dict[str, int] = field(default_factory=dict)
+
+    def fits(self, one: Asked) -> bool:
+        """Whether there is room for one more."""
+        return one.cpus <= self.cpus and one.gpus <= self.gpus
+
+    def take(self, one: Asked) -> None:
+        """One more is here."""
+        self.cpus, self.gpus = self.cpus - one.cpus, self.gpus - one.gpus
+        self.held[one.kind] = self.held.get(one.kind, 0) + 1
+
+    def fill(self, one: Asked) -> int:
+        """How many more there is room for."""
+        limits = [left // each for left, each in ((self.cpus, one.cpus), (self.gpus, one.gpus)) if each]
+        return int(min(limits)) if limits else one.count
+
+
+def who_is_where(rooms: Sequence[Room], every: Sequence[Asked]) -> list[str]:
+    """A line for each node with what it would hold if it were free: ranks are packed, all others spread."""
+    lacking: list[str] = []
+    for one in every:
+        for number in range(one.count):
+            free = [room for room in rooms if room.fits(one)]
+            if not free:
+                lacking.append(f"{one.count - number} of {one.count} {one.kind}")
+                break
+            if one.kind == "learner":
+                chosen = max(free, key=lambda room: (one.kind in room.held, room.fill(one)))
+            else:
+                chosen = min(free, key=lambda room: sum(room.held.values()))
+            chosen.take(one)
+    lines = [f"{room.node}: {', '.join(f'{kind} {n}' for kind, n in room.held.items()) or 'nothing'}" for room in rooms]
+    return lines + ([f"no room: {', '.join(lacking)}"] if lacking else [])
 
 
 def check_gpus_here(config: Config, *, training: bool) -> None:

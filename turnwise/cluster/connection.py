@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.choices import ClusterName
+from turnwise.cluster.asked import Room
 from turnwise.config import ClusterConfig, Config
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
 from turnwise.sandbox.process import SandboxLost
@@ -149,6 +150,18 @@ class Connection:
     def room(self) -> str:
         """What the nodes have, in words."""
         return room_of(self.ray)
+
+    def rooms(self) -> list[Room]:
+        """Every node, as if nobody else were there."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        return [
+            Room(
+                f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in nodes
+        ]
 
     def lacks(self, cpus: float, gpus: float) -> bool:
         """Whether all nodes together have less than this."""

@@ -21,7 +21,7 @@ from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opening import LearnerParts, open_learner, open_sharded
 from turnwise.engines.rendering import make_renderer
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import EngineError
 
 if TYPE_CHECKING:
     from turnwise.engines.learners.local import LocalLearner
@@ -146,17 +146,7 @@ class LearnerActor:
 
     def sees(self, file: str) -> bool:
         """Whether a file of the caller's is on a disk that is shared; ranks on several nodes must all see it."""
-        if self._ranks is None:
-            return Path(file).is_file()
-        seen = self._ranks.call("sees", [(file,)] * self._ranks.size)
-        blind = [number for number, found in enumerate(seen) if not found]
-        if blind and len({home.node for home in self._ranks.homes}) > 1:
-            raise ConfigError(
-                f"learner.processes={len(seen)}: rank {blind[0]} on {self._ranks.nodes(blind[:1])} does not see "
-                f"{Path(file).parent}; ranks on several nodes write checkpoints together: put runs_dir on a disk that "
-                "all nodes see under the same path"
-            )
-        return not blind
+        return Path(file).is_file() if self._ranks is None else self._ranks.sees(file)
 
     def save(self, folder: str, *, policy: bool) -> Reply:
         """Write into a folder that is shared."""

@@ -67,14 +67,12 @@ class RankActor:
 
     def meeting(self) -> str:
         """Serve a place where the ranks find each other, on this node's own address and a port that is free there."""
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
 
         address = load_ray().util.get_node_ip_address()
         listening = socket.create_server((address, 0), family=_family(address))
         port = listening.getsockname()[1]
-        self._store = dist.TCPStore(
-            address, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
+        self._store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
         return f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
 
     def open(self, setup: RankSetup, place: RankPlace) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from turnwise.cluster.connection import Place, last_line, load_ray, room_of
@@ -14,7 +15,7 @@ from turnwise.config import ClusterConfig
 from turnwise.engines.learners.rank_group import GRACE_SECONDS, Failed, RankLost, raise_first
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
 from turnwise.engines.learners.rank_watch import BEAT_SECONDS, Watch
-from turnwise.errors import EngineError
+from turnwise.errors import ConfigError, EngineError
 
 WATCH = "watch"
 """The concurrency group of signs of life: a thread beside the one that works."""
@@ -91,6 +92,21 @@ class ActorRanks:
         self.call("begin_parts", [(plan,)] * self.size)
         for _ in plan.parts:
             yield self._ask("next_part", [()] * self.size, GRACE_SECONDS)[1][0]
+
+    def sees(self, file: str) -> bool:
+        """Whether all see a file of the caller's; ConfigError where ranks on several nodes do not.
+
+        Those of one node may write into a folder of theirs, which is then sent.
+        """
+        seen = self.call("sees", [(file,)] * self.size)
+        blind = [number for number, found in enumerate(seen) if not found]
+        if blind and len({home.node for home in self.homes}) > 1:
+            raise ConfigError(
+                f"learner.processes={self.size}: rank {blind[0]} on {self.nodes(blind[:1])} does not see "
+                f"{Path(file).parent}; ranks on several nodes write checkpoints together: put runs_dir on a disk that "
+                "all nodes see under the same path"
+            )
+        return not blind
 
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], grace: float) -> tuple[list[Any], list[Any]]:
         """The answers of the ranks that there are arguments for, and the references to them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision
+from turnwise.choices import EngineName, HistoryPolicy, ModelImplementation, Overlong, Precision, WeightTransfer
 from turnwise.knobs import PLUGIN, also, at_least, choice_or_plugin, duration, knob, more_than, only, share, url
 
 IN_PROCESS = ("auto", "torch", "cuda")
@@ -135,6 +135,9 @@ class EngineConfig:
     server_options: list[str] = field(default_factory=list, metadata=only("engine.name", *FOREIGN))
     """Further options of the engine's own command line, as [--max-model-len, "4096"]; they come last and so win. Set it
     for what Turnwise has no knob for, such as --tensor-parallel-size."""
+    transfer: WeightTransfer = knob(WeightTransfer.files, only("engine.name", "vllm_server"))
+    """How all weights get into a server. Take `nccl` where learner and servers have GPUs of their own and files take
+    too long; it keeps a second copy of the weights on the learner's GPU."""
     python: str | None = knob(None, only("engine.name", *SERVERS))
     """The interpreter that has vLLM or SGLang, such as ~/vllm/bin/python; null takes the one that runs Turnwise. Set
     it to keep their packages in an environment of their own."""

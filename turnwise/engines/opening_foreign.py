@@ -11,16 +11,18 @@ from pathlib import Path
 import httpx
 
 from turnwise.chat.renderer import Renderer
-from turnwise.choices import EngineName
+from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
-from turnwise.engines.devices import choose, look
+from turnwise.config.inputs import FOREIGN
+from turnwise.engines.devices import Seen, choose, look, rank_devices
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source
 from turnwise.engines.opening_own import vocabulary_of
 from turnwise.engines.samplers import vllm_worker
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import InferenceServer
+from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
 from turnwise.engines.samplers.replicas import Replica, Replicas
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.samplers.server_client import ServerClient, server_address
@@ -28,7 +30,7 @@ from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SCALING, SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
-from turnwise.engines.updates import Adapter, WeightsFolder
+from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
 from turnwise.serving import is_loopback
@@ -96,6 +98,7 @@ def check_settings(config: Config) -> None:
         raise ConfigError(f"engine.servers names a server twice: {', '.join(addresses)}")
     _refuse_idle(engine)
     _refuse_options(engine)
+    _check_transfer(config)
     if engine.python is not None and shutil.which(os.path.expanduser(engine.python)) is None:
         raise ConfigError(f"engine.python={engine.python}: there is no such program")
     if not engine.servers:
@@ -128,6 +131,29 @@ def _refuse_options(engine: EngineConfig) -> None:
                 f"engine.server_options: {option} would be kept in the run's folder and be seen by every process of "
                 f"this machine; put a key of the servers into {API_KEY_ENV}, one of the Hugging Face hub into HF_TOKEN"
             )
+
+
+def _by_nccl(config: Config) -> bool:
+    return config.engine.name == EngineName.vllm_server and config.engine.transfer is WeightTransfer.nccl
+
+
+def _check_transfer(config: Config) -> None:
+    """NCCL goes from the learner's GPU to others; what has no such way is refused."""
+    if not _by_nccl(config):
+        return
+    why, given = "", devices_of(config, config.engine.replicas)
+    if config.cluster.name is not ClusterName.none:
+        why = "samplers of a cluster take weights of its object store"
+    elif config.learner.lora_rank:
+        why = "an adapter is small and goes as a file"
+    elif config.learner.processes > 1:
+        why = "the weights of learner.processes are gathered through the CPU"
+    elif not look().usable or config.learner.device == "cpu":
+        why = f"the learner is on the CPU ({look().none})" if not look().usable else "the learner is on the CPU"
+    elif not config.engine.servers and len(",".join(filter(None, given)).split(",")) >= len(look().gpus):
+        why = "a server would share the learner's GPU, which NCCL does not allow"
+    if why:
+        raise ConfigError(f"engine.transfer=nccl: {why}; leave it at files")
 
 
 async def check_foreign(config: Config) -> str:
@@ -166,12 +192,7 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
 
     None where there is no GPU.
     """
-    count, each = len(look().gpus), 1
-    for name, value in _said(config.engine.server_options):
-        if name in _GPUS_OF_A_SERVER:
-            if not value.isdecimal() or not int(value):
-                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
-            each *= int(value)
+    count, each = len(look().gpus), gpus_of_a_server(config.engine)
     if not count:
         return [None] * replicas
     if replicas * each > count:
@@ -179,6 +200,48 @@ def devices_of(config: Config, replicas: int) -> list[str | None]:
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]  # ours, of all there are
     order = (named or [str(number) for number in range(count)])[:count][::-1]
     return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
+
+
+def gpus_of_a_server(engine: EngineConfig) -> int:
+    """As many as the options that it is started with say."""
+    each = 1
+    for name, value in _said(engine.server_options):
+        if name in _GPUS_OF_A_SERVER:
+            if not value.isdecimal() or not int(value):
+                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
+            each *= int(value)
+    return each
+
+
+def check_apart(config: Config, seen: Seen | None = None) -> str | None:
+    """Servers that are started here and the learner's processes must not meet on a GPU; what is said where they may.
+
+    They may where the servers sleep while the learner learns. A learner in one process may share its GPU with a server
+    that leaves room for it (engine.memory_fraction): with one GPU there is no other way.
+    """
+    engine, count = config.engine, config.learner.processes
+    if engine.name not in FOREIGN or engine.servers or config.cluster.name is not ClusterName.none:
+        return None
+    seen = look() if seen is None else seen
+    gpus, servers = len(seen.gpus), engine.replicas * gpus_of_a_server(engine)
+    if rank_devices(config, seen)[0] == "cpu":
+        return None
+    if engine.name == EngineName.vllm and count > 1 and not engine.sleep:
+        raise ConfigError(
+            f"engine=vllm writes on the first GPU(s), which learner.processes={count} takes too: take "
+            "engine=vllm_server, whose servers have the last ones, or set engine.sleep=true to share them in turn"
+        )
+    if servers + count <= gpus and engine.name != EngineName.vllm:
+        return None
+    asked = (
+        f"engine.replicas={engine.replicas} takes {servers} GPU(s) and learner.processes={count} takes {count}, "
+        f"together {servers + count}, and this machine has {gpus}"
+    )
+    if count > 1 and not engine.sleep:
+        raise ConfigError(f"{asked}; lower one, or set engine.sleep=true to have them share GPUs in turn")
+    return f"{asked}; some are shared" + (
+        "" if engine.sleep else ": engine.memory_fraction must leave the learner room"
+    )
 
 
 def _said(options: list[str]) -> Iterator[tuple[str, str]]:
@@ -191,10 +254,11 @@ def _said(options: list[str]) -> Iterator[tuple[str, str]]:
 def _capabilities(config: Config) -> Capabilities:
     filtered = config.sampling.top_p < 1.0 or config.sampling.top_k > 0
     sglang = config.engine.name == EngineName.sglang_server
+    files = frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder})
     return Capabilities(
         # vLLM's processed log-probs are those after the filters; SGLang's are of the scaled distribution itself.
         Logprobs.FILTERED if filtered and not sglang else Logprobs.SCALED,
-        frozenset({WeightsFolder, Adapter} if config.learner.lora_rank else {WeightsFolder}),
+        frozenset({FullWeights}) if _by_nccl(config) else files,
         # Of servers that run already: whether they can is theirs to say, and they are asked.
         sleeps=bool(config.engine.sleep) and (bool(config.engine.servers) or bool(look().gpus)),
     )
@@ -207,9 +271,12 @@ def _servers(
     kind = VllmServer if engine.name == EngineName.vllm_server else SglangServer
 
     def made(name: str, where: ServerProcess | str, model: str | None) -> InferenceServer:
-        return kind(
+        server = kind(
             name, where, vocabulary=vocabulary, decode=decode, capabilities=capabilities, api_key=key, model=model
         )
+        if isinstance(server, VllmServer) and _by_nccl(config):
+            server.transfer = Transfer()
+        return server
 
     if engine.servers:
         return [made(f"server {number} ({url})", url, engine.model) for number, url in enumerate(engine.servers)]
@@ -253,6 +320,7 @@ def _options(config: Config, source: ModelSource) -> list[str]:
     found += ["--trust-remote-code"] if config.model.trust_remote_code else []
     found += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
     found += ["--enable-sleep-mode"] if engine.sleep and gpu else []
+    found += OPTIONS if _by_nccl(config) else []
     if rank := config.learner.lora_rank:
         room = next((one for one in LORA_RANKS if one >= rank), None)
         if room is None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from turnwise.chat.pictures import unpack
 from turnwise.errors import DataError, EpisodeError, ToolError, nearest
 from turnwise.image_bytes import data_url
 from turnwise.image_sources import read_image
@@ -17,9 +18,6 @@ from turnwise.types import Image, ToolResult
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-MOST_BYTES = 50_000_000
-MOST_PIXELS = 64_000_000
-"""Of an image that is unpacked: a small file may unfold into more memory than there is."""
 LONGEST_SIDE = 1280
 """Pixels of an image that goes back to the model; a longer one is made smaller."""
 
@@ -74,16 +72,10 @@ def find_picture(context: ToolContext, which: float | str) -> Found:
 
 
 def opened(image: Image, what: str) -> "Picture":
-    """Decoded, as RGB. EpisodeError for what cannot be."""
-    import PIL.Image
-
+    """Decoded as a model is shown it: upright, in RGB. EpisodeError for what cannot be."""
     try:
-        content = read_image(image.source, MOST_BYTES)
-        with PIL.Image.open(io.BytesIO(content)) as found:
-            if found.width * found.height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
-                raise EpisodeError(f"{what} has {found.width}x{found.height} pixels: too many")
-            return found.convert("RGB")
-    except (DataError, OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        return unpack(read_image(image.source), None).picture
+    except DataError as error:
         raise EpisodeError(f"{what} cannot be read: {error}") from error
 
 

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jsonschema
@@ -16,7 +16,7 @@ from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
-from turnwise.rollout.tool_images import with_images
+from turnwise.rollout.tool_images import ShowImages, TakeImages, with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
 from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.tool_replies import TokenSpans, fit
@@ -30,19 +30,7 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.types import (
-    CallRecord,
-    CallStatus,
-    Image,
-    JsonSchema,
-    Message,
-    Part,
-    Role,
-    Sample,
-    Text,
-    ToolCall,
-    ToolResult,
-)
+from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
 
 CLOSE_SECONDS = 10.0
 
@@ -84,6 +72,8 @@ class Toolbox:
         """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
         self._validators: dict[str, jsonschema.Draft202012Validator] = {}
         self._entries: dict[str, _Entry] = {}
+        self.show: ShowImages | None = None
+        """What the model is shown instead of tools' images; None shows them. For probes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         for entry in tools:
             self._add(entry)
@@ -147,7 +137,7 @@ class Toolbox:
     ) -> "EpisodeTools":
         """The tools at work in one episode: its model's tokens (None: nobody knows), and whether it sees images."""
         entries = {name: self._entry(name) for name in names}
-        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images)
+        return EpisodeTools(entries, sample, self._config, seed, spans, takes_images, show=self.show)
 
     def _entry(self, name: str) -> _Entry:
         loop = asyncio.get_running_loop()
@@ -187,8 +177,9 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
-    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    look: TakeImages | None = None
     """Prepares images for the model; DataError for one that it cannot be shown."""
+    show: ShowImages | None = None
     messages: Sequence[Message] = ()
     """The episode's conversation, as it goes on."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -342,6 +333,9 @@ class EpisodeTools:
         if not result.images:
             return result
         result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.show is not None:  # the record keeps what the tool gave
+            shown = await self.show(self.sample, len(self.made) + number, result.images)
+            result = replace(result, images=shown)
         if self.look is not None and self.takes_images:
             try:
                 await self.look(result.images)

@@ -1,10 +1,15 @@
 """A judge without a language model: rules behind the HTTP contract of a real one, for tests and work offline.
 
-`python -m turnwise.scoring.rule_judge --port 18901` serves GET /v1/models and POST /v1/chat/completions.
+`python -m turnwise.scoring.rule_judge --port 18901` serves GET /v1/models and POST /v1/chat/completions. It reads words
+only. Images are taken as a vision model takes them, and refused where that one would refuse them; what they show it
+does not know: a tool's output with images is graded by what the host noted of each, how near it shows a part of its
+source. `judge=boxes` is the rule that knows what should be in them.
 """
 
 import argparse
 import asyncio
+import base64
+import json
 import os
 import re
 import sys
@@ -15,7 +20,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from turnwise.errors import ConfigError
-from turnwise.scoring.judge.prompts import ALLOWED_LINE, ANSWER, MARK_LINE, OUTPUT, QUESTION, REFERENCE, TRACE
+from turnwise.image_bytes import KINDS, media_type
+from turnwise.scoring.judge.prompts import (
+    ALLOWED_LINE,
+    ANSWER,
+    MARK_LINE,
+    OF_OUTPUT,
+    OUTPUT,
+    QUESTION,
+    REFERENCE,
+    TRACE,
+)
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.verdict import BINARY, Grid
 from turnwise.serving import Gate, check_binding, serve_app
@@ -24,6 +39,8 @@ MODEL = "rule-judge"
 MAX_NUMBER = 40
 _LEAD = re.compile(r"^(?:so |thus |therefore )?(?:the |my )?(?:final )?(?:answer is|answer|it is|it s|its) ")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?")
+_NOTED = re.compile(r"^\[image \d+: (\{.{0,2000}\})\]$", re.MULTILINE)
+"""What the host notes of an image in a tool's output; see `evidence` in turn_scores.py."""
 _SMALL = {"a", "an", "the", "of", "is", "are", "was", "in", "on", "at", "to", "and", "or", "it", "what", "how", "many",
           "much", "which", "who", "where", "when", "why", "does", "do", "that", "this", "for", "with"}  # fmt: skip
 
@@ -61,8 +78,12 @@ def reply_to(request: ChatRequest) -> str:
         question = texts[QUESTION]
         if read is None or question is None:
             raise NotOurs("there is nothing to judge: no answer, no tool output, no trace")
+        # The host's notes come last, one for each image of the output; whatever else looks like one was printed.
+        drawn = images_of_output(request)
+        noted = _NOTED.findall(read)[-drawn:] if drawn else []
         low, high = min(grid.values), max(grid.values)
-        value = grid.nearest(low + (high - low) * shared_words(question, read))
+        worth = max([shared_words(question, read), *map(_nearness, noted)])
+        value = grid.nearest(low + (high - low) * worth)
     return ("TRUE" if value else "FALSE") if grid.words else f"{value:g}"
 
 
@@ -73,6 +94,41 @@ def means_the_same(answer: str, reference: str) -> bool:
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
     return bool(right) and left == right
+
+
+def images_of_output(request: ChatRequest) -> int:
+    """How many images came with what is judged; NotOurs for any that no model could take."""
+    found = drawn = 0
+    is_output = False
+    for message in request.messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            is_output = is_output or part.get("text") == OF_OUTPUT
+            if part.get("type") == "image_url":
+                found, drawn = found + 1, drawn + is_output
+                _check_image(part.get("image_url"), found)
+    return drawn
+
+
+def _check_image(given: object, number: int) -> None:
+    url = given.get("url") if isinstance(given, dict) else None
+    head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    try:
+        content = base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise NotOurs(f"image {number} is not base64: {error}") from error
+    if media_type(content) is None or head != f"data:{media_type(content)};base64":
+        raise NotOurs(f"image {number} is no data URL of a {KINDS}")
+
+
+def _nearness(noted: str) -> float:
+    """What a noted image is worth unseen: nothing without a known part of a source, a quarter if it shows that at its
+    own size or smaller, three quarters if larger."""
+    try:
+        facts = json.loads(noted)
+        (left, upper, right, lower), (width, height) = facts["box"], facts["size"]
+        return 0.75 if min(width / (right - left), height / (lower - upper)) > 1 else 0.25
+    except (ValueError, TypeError, KeyError, ZeroDivisionError):
+        return 0.0
 
 
 def shared_words(question: str, text: str) -> float:
@@ -110,6 +166,7 @@ def completion(request: ChatRequest) -> dict[str, object]:
         "id": "rule",
         "object": "chat.completion",
         "model": request.model,
+        "system_fingerprint": "words-only",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": read, "completion_tokens": 1, "total_tokens": read + 1},
     }

@@ -23,9 +23,10 @@ EXECUTED = (CallStatus.OK, CallStatus.ERROR, CallStatus.CRASHED, CallStatus.TIME
 FAULTY = (*EXECUTED[1:], CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS)
 """The call did not do what it was made for, and that is the policy's affair."""
 
-# What Pillow says of a box whose sides are swapped, and the sandbox of an image without pixels.
+# What Pillow says of a box whose sides are swapped, the sandbox of an image without pixels, and our tools of either.
 _BAD_BOX = re.compile(
     r"Coordinate '(?:right|lower)' is less than '(?:left|upper)'|an image of (?:0 x \d+|\d+ x 0) pixels"
+    r"|is no region of the image"
 )
 
 

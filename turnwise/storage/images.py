@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.errors import DataError, StorageError
 from turnwise.files import replacing
 from turnwise.image_bytes import ENDINGS, data_url, file_ending
-from turnwise.image_sources import read_image
+from turnwise.image_sources import is_file_name, read_image
 from turnwise.media import Media, digest_of
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
@@ -187,12 +187,6 @@ def stored_name(content: bytes) -> str | None:
 
 NAMES = "image_names"
 """In `Sample.info`, where data/samples.py puts them."""
-_FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,150}")
-
-
-def is_file_name(name: object) -> bool:
-    """Whether it is a plain name of a file, which leads nowhere else."""
-    return isinstance(name, str) and bool(_FILE_NAME.fullmatch(name)) and not name.startswith(".")
 
 
 def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:

@@ -1,10 +1,11 @@
-"""`turnwise train --dry-run`: the plan, the memory of each device and an estimate of the time; nothing is written."""
+"""`turnwise train --dry-run`: plan, who is on which node, memory and an estimate of the time; nothing is written."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.checks.start import check_before_run
+from turnwise.cluster.engines import planned_nodes
 from turnwise.config import Config
 from turnwise.engines.memory_plan import cpu_memory, memory_here
 from turnwise.environment import uses
@@ -24,12 +25,14 @@ class DryRun:
     plan: str
     memory: tuple[str, ...]
     """Of the CPU, where it computes; a GPU's is in the plan."""
+    nodes: tuple[str, ...]
+    """Of a cluster: what each would hold."""
     forecast: Forecast
     as_json: dict[str, Any]
 
     def text(self) -> str:
         """The whole, as it is printed."""
-        parts = (("memory", self.memory), ("estimate", tuple(self.forecast.lines())))
+        parts = (("nodes", self.nodes), ("memory", self.memory), ("estimate", tuple(self.forecast.lines())))
         lines = [f"{'' if number else name:13}{line}" for name, said in parts for number, line in enumerate(said)]
         return self.plan + "\n".join(lines) + "\nnothing was written\n"
 
@@ -38,7 +41,7 @@ async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
     """Everything that `train` does before its first step, and a part of one where no run was recorded."""
     prepared, heldout, _ = prepare_training(config, None, None, tools=None, scorer=None, interaction=None)
     await check_before_run(prepared, heldout, say=say)
-    plan = plan_text(prepared, training=True)
+    plan, nodes = plan_text(prepared, training=True), tuple(await planned_nodes(config))
     run = existing_run(config, "train")
     status = None if run is None else read_status(run)
     rates = recorded_rates(config, len(heldout.samples), plan)
@@ -57,6 +60,7 @@ async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
         "plan": plan.splitlines(),
         "environment": [str(use) for use in uses(config)],
         "memory": {"gpu": None if gpu is None else gpu.as_json(), "cpu": list(memory)},
+        "nodes": list(nodes),
         "estimate": found.as_json(),
     }
-    return DryRun(plan, memory, found, values)
+    return DryRun(plan, memory, nodes, found, values)

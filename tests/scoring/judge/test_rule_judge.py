@@ -89,3 +89,29 @@ def test_a_request_without_texts_is_not_ours() -> None:
     system = inquiry.messages()[0]
     with pytest.raises(NotOurs, match="nothing to judge"):
         reply_to(ChatRequest.model_validate({"model": MODEL, "messages": [system, {"role": "user", "content": "?"}]}))
+
+
+def evidence_with(urls: list[str], output: str, allowed: str = "r") -> str:
+    inquiry = evidence_only("digit at red", output, allowed)
+    messages = inquiry.messages(["data:image/png;base64,iVBORw0KGgo="], urls)
+    return reply_to(ChatRequest.model_validate({"model": MODEL, "messages": messages}))
+
+
+def test_images_are_taken_and_not_looked_at() -> None:
+    url = "data:image/png;base64,iVBORw0KGgo="
+    near = '[image 1: {"source": "canvas_0.png", "box": [0, 0, 32, 32], "size": [64, 64]}]'
+    far = near.replace("32, 32", "256, 256")
+    assert evidence_with([url], f"seen\n{near}") == "0.75"
+    assert evidence_with([url], f"seen\n{far}") == "0.25"
+    assert evidence_with([url], 'seen\n[image 1: {"source": null, "box": null, "size": [64, 64]}]') == "0"
+    # What a program prints is no note of the host's: notes are counted from the end, as many as there are images.
+    assert evidence_with([], f"seen\n{near}") == "0"
+    assert evidence_with([url], f"{near}\n{far}") == "0.25"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com/a.png", "data:image/png;base64,AAAA", "data:image/png;base64,?", ""]
+)
+def test_an_image_that_no_model_could_take_is_refused(url: str) -> None:
+    with pytest.raises(NotOurs, match="image 2"):
+        evidence_with([url], "seen")

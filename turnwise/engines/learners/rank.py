@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
@@ -341,13 +342,13 @@ class Rank:
         return torch.Size(()) if what == "step" else owner.shape
 
 
-def _meeting(place: RankPlace, patience: timedelta) -> dist.Store:
+def _meeting(place: RankPlace, patience: timedelta) -> Store:
     """Where the ranks of a group find each other."""
     kind, _, where = place.rendezvous.partition("://")
     if kind == "file":
-        return dist.FileStore(where, place.size)
+        return FileStore(where, place.size)
     host, _, port = where.rpartition(":")
-    return dist.TCPStore(host.strip("[]"), int(port), None, False, patience)  # it is served on the first rank's machine
+    return TCPStore(host.strip("[]"), int(port), None, False, patience)  # it is served on the first rank's machine
 
 
 def _empty(parameter: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ of tokens by where the image stands, never by a token's number: an image token t
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -55,6 +57,7 @@ class VisionModel(TransformersModel):
         super().__init__(model)
         self._deep = "deepstack_visual_embeds" in self._takes
         self._kept: OrderedDict[str, Features] = OrderedDict()
+        self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
         self.proven = False
         self.looked = 0
         self.train_vision(False)
@@ -62,7 +65,8 @@ class VisionModel(TransformersModel):
     def _take_over(self, other: TransformersModel) -> None:
         super()._take_over(other)
         assert isinstance(other, VisionModel)
-        self._deep, self._kept, self.proven, self.looked = other._deep, other._kept, other.proven, 0
+        self._deep, self._kept, self._placed = other._deep, other._kept, other._placed
+        self.proven, self.looked = other.proven, 0
         self.vision_trained = other.vision_trained
 
     @property
@@ -117,17 +121,22 @@ class VisionModel(TransformersModel):
         self.looked += 1
         return features
 
-    def _features(self, media: Media) -> Features:
+    @contextmanager
+    def _theirs(self, media: Media) -> Iterator[None]:
+        """Around code of others, given what a processor made of an image."""
         try:
-            made = self.model.base_model.get_image_features(**self._arrays(media))
-            rows = _joined(made.pooler_output)
-            deep = tuple(_joined(one) for one in getattr(made, "deepstack_features", None) or ())
-        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-            # Code of others, given what a processor made of an image.
+            yield
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, StopIteration) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             why = one_line(error)[:200]
             raise EngineError(f"{type(self.model).__name__} cannot look at image {media.digest}: {why}") from error
+
+    def _features(self, media: Media) -> Features:
+        with self._theirs(media):
+            made = self.model.base_model.get_image_features(**self._arrays(media))
+            rows = _joined(made.pooler_output)
+            deep = tuple(_joined(one) for one in getattr(made, "deepstack_features", None) or ())
         wanted = media.features
         if any(len(one) != wanted for one in (rows, *deep)):
             name = type(self.model).__name__
@@ -136,7 +145,7 @@ class VisionModel(TransformersModel):
 
     def _arrays(self, media: Media) -> dict[str, Tensor]:
         device = self.model.get_input_embeddings().weight.device
-        return {name: torch.from_numpy(np.ascontiguousarray(a)).to(device) for name, a in media.arrays.items()}
+        return {name: torch.tensor(a, device=device) for name, a in media.arrays.items()}
 
     def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
         if seen is None:
@@ -171,14 +180,17 @@ class VisionModel(TransformersModel):
 
     def _block_positions(self, media: Media) -> NDArray[np.int64]:
         """[3, n] from 0 on."""
-        grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
-        found, _ = self.model.base_model.get_rope_index(
-            torch.from_numpy(media.token_ids)[None],
-            mm_token_type_ids=torch.from_numpy(media.takes.astype(np.int64))[None],
-            **{name: torch.from_numpy(np.asarray(array)) for name, array in grids.items()},
-        )
-        placed: NDArray[np.int64] = found[:, 0].numpy()
-        return placed
+        found = self._placed.get(media)
+        if found is None:
+            grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
+            with self._theirs(media):
+                placed, _ = self.model.base_model.get_rope_index(
+                    torch.tensor(media.token_ids)[None],
+                    mm_token_type_ids=torch.tensor(media.takes, dtype=torch.int64)[None],
+                    **{name: torch.tensor(array) for name, array in grids.items()},
+                )
+            found = self._placed[media] = placed[:, 0].numpy()
+        return found
 
     # --- held against the model's own code ------------------------------------------------------------------------
 
@@ -194,11 +206,8 @@ class VisionModel(TransformersModel):
         types = torch.zeros_like(tokens).index_fill(0, takes, 1)
         named = inspect.signature(self.model.base_model.forward).parameters
         given = {name: types[None] for name in TYPES if name in named}
-        try:
-            with under(self._decoder, "eager"):
-                theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **given).logits[0]
-        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-            raise EngineError(f"{type(self.model).__name__} refuses an image: {one_line(error)[:200]}") from error
+        with self._theirs(media), under(self._decoder, "eager"):
+            theirs = self.model(input_ids=tokens[None], use_cache=False, **self._arrays(media), **given).logits[0]
         if not alike(ours.to(self.dtype), theirs.to(self.dtype)):
             raise EngineError(
                 f"{type(self.model).__name__} does more with an image than Turnwise does (its tokens may see each "

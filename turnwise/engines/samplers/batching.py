@@ -22,6 +22,7 @@ from turnwise.engines.samplers.in_flight import (
     RunningRequest,
     SamplerStats,
     Writers,
+    WrittenRows,
 )
 from turnwise.engines.samplers.kv_cache import (
     PREFIX_BLOCK,
@@ -32,6 +33,7 @@ from turnwise.engines.samplers.kv_cache import (
     block_hashes,
 )
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
+from turnwise.engines.samplers.sight import Sight
 from turnwise.engines.samplers.steps import decode, prefill
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
@@ -71,12 +73,8 @@ class Batcher:
         self._busy: dict[str, QueuedRequest] = {}
         self._pausing: float | None = None
         """Since when everybody stands still: weights are being replaced, or the sampler sleeps."""
-        self._stale = True
-        """Whether the arrays below still describe the active requests."""
-        self._tokens = np.zeros(0, dtype=np.int64)
-        self._places = np.zeros(0, dtype=np.int64)
-        self._noise_bits = np.zeros(0, dtype=np.uint64)
-        self._rules = Rules.of([])
+        self._written: WrittenRows | None = None
+        """What the next decode step reads; None once others are active."""
 
     @property
     def idle(self) -> bool:
@@ -99,13 +97,11 @@ class Batcher:
         if name in self._busy:
             return EngineError(f"conversation {name!r} is still writing its last turn")
         cached = self.cached.get(name)
-        if cached is not None and not np.array_equal(cached.token_ids, request.token_ids[: len(cached.token_ids)]):
-            return EngineError(
-                f"conversation {name!r} changed its past: it must start with the {len(cached.token_ids)} tokens so far"
-            )
+        if cached is not None and (error := request.departs_from(cached.token_ids, cached.media)):
+            return error
         if self._limit(request) <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
-        request.digests = block_hashes(request.token_ids) if self._sharing else []
+        request.digests = block_hashes(request.token_ids, request.media) if self._sharing else []
         self._busy[name] = request
         self._waiting.append(request)
         return None
@@ -214,10 +210,10 @@ class Batcher:
         if everybody:
             self._rows.reserve(len(everybody), max(running.fed for running in everybody) + 1)
         for row, running in enumerate(everybody):
-            tokens = running.sequence()
+            tokens, sight = running.sequence(), running.sight
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
-                prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime)
+                prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime, [sight])
                 self.stats.prefilled_tokens += chunk.length
 
     def close(self) -> None:
@@ -229,14 +225,14 @@ class Batcher:
         """Prefill what waits, within the budget, then decode one token of every row; returns what ended."""
         outcomes: list[Outcome] = []
         budget = PREFILL_TOKENS
-        while budget > 0 and (work := self._next_prefills(budget)):
+        while budget > 0 and (work := self._next_prefills(budget, outcomes)):
             budget -= sum(chunk.length for _, chunk in work)
             self._prefill(work, outcomes)
         if self._active:
             self._decode(outcomes)
         return outcomes
 
-    def _next_prefills(self, budget: int) -> list[tuple[RunningRequest, Chunk]]:
+    def _next_prefills(self, budget: int, outcomes: list[Outcome]) -> list[tuple[RunningRequest, Chunk]]:
         """The next prompts in order of arrival. One whose next block is being computed for another in this very pass
         is passed over; it finds the block ready in the next pass, which comes before any decoding."""
         if not self._waiting and self._partial is None:
@@ -256,10 +252,16 @@ class Batcher:
             if cached is None and missing and missing[0] in coming:
                 passed_over.append(request)
                 continue
+            try:
+                sight = self._look(request, cached.span.length if cached is not None else known * PREFIX_BLOCK)
+            except EngineError as error:  # of one image: the others go on
+                del self._busy[request.conversation]
+                outcomes.append((request, error))
+                continue
             coming.update(missing)
             row = len(self._active) + len(work)
             self._rows.reserve(row + 1, len(request.token_ids))  # who comes for one passed over may be longer
-            running = self._enter(request, row, cached, known)
+            running = self._enter(request, row, cached, known, sight)
             budget -= self._take(running, budget, work)
         self._waiting.extendleft(reversed(passed_over))
         return work
@@ -277,7 +279,17 @@ class Batcher:
         work.append((running, Chunk(len(self._active) + len(work), running.fed, end)))
         return end - running.fed
 
-    def _enter(self, request: QueuedRequest, row: int, cached: SessionCache | None, known: int) -> RunningRequest:
+    def _look(self, request: QueuedRequest, fed: int) -> Sight | None:
+        """At the images of a request that are not among its first `fed` tokens."""
+        sight = Sight(self._model, request.token_ids, request.media) if request.media else None
+        if sight is not None:
+            sight.look(fed)
+            self.stats.looked = self._model.looked
+        return sight
+
+    def _enter(
+        self, request: QueuedRequest, row: int, cached: SessionCache | None, known: int, sight: Sight | None
+    ) -> RunningRequest:
         """Give a request its row and copy into it what has been computed before."""
         request.begun = time_budget.clock()
         if cached is not None:
@@ -290,11 +302,13 @@ class Batcher:
             self._rows.write(row, fed, span)
             fed += span.length
         self.stats.reused_tokens += fed
-        return RunningRequest(request, self._limit(request), fed, cached is None, Writers(self.policy_version))
+        writers = Writers(self.policy_version)
+        return RunningRequest(request, self._limit(request), fed, cached is None, writers, sight=sight)
 
     def _prefill(self, work: list[tuple[RunningRequest, Chunk]], outcomes: list[Outcome]) -> None:
         tokens = [running.request.token_ids[chunk.start : chunk.end] for running, chunk in work]
-        logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime)
+        sights = [running.sight for running, _ in work]
+        logits = prefill(self._model, self._rows, [chunk for _, chunk in work], tokens, self._regime, sights)
         self.stats.prefilled_tokens += sum(map(len, tokens))
         for running, chunk in work:
             running.fed = chunk.end
@@ -305,7 +319,7 @@ class Batcher:
         if not ready:
             return
         self._active.extend(ready)
-        self._stale = True
+        self._written = None
         self.stats.peak_batch = max(self.stats.peak_batch, len(self._active))
         rules = Rules.of([running.request.params for running in ready])
         bits = np.array([running.request.noise_bits for running in ready], dtype=np.uint64)
@@ -326,17 +340,12 @@ class Batcher:
                     self.prefixes.put(digest, self._rows.read(row, start, start + PREFIX_BLOCK))
 
     def _decode(self, outcomes: list[Outcome]) -> None:
-        if self._stale:
-            self._tokens = np.array([running.ids[-1] for running in self._active], dtype=np.int64)
-            self._places = np.array([running.fed for running in self._active], dtype=np.int64)
-            self._noise_bits = np.array([running.request.noise_bits for running in self._active], dtype=np.uint64)
-            self._rules = Rules.of([running.request.params for running in self._active])
-            self._stale = False
-        self._rows.reserve(len(self._active), int(self._places.max()) + 1)
-        logits = decode(self._model, self._rows, self._tokens, self._places, self._regime)
-        self._places = self._places + 1
-        ids, logprobs = choose(logits, self._rules, uniforms(self._noise_bits, self._places))
-        self._tokens = ids.numpy()
+        rows = self._written = self._written or WrittenRows.of(self._active)
+        self._rows.reserve(len(self._active), int(rows.places.max()) + 1)
+        logits = decode(self._model, self._rows, rows.tokens, rows.places, self._regime, rows.shifts)
+        rows.places = rows.places + 1
+        ids, logprobs = choose(logits, rows.rules, uniforms(rows.noise_bits, rows.places))
+        rows.tokens = ids.numpy()
         for running in self._active:
             running.fed += 1
         self.stats.steps += 1
@@ -363,7 +372,8 @@ class Batcher:
             outcomes.append((running.request, result))
             del self._busy[running.request.conversation]
             if running.request.keep_cache and isinstance(result, Completion):
-                kept = SessionCache(running.sequence(), self._rows.read(row, 0, running.fed))
+                span = self._rows.read(row, 0, running.fed)
+                kept = SessionCache(running.sequence(), span, running.request.media)
                 self.cached.put(running.request.conversation, kept)
             self._leave(row)
 
@@ -377,4 +387,4 @@ class Batcher:
         self._active.pop()
         if self._partial is not None and not self.asleep:
             self._rows.move(last + 1, last, self._partial.fed)
-        self._stale = True
+        self._written = None

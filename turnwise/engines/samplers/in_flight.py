@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.samplers.request import SamplingParams
+from turnwise.engines.samplers.sampling import Rules
+from turnwise.engines.samplers.sight import Sight
 from turnwise.errors import EngineError
+from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -22,6 +25,7 @@ class QueuedRequest:
     token_ids: NDArray[np.int64]
     params: SamplingParams
     noise_bits: int
+    media: tuple[MediaSpan, ...] = ()
     digests: list[bytes] = field(init=False)
     """Of the prompt's whole blocks; written by `Batcher.submit`."""
     keep_cache: bool = True
@@ -33,6 +37,18 @@ class QueuedRequest:
     """Seconds it stood still since then: while weights were replaced, or the sampler slept."""
     stopped: float | None = None
     """Since when it has been without the slot it had; a batcher that takes slots away writes it."""
+
+    def departs_from(self, kept: NDArray[np.int64], media: Sequence[MediaSpan]) -> EngineError | None:
+        """What is wrong unless it begins with the tokens and images that were kept of its conversation."""
+
+        def named(spans: Sequence[MediaSpan]) -> list[tuple[int, str]]:
+            return [(span.start, span.media.digest) for span in spans if span.start < len(kept)]
+
+        if np.array_equal(kept, self.token_ids[: len(kept)]) and named(media) == named(self.media):
+            return None
+        return EngineError(
+            f"conversation {self.conversation!r} changed its past: it must start with the {len(kept)} tokens so far"
+        )
 
     def waited(self) -> float:
         """Seconds without a slot, of such a batcher."""
@@ -58,6 +74,8 @@ class SamplerStats:
     """Kept conversations whose memory was needed for others."""
     preempted: int = 0
     """Turns that had to wait again because no memory was left to write in."""
+    looked: int = 0
+    """Images whose features were computed."""
 
 
 class Writers:
@@ -92,6 +110,8 @@ class RunningRequest:
     logprobs: list[float] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
     """The last tokens, long enough to hold any stop string."""
+    sight: Sight | None = None
+    """Of a turn with images."""
 
     @property
     def prompt_length(self) -> int:
@@ -104,6 +124,8 @@ class RunningRequest:
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's."""
+        if self.sight is not None:
+            self.sight.rest()
         self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:
@@ -130,3 +152,29 @@ class RunningRequest:
             if len(decode_text(half)) > longest + 16:  # 16: characters cut in two at the edge
                 self.tail = half
         return any(stop in text for stop in params.stop_strings)
+
+
+@dataclass(slots=True, eq=False)
+class WrittenRows:
+    """The active rows of a batch as a decode step reads them."""
+
+    tokens: NDArray[np.int64]
+    """The last of each."""
+    places: NDArray[np.int64]
+    """Where they stand."""
+    noise_bits: NDArray[np.uint64]
+    rules: Rules
+    shifts: NDArray[np.int64] | None
+    """What images add to the positions; None where there are none, or they add nothing."""
+
+    @classmethod
+    def of(cls, active: Sequence[RunningRequest]) -> "WrittenRows":
+        """As they are now."""
+        shifts = [0 if running.sight is None else running.sight.shift for running in active]
+        return cls(
+            np.array([running.ids[-1] for running in active], dtype=np.int64),
+            np.array([running.fed for running in active], dtype=np.int64),
+            np.array([running.request.noise_bits for running in active], dtype=np.uint64),
+            Rules.of([running.request.params for running in active]),
+            np.array(shifts, dtype=np.int64) if any(shifts) else None,
+        )

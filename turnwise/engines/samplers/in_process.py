@@ -20,6 +20,7 @@ from turnwise.engines.samplers.request import Request, SamplingParams, refuse_me
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights, Update
 from turnwise.errors import EngineError
+from turnwise.media import check_places
 from turnwise.types import Completion
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ class InProcessSampler:
         policy_version: int,
     ) -> None:
         """`name` stands in what is refused; `on_worker` is entered by the worker for its whole life."""
-        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}), sleeps=True)
+        self.capabilities = Capabilities(Logprobs.SCALED, frozenset({FullWeights}), media=model.sees, sleeps=True)
         self.context_length = model.shape.context_length
         self._vocab_size = model.shape.vocab_size
         self._name = name
@@ -187,9 +188,10 @@ class InProcessSampler:
 
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
-        refuse_media(request, self._name)
+        if request.media:
+            _check_media(request, self._name if not self.capabilities.media else None)
         ids, params = self._checked_ids(request.token_ids), _checked_params(request.params)
-        queued = QueuedRequest(request.conversation, ids, params, request.noise.bits())
+        queued = QueuedRequest(request.conversation, ids, params, request.noise.bits(), request.media)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._put(_Submit(queued, future))
         try:
@@ -342,6 +344,15 @@ def _ending(text: str, cause: BaseException | None) -> EngineError:
     error = EngineError(text)
     error.__cause__ = cause
     return error
+
+
+def _check_media(request: Request, blind: str | None) -> None:
+    if blind is not None:
+        refuse_media(request, blind)
+    try:
+        check_places(request.media, request.token_ids)
+    except ValueError as error:
+        raise EngineError(f"{request.conversation!r} cannot be continued: {error}") from error
 
 
 def _checked_params(params: SamplingParams) -> SamplingParams:

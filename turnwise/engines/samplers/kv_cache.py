@@ -14,6 +14,7 @@ from turnwise.engines.kernels.paged_attention import PAGE
 from turnwise.engines.model.attention import KEY_PAD, padded
 from turnwise.engines.model.model_shape import LayerCache
 from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.media import MediaSpan
 
 PREFIX_BLOCK = PAGE
 """Tokens per shared block; prompts that agree on a whole block (and all before it) share it."""
@@ -136,6 +137,7 @@ class SessionCache:
 
     token_ids: NDArray[np.int64]
     span: KVSpan
+    media: tuple[MediaSpan, ...] = ()
 
 
 class SessionCaches:
@@ -176,13 +178,16 @@ class SessionCaches:
         self.bytes = 0
 
 
-def block_hashes(token_ids: NDArray[np.int64]) -> list[bytes]:
-    """One digest per whole block, each covering everything before it. A prompt's last token is never in a block,
-    because it must be computed to know what follows."""
+def block_hashes(token_ids: NDArray[np.int64], media: Sequence[MediaSpan] = ()) -> list[bytes]:
+    """One digest per whole block, each covering everything before it, the images that begin there too. A prompt's last
+    token is never in a block, because it must be computed to know what follows."""
     digests: list[bytes] = []
     digest = b""
     for end in range(PREFIX_BLOCK, len(token_ids), PREFIX_BLOCK):
-        digest = hashlib.blake2b(digest + token_ids[end - PREFIX_BLOCK : end].tobytes(), digest_size=16).digest()
+        start = end - PREFIX_BLOCK
+        shown = "".join(f"/{span.start} {span.media.digest}" for span in media if start <= span.start < end)
+        content = token_ids[start:end].tobytes() + shown.encode()
+        digest = hashlib.blake2b(digest + content, digest_size=16).digest()
         digests.append(digest)
     return digests
 

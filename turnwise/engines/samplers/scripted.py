@@ -25,6 +25,8 @@ class ScriptRequest:
     tokenizer: Tokenizer
     call_format: ToolFormat
     """How calls are written: `request.call_format.render_call(call)`."""
+    images: tuple[bytes, ...] = ()
+    """Those the conversation has shown so far, encoded, in order."""
 
     @property
     def text(self) -> str:
@@ -73,7 +75,8 @@ class ScriptedSampler:
         episode = _episode(request.conversation)
         turn = self._turns[episode]
         self._turns[episode] += 1
-        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format))
+        shown = tuple(span.media.content for span in request.media)
+        said = self._script(ScriptRequest(request.noise, turn, token_ids, self._tokenizer, self._call_format, shown))
         cut = _first_stop(said, params.stop_strings)
         ids = self._tokenizer.encode(said[:cut]).ids
         stopped = next((n for n, token in enumerate(ids, start=1) if token in params.stop_ids), None)

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.engines.model.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, pad_rows
-from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.engines.model.policy_model import ModelInputs, PolicyModel, Seen
+from turnwise.engines.samplers.sight import Sight, looking
 
 
 def prefill(
@@ -17,25 +18,42 @@ def prefill(
     chunks: Sequence[Chunk],
     token_ids: Sequence[NDArray[np.int64]],
     regime: Regime,
+    sights: Sequence[Sight | None] = (),
 ) -> Tensor:
-    """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one."""
+    """Feed each chunk's tokens and return the logits [len(chunks), V] behind its last one; `sights` are there where any
+    of the sequences has images."""
     ids = torch.from_numpy(np.concatenate(token_ids))
-    places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
-    hidden = model(_inputs(ids, places, store, regime), cached_prefill(store, chunks, regime))
+    seen = None
+    if not any(sights):
+        places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+    else:
+        places, seen = looking(
+            [(chunk.start, chunk.end, sight) for chunk, sight in zip(chunks, sights, strict=True)],
+            store.layers[0][0].device,
+        )
+    hidden = model(_inputs(ids, places, store, regime, seen), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
 
 
 def decode(
-    model: PolicyModel, store: KeyValueStore, token_ids: NDArray[np.int64], places: NDArray[np.int64], regime: Regime
+    model: PolicyModel,
+    store: KeyValueStore,
+    token_ids: NDArray[np.int64],
+    places: NDArray[np.int64],
+    regime: Regime,
+    shifts: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]."""
+    """Feed row i its token at its place, for rows 0 to n, and return the logits [n, V]; `shifts` are what images before
+    it add to its position."""
     at = torch.from_numpy(places)
-    hidden = model(_inputs(torch.from_numpy(token_ids), at, store, regime), cached_decode(store, at, regime))
+    positions = at if shifts is None else torch.from_numpy(places + shifts)
+    hidden = model(_inputs(torch.from_numpy(token_ids), positions, store, regime), cached_decode(store, at, regime))
     return model.logits(hidden)[: len(token_ids)]
 
 
-def _inputs(ids: Tensor, places: Tensor, store: KeyValueStore, regime: Regime) -> ModelInputs:
+def _inputs(ids: Tensor, places: Tensor, store: KeyValueStore, regime: Regime, seen: Seen | None = None) -> ModelInputs:
     """Padded, and where the cache is."""
     device = store.layers[0][0].device
-    return ModelInputs(pad_rows(ids, regime).to(device), pad_rows(places, regime).to(device))
+    at = pad_rows(places, regime) if places.dim() == 1 else pad_rows(places.t(), regime).t()
+    return ModelInputs(pad_rows(ids, regime).to(device), at.to(device), seen)

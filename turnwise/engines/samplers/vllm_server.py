@@ -2,12 +2,14 @@
 its own routes for them."""
 
 import itertools
+import shlex
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
+from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
 from turnwise.engines.samplers.streamed import Draw, Piece
-from turnwise.engines.updates import Adapter, Update, WeightsFolder
+from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
 
 
@@ -16,6 +18,8 @@ class VllmServer(InferenceServer):
 
     _loader = "turnwise_load"
     """The method of its workers that reads a folder."""
+    transfer: Transfer | None = None
+    """By which all weights come without files, where that was asked for."""
     _adapter: str | None = None
     _numbers = itertools.count()
 
@@ -36,6 +40,8 @@ class VllmServer(InferenceServer):
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"{self.name} does not list models as vLLM does: {str(listed)[:300]}") from error
         self._adapter = None
+        if self.transfer is not None:
+            self.transfer.forget()
         if self._process is None:
             await self._check_attached()
 
@@ -47,6 +53,7 @@ class VllmServer(InferenceServer):
             mode, extension = config["model_config"]["logprobs_mode"], config["parallel_config"]["worker_extension_cls"]
             device = str(config["device_config"]["device"] or config["device_config"]["device_type"])
             sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
+            transfer = (config.get("weight_transfer_config") or {}).get("backend")
         except (EngineError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
@@ -57,6 +64,8 @@ class VllmServer(InferenceServer):
             raise EngineError(f"{self.name} cannot sleep: start it with --enable-sleep-mode, or leave engine.sleep out")
         if Adapter in self.capabilities.updates and not adapters:
             raise EngineError(f"{self.name} takes no adapters: start it with --enable-lora and --max-lora-rank")
+        if self.transfer is not None and transfer != "nccl":
+            raise EngineError(f"{self.name} takes no weights by NCCL: start it with {shlex.join(OPTIONS)}")
         if "WeightReader" not in str(extension):
             self._loader = "reload_weights"
             if "cpu" in device and WeightsFolder in self.capabilities.updates:
@@ -97,6 +106,13 @@ class VllmServer(InferenceServer):
             name = f"{self._model} version {version} ({next(self._numbers)})"
             await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
             await self._take_off(name)
+        elif isinstance(update, FullWeights) and self.transfer is not None:
+            await self._order("/pause", params={"mode": "abort"})
+            size = await self._server.ask("GET", "/get_world_size", seconds=ASK_SECONDS)
+            if not isinstance(size, dict) or type(size.get("world_size")) is not int or size["world_size"] < 1:
+                raise EngineError(f"{self.name} does not say how many workers it has: {str(size)[:300]}")
+            await self.transfer.load(update, self._order, size["world_size"])
+            await self._order("/resume")
         elif isinstance(update, WeightsFolder):
             await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
             key = "folder" if self._loader == "turnwise_load" else "weights_path"

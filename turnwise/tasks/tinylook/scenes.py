@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Knobs:
     """A fifth needs no look by default: one that always looks must not do well by that."""
 
     def __post_init__(self) -> None:
-        if not self.weights or min(self.weights.values()) < 0 or not sum(self.weights.values()) > 0:
+        given = self.weights.values()
+        if not all(math.isfinite(weight) and weight >= 0 for weight in given) or not sum(given) > 0:
             raise ValueError(f"weights are numbers from 0 on, one of them above it, not {dict(self.weights)}")
 
 
@@ -82,7 +84,6 @@ def _search(drawing: Drawing) -> Scene:
     scale = max(1, round(sizes.canvas / sizes.view / 2))
     side = sizes.canvas // 4
     width, height = WIDTH * scale + 3 + WIDTH, HEIGHT * scale
-    ink = drawing.ground - 90
     cells = rng.sample(list(itertools.product(range(4), range(4))), rng.randint(*TILES))
     answer, target, tile = rng.choice(DIGITS), (0, 0, 0, 0), (0, 0, 0, 0)
     for number, (column, row) in enumerate(cells):
@@ -93,7 +94,7 @@ def _search(drawing: Drawing) -> Scene:
             at = left + WIDTH * scale + 3, upper + rng.randint(0, height - HEIGHT)
             if number or split_of(*at) == drawing.split:
                 break
-        drawing.write(letter, left, upper, ink, scale)
+        drawing.write(letter, left, upper, drawing.ground - rng.randint(60, 140), scale)
         box = drawing.write(digit, *at, drawing.ground - rng.randint(40, 140))
         if number == 0:
             target, tile = box, (left, upper, left + width, upper + height)

@@ -4,16 +4,17 @@
 gives the same conversations at once, for a model that is taught outside of a run.
 """
 
+import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.tasks.tinylook.canvas import Box, Sizes
-from turnwise.tasks.tinylook.language import answer_text, call_text
+from turnwise.tasks.tinylook.canvas import Box, Pixels, Sizes
+from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.tasks.tinylook.rows import png_url, row_of
-from turnwise.tasks.tinylook.scenes import Knobs, Scene, scene_at
-from turnwise.tasks.tinylook.solvers import Glance, oracle_glances, random_glance
+from turnwise.tasks.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
+from turnwise.tasks.tinylook.solvers import Glance, answer_from, guess, oracle_glances, random_glance
 
 if TYPE_CHECKING:
     from turnwise.engines.samplers.scripted import Script, ScriptRequest
@@ -67,15 +68,63 @@ def script(seed: int) -> "Script":
     """A Script for samples of this task with its default knobs."""
 
     def say(request: "ScriptRequest") -> str:
-        split, index = request.noise.sample.rsplit("/", 1)[-1].split(":")
-        scene = scene_at(split, seed, int(index))
-        rng = random.Random(f"trace/{request.noise.seed}/{request.noise.sample}/{request.noise.sibling}")
+        scene, rng = _scene_of(request, seed)
         glances = taught_glances(scene, rng, Sizes())
         if request.turn < len(glances):
             return _written(glances[request.turn])
         return answer_text(scene.answer)
 
     return say
+
+
+def looker(seed: int) -> "Script":
+    """A Script that looks where the evidence is and answers by what it was shown; it guesses where nothing is read."""
+
+    def say(request: "ScriptRequest") -> str:
+        scene, rng = _scene_of(request, seed)
+        return looker_says(scene, request.turn, request.images, rng)
+
+    return say
+
+
+def guesser(seed: int) -> "Script":
+    """A Script that looks as well, and then answers without a thought for what it was shown."""
+
+    def say(request: "ScriptRequest") -> str:
+        scene, rng = _scene_of(request, seed)
+        return guesser_says(scene, request.turn, rng)
+
+    return say
+
+
+def looker_says(scene: Scene, turn: int, images: Sequence[bytes], rng: random.Random) -> str:
+    """The words of somebody who has been shown these images, the view first; what stands in them decides."""
+    sizes = Sizes()
+    glances = oracle_glances(scene, sizes)
+    if turn < len(glances):
+        return _written(glances[turn])
+    view, *shown = [_pixels(image) for image in images]
+    return answer_text(answer_from(scene, view, glances, shown, sizes) or guess(scene, rng))
+
+
+def guesser_says(scene: Scene, turn: int, rng: random.Random) -> str:
+    """The words of somebody who knows how often each answer is right, and nothing else."""
+    if turn == 0 and scene.regions:
+        return _written(oracle_glances(scene, Sizes())[0])
+    return answer_text(PRIOR_DIGIT if scene.puzzle is Puzzle.PRIOR else guess(scene, rng))
+
+
+def _scene_of(request: "ScriptRequest", seed: int) -> tuple[Scene, random.Random]:
+    split, index = request.noise.sample.rsplit("/", 1)[-1].split(":")
+    rng = random.Random(f"trace/{request.noise.seed}/{request.noise.sample}/{request.noise.sibling}")
+    return scene_at(split, seed, int(index)), rng
+
+
+def _pixels(image: bytes) -> Pixels:
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
 
 
 def _written(glance: Glance) -> str:

@@ -1,0 +1,216 @@
+"""What the runs of run.py came to: OUT/report/ gets a page, numbers as JSON, curves, and episodes with their images.
+
+python examples/tinylook/results.py OUT     # again, from the runs that are there
+"""
+
+import io
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import yaml
+from PIL import Image as Pictures
+
+from turnwise.compose import flat
+from turnwise.config import Config
+from turnwise.image_bytes import read_bytes
+from turnwise.storage.trajectories import read_trajectories
+from turnwise.tasks.tinylook.measures import measures
+from turnwise.types import CallStatus, Image, Role, Trajectory
+
+TITLES = {"accuracy": "right answers alone", "tapo": "TAPO"}
+SMOOTHED = 5
+"""Steps that a point of a curve is the mean of."""
+ENLARGED = 3
+Numbers = dict[str, Any]
+
+
+def write(out: Path) -> str:
+    """Write OUT/report from the runs that are there; gives the page."""
+    folder = out / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = collect(out / "runs")
+    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    draw(found, folder / "curves.svg")
+    (folder / "episodes.md").write_text("\n\n".join(_episodes(out / "runs", folder)) + "\n", encoding="utf-8")
+    page = "\n".join(_page(found)) + "\n"
+    (folder / "README.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def collect(runs: Path) -> Numbers:
+    """By run: what was measured before and after, the course of training, and what was set."""
+    found: Numbers = {}
+    for run in _runs(runs):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [line for line in lines if "groups/total" in line]
+        played = sorted((run / "eval").glob("step_*.parquet"))
+        if steps and len(played) > 1:
+            reward, _, seed = run.name.rpartition("_")
+            found[run.name] = {
+                "reward": reward, "seed": int(seed), "steps": steps[-1]["step"],
+                "seconds": max(line.get("seconds", 0.0) for line in lines),
+                "before": _measured(played[0]), "after": _measured(played[-1]),
+                "course": _course(steps), "settings": _settings(run),
+            }  # fmt: skip
+    return found
+
+
+def _runs(runs: Path) -> list[Path]:
+    return sorted(run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES and (run / "eval").is_dir())
+
+
+def _measured(path: Path) -> dict[str, Numbers]:
+    """By kind of question: shares of the episodes of an evaluation at temperature 1."""
+    by_puzzle: dict[str, list[Trajectory]] = defaultdict(list)
+    for one in read_trajectories(path):
+        by_puzzle[one.sample.data_source.rpartition("/")[2]].append(one)
+    return {puzzle: _shares(played) for puzzle, played in sorted(by_puzzle.items())}
+
+
+def _shares(played: Sequence[Trajectory]) -> Numbers:
+    found = [measures(one) for one in played]
+    calls = [call for one in played for call in one.calls]
+    return {
+        "n": len(played),
+        "accuracy": _mean([float(bool(one.right)) for one in played]),
+        "looked": _mean([float(bool(one.calls)) for one in played]),
+        "evidence": _mean([one["evidence"] for one in found if "evidence" in one]),
+        "faithful": _mean([one["faithful"] for one in found if "faithful" in one]),
+        "valid_calls": _mean([float(call.status is CallStatus.OK) for call in calls]),
+    }
+
+
+def _course(steps: Sequence[Numbers]) -> dict[str, list[float | None]]:
+    """Metrics of the training episodes by name, a value a step."""
+    names = sorted({name for line in steps for name in line if name.startswith(("train/accuracy/", "task/tinylook/"))})
+    return {"step": [line["step"] for line in steps]} | {name: [line.get(name) for line in steps] for name in names}
+
+
+def _settings(run: Path) -> Numbers:
+    """What a run set otherwise than the defaults, where it says how it learns."""
+    config, usual = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")), flat(Config())
+    parts = ("training", "algorithm", "learner", "sampling", "rollout")
+    chosen = {f"{part}.{name}": value for part in parts for name, value in config[part].items()}
+    return {key: value for key, value in chosen.items() if key not in usual or value != usual[key]}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _page(found: Numbers) -> Iterator[str]:
+    runs = sorted(found.values(), key=lambda run: (run["reward"], run["seed"]))
+    puzzles = list(dict.fromkeys(puzzle for run in runs for puzzle in run["after"]))
+    names = [f"{TITLES[run['reward']]}, seed {run['seed']}" for run in runs]
+    first = runs[0]["before"]
+    count = sum(one["n"] for one in first.values())
+    yield from (
+        "# A tiny vision-language model learns to look", "",
+        f"{count} held-out images, sampled at temperature 1. `examples/tinylook` makes this page; what can be known "
+        "without a look is in [ceilings.md](ceilings.md).", "",
+    )  # fmt: skip
+    for key, title in (
+        ("accuracy", "share right"),
+        ("faithful", "evidence in a look, given a right answer"),
+        ("looked", "share that looked at all"),
+    ):
+        yield from (f"| {title} | cold start | {' | '.join(names)} |", f"|{'---|' * (len(names) + 2)}")
+        for puzzle in puzzles:
+            cells = [_cell(first, puzzle, key), *(_cell(run["after"], puzzle, key) for run in runs)]
+            if set(cells) != {"-"}:
+                yield f"| {puzzle} (n={first[puzzle]['n']}) | {' | '.join(cells)} |"
+        yield ""
+    for run, name in zip(runs, names, strict=True):
+        yield f"- {name}: {run['steps']} steps, {run['seconds']:.0f} s with its evaluations"
+    chosen = ", ".join(f"`{key}={value}`" for key, value in runs[0]["settings"].items())
+    yield f"- settings: {chosen}"
+    yield from ("", "![training curves](curves.svg)", "", "[Episodes](episodes.md)")
+
+
+def _cell(measured: Numbers, puzzle: str, key: str) -> str:
+    one = measured.get(puzzle, {})
+    value = one.get(key)
+    if value is None:
+        return "-"
+    error = f" ± {100 * math.sqrt(value * (1 - value) / one['n']):.0f}" if key == "accuracy" else ""
+    return f"{value:.0%}{error}"
+
+
+CURVES = {
+    "share right, where a look is needed": ("train/accuracy/tinylook/read", "train/accuracy/tinylook/compare"),
+    "looks on none": ("task/tinylook/none/needless",),
+    "evidence given right, prior": ("task/tinylook/prior/faithful",),
+    "share right, prior": ("train/accuracy/tinylook/prior",),
+}
+
+
+def draw(found: Numbers, path: Path) -> None:
+    """Training curves of every run: each reward has a colour, each seed a line."""
+    figure, axes = plt.subplots(1, len(CURVES), figsize=(3.1 * len(CURVES), 3.0), sharey=True)
+    for axis, (title, metrics) in zip(axes, CURVES.items(), strict=True):
+        for run in found.values():
+            columns = [run["course"][name] for name in metrics if name in run["course"]]
+            points = [
+                (step, _mean([value for value in values if value is not None]))
+                for step, *values in zip(run["course"]["step"], *columns, strict=True)
+            ]
+            known = [(step, value) for step, value in points if value is not None]
+            smooth = [_mean([v for _, v in known[max(0, at - SMOOTHED + 1) : at + 1]]) for at in range(len(known))]
+            colour = "C0" if run["reward"] == "tapo" else "C1"
+            label = TITLES[run["reward"]] if run["seed"] == 0 else None
+            axis.plot([step for step, _ in known], smooth, color=colour, lw=1.2, label=label)
+        axis.set(title=title, xlabel="steps", ylim=(0, 1.02))
+        axis.title.set_fontsize("small")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _episodes(runs: Path, folder: Path) -> Iterator[str]:
+    """The first episode of some kinds of question after each reward's first run, with the images that were shown."""
+    yield "# Episodes after RL"
+    for run in [run for run in _runs(runs) if run.name.endswith("_0")]:
+        played = sorted((run / "eval").glob("step_*.parquet"))
+        seen: set[str] = set()
+        for one in read_trajectories(played[-1]) if played else []:
+            puzzle = one.sample.data_source.rpartition("/")[2]
+            if puzzle not in seen:
+                seen.add(puzzle)
+                name = f"{run.name}_{puzzle}.png"
+                _strip(one, folder / name)
+                said = "\n".join(" ".join(answer.text.split()) for answer in one.answers)
+                right = "right" if one.right else "wrong"
+                asked = " ".join(one.sample.prompt[-1].text.replace("<image>", "").split())
+                title = f"## {TITLES[run.name.rpartition('_')[0]]}: {asked} ({right})"
+                yield f"{title}\n\n![what was shown]({name})\n\n```text\n{said}\n```"
+
+
+def _strip(trajectory: Trajectory, path: Path) -> None:
+    """The images of an episode side by side: the view, then what each look showed."""
+    shown = [
+        Pictures.open(io.BytesIO(read_bytes(part.source))).convert("RGB")
+        for message in trajectory.messages
+        if message.role in (Role.USER, Role.TOOL) and not isinstance(message.content, str)
+        for part in message.content
+        if isinstance(part, Image)
+    ]
+    side, gap = 64 * ENLARGED, 6
+    strip = Pictures.new("RGB", (max(1, len(shown)) * (side + gap), side), "white")
+    for number, picture in enumerate(shown):
+        strip.paste(picture.resize((side, side), Pictures.Resampling.NEAREST), (number * (side + gap), 0))
+    strip.save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    print(write(Path(sys.argv[1])))

@@ -1,0 +1,42 @@
+"""`turnwise probe`: whether answers rest on what tools showed: accuracy with their images as they are, and spoilt."""
+
+import argparse
+import json
+import sys
+
+from turnwise.commands import add_config, add_json, refuse_unread
+
+HELP = "evaluate with the tools' images blanked, swapped or noised: does the agent look, or guess?"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--with", dest="probes", default="blank,swap,noise", metavar="PROBES",
+        help="which, each a pass over the samples: blank, swap, noise (default all three)",
+    )  # fmt: skip
+    parser.epilog = """\
+examples:
+  turnwise probe model.path=runs/NAME/policy task=tinylook eval.samples=200
+  turnwise probe --config runs/NAME/config.yaml eval.samples=100 --with blank,swap
+"""
+
+
+def run(args: argparse.Namespace) -> int:
+    """The result goes to a new run directory and to the terminal."""
+    from turnwise.compose import compose
+    from turnwise.rollout.probes import read_probes
+
+    probes = read_probes(args.probes)
+    composed = compose(args.overrides, args.config)
+    refuse_unread(composed)
+    from rich.console import Console
+
+    from turnwise.probing import probe_model
+
+    report = probe_model(composed.config, probes)
+    Console().print(report, highlight=False, soft_wrap=True)
+    if args.json:
+        sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    return 0
