@@ -17,6 +17,7 @@ from turnwise.assemble import Prepared, open_context, prepare
 from turnwise.checks.start import check_before_run
 from turnwise.config import Config
 from turnwise.config_check import check_config
+from turnwise.engines.samplers.scripted import Script
 from turnwise.eval import play_all
 from turnwise.metrics import Share, share
 from turnwise.report import Printable
@@ -110,22 +111,28 @@ def probe_model(
     samples: Iterable[Sample] | None = None,
     tools: Sequence[Tool | Callable[..., object]] | None = None,
     scorer: Scorer | None = None,
+    script: Script | None = None,
     console: Console | None = None,
 ) -> ProbeReport:
-    """Play the evaluation samples, then again under each probe with the same noise; a new run directory keeps all."""
+    """Play the evaluation samples, then again under each probe with the same noise; a new run directory keeps all.
+
+    A script speaks instead of the configured engine.
+    """
     check_config(config)
     check_free(Path(config.runs_dir), config.run)
     limit = config.eval.samples if samples is None else None
     prepared = prepare(config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer)
-    return run_stoppable(_probe_prepared(prepared, probes, console or Console(stderr=True)))
+    return run_stoppable(_probe_prepared(prepared, probes, script, console or Console(stderr=True)))
 
 
-async def _probe_prepared(prepared: Prepared, probes: Sequence[Probe], console: Console) -> ProbeReport:
+async def _probe_prepared(
+    prepared: Prepared, probes: Sequence[Probe], script: Script | None, console: Console
+) -> ProbeReport:
     await check_before_run(prepared, say=printer(console))
     with new_run(prepared.config, "probe", console) as run:
         run.show_plan(prepared)
         start = time.perf_counter()
-        played = await _play(run, prepared, probes)
+        played = await _play(run, prepared, probes, script)
         results = [
             compare(source, probe, played["none"], played[probe])
             for source in sorted({one.sample.data_source for one in played["none"]})
@@ -137,9 +144,11 @@ async def _probe_prepared(prepared: Prepared, probes: Sequence[Probe], console: 
         return report
 
 
-async def _play(run: Run, prepared: Prepared, probes: Sequence[Probe]) -> dict[str, list[Trajectory]]:
+async def _play(
+    run: Run, prepared: Prepared, probes: Sequence[Probe], script: Script | None
+) -> dict[str, list[Trajectory]]:
     played: dict[str, list[Trajectory]] = {"none": []}
-    async with open_context(prepared, say=run.note) as context:
+    async with open_context(prepared, script, say=run.note) as context:
         await play_all(prepared, context, played["none"], lambda trajectory: None)
         await run.recorder.record(BASELINE, played["none"])
         donors = Donors.of(played["none"])

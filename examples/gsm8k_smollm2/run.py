@@ -27,7 +27,7 @@ COLD_START = ("sft.batch_tokens=16384", "sft.lr=3e-4", "sft.warmup=20", "sft.min
 """Three times over the demonstrations, at a learning rate that suits a model of this size."""
 RL = (
     "training.groups=64", "training.group_size=8", "training.minibatches=2", "training.max_lag=1",
-    "algorithm.old_logprobs=sampler", "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-5",
+    "algorithm.old_logprobs=sampler", "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=5e-5",
     "learner.beta2=0.98", "learner.decay=linear", "learner.min_lr_ratio=0.1",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL. Few updates, so Adam has a short memory."""

@@ -1,4 +1,4 @@
-"""What the runs of run.py came to: OUT/report/ gets a page, the numbers as JSON, curves, and episodes with their images.
+"""What the runs of run.py came to: OUT/report/ gets a page, numbers as JSON, curves, and episodes with their images.
 
 python examples/tinylook/results.py OUT     # again, from the runs that are there
 """

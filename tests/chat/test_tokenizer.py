@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from chat_families import FAMILIES, Family
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import turnwise
 from turnwise.chat.tokenizer import Tokenizer, load_template, occurrences
 from turnwise.errors import TemplateError
 
@@ -107,3 +109,23 @@ def test_templates_by_name_and_by_path(tmp_path):
     assert "<|im_start|>" in load_template("chatml_hermes")
     with pytest.raises(TemplateError, match="did you mean 'chatml_hermes'"):
         load_template("chatml_hermse")
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("llama", "TokenizersBackend"), ("llama", "LlamaTokenizerFast"), ("qwen2", "Qwen2Tokenizer"),
+     ("qwen2", "PreTrainedTokenizerFast"), ("unheard_of", "PreTrainedTokenizerFast")],
+)  # fmt: skip
+def test_the_class_is_the_one_that_the_library_takes(tmp_path, kind, named):
+    """Though the library is given a config that knows the model's kind and nothing of it."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path / "model"
+    shutil.copytree(Path(next(iter(turnwise.__path__))) / "models" / "tiny", folder)
+    for name, change in (("config", {"model_type": kind}), ("tokenizer_config", {"tokenizer_class": named})):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    found, expected = Tokenizer(folder)._hf, AutoTokenizer.from_pretrained(folder)
+    assert type(found) is type(expected) and found.init_kwargs == expected.init_kwargs
+    assert found.get_vocab() == expected.get_vocab() and found.all_special_ids == expected.all_special_ids
+    assert found("é 12 <|im_end|>\n x")["input_ids"] == expected("é 12 <|im_end|>\n x")["input_ids"]

@@ -87,15 +87,20 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+def png(seed: int, width: int, height: int) -> bytes:
+    """A picture as a file."""
+    file = io.BytesIO()
+    picture(seed, width, height).save(file, "PNG")
+    return file.getvalue()
+
+
 @cache
 def prepared(kind: str, seed: int, width: int = 16, height: int = 16) -> Media:
     """A picture as the family's processor prepares it, and the tokens that its processor would write for it."""
-    image = picture(seed, width, height)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    block, arrays = PREPARE[kind](image)
+    content = png(seed, width, height)
+    block, arrays = PREPARE[kind](picture(seed, width, height))
     ids = np.array(block, dtype=np.int64)
-    return Media(digest_of(file.getvalue()), file.getvalue(), ids, ids == IMAGE, arrays)
+    return Media(digest_of(content), content, ids, ids == IMAGE, arrays)
 
 
 def _qwen(image: Image.Image) -> tuple[list[int], dict[str, Any]]:

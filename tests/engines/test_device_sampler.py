@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import itertools
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import architectures
@@ -54,11 +56,10 @@ def with_sampler(
 
     async def run() -> Any:
         given: dict[str, Any] = {"max_batch": 8, "invariant": False, "steps_per_run": 5, "prefill_tokens": 64}
-        given["say"] = fail
+        given |= {"say": fail, "decode": letters}
         sampler = CudaSampler(
             model,
             device=torch.device(device),
-            decode=letters,
             cache_bytes=pages * page_bytes(model.shape.caches, first.dtype),
             **given | options,
         )
@@ -345,18 +346,34 @@ def test_turns_go_on_as_if_nobody_had_slept(decoder: Decoder, device: str) -> No
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_token_carries_its_version(decoder: Decoder, device: str) -> None:
     """What came before a publish is the old weights' and what comes after the new ones', as if they had read it all."""
-    other = copied(decoder, 0.9)
+    other, reached, publishing = copied(decoder, 0.9), threading.Event(), threading.Event()
+    asked = replace(
+        long_request(0), params=SamplingParams(90, 0.9, stop_strings=("never",))
+    )  # stop texts are decoded to find
+
+    def decode(token_ids: Sequence[int]) -> str:
+        """On the worker's thread, which waits in the middle of the turn until new weights are there for it."""
+        if len(token_ids) >= 20:
+            reached.set()
+            publishing.wait(30)
+        return letters(token_ids)
 
     async def body(sampler: CudaSampler) -> tuple[Completion, Completion]:
-        turn = asyncio.create_task(sampler.generate(long_request(0)))
-        await until(sampler, 20, turn)
+        turn = asyncio.create_task(sampler.generate(asked))
+        assert await asyncio.to_thread(reached.wait, 30)
+        refused = asyncio.create_task(sampler.publish(FullWeights({"x": (1,)}, iter(())), 5))
+        taken = [
+            asyncio.create_task(sampler.publish(FullWeights(weights.weight_shapes(), weights.weights()), version))
+            for version, weights in ((1, decoder), (2, other))
+        ]
+        await asyncio.sleep(0)  # all three have come before the worker goes on
+        publishing.set()
         with pytest.raises(EngineError, match="not the weights of this model"):
-            await sampler.publish(FullWeights({"x": (1,)}, iter(())), 5)
-        for version, weights in ((1, decoder), (2, other)):
-            await sampler.publish(FullWeights(weights.weight_shapes(), weights.weights()), version)
+            await refused
+        await asyncio.gather(*taken)
         return await turn, await sampler.generate(long_request(1))
 
-    across, after = with_sampler(copied(decoder), body, device)
+    across, after = with_sampler(copied(decoder), body, device, decode=decode)
     alone = with_sampler(copied(decoder), lambda sampler: sampler.generate(long_request(0)), device)
     assert across.versions[0].version == 0 and across.versions[-1].version == 2
     kept = sum(run.tokens for run in across.versions[:-1])  # versions 0 and 1 are the same weights

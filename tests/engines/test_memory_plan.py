@@ -118,3 +118,14 @@ def test_what_is_lacking_is_said_in_full():
 
 def test_the_plan_and_the_kernels_mean_the_same_page() -> None:
     assert memory_plan.PAGE == paged_attention.PAGE
+
+
+def test_a_tower_is_counted_among_the_weights_and_trained_only_when_asked_to():
+    sees = ModelSize(SMALL.weights + 10**8, SMALL.hidden, SMALL.layers, SMALL.vocabulary, SMALL.cached, vision=10**8)
+    found, trained = plan(size=sees), plan("learner.train_vision=true", size=sees)
+    assert (found.weights, found.optimizer) == (2 * sees.weights, 12 * SMALL.weights)
+    assert trained.optimizer == 12 * sees.weights
+    assert sees.activations(1024, 2, recompute=False) == SMALL.activations(1024, 2, recompute=False)
+    assert found.vision == 2 * 10**8 and "0.2 GiB of it for seeing" in "\n".join(found.lines())
+    both = plan("learner.lora_rank=16", size=sees, training=Training(critic=True), shared=False)
+    assert both.others == sees.weights * 4 + SMALL.weights * 8

@@ -131,6 +131,7 @@ def test_saved_and_loaded_it_is_the_same_model(kind: str, model: VisionModel, tm
     assert choice.implementation is ModelImplementation.transformers
     facts = model_facts(source, choice)
     assert (facts.vocab_size, facts.layers, facts.context_length) == (96, 2, 512)
+    assert facts.vision == sum(parameter.numel() for _, parameter in model.vision_parameters())
     read = read_model(source, choice, torch.float32)
     assert isinstance(read, VisionModel) and read.sees
     torch.testing.assert_close(logits(read, sequence), logits(model, sequence), atol=1e-4, rtol=1e-4)

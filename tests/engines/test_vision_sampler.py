@@ -15,6 +15,8 @@ from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.engines.samplers import batching
+from turnwise.engines.samplers.cuda import CudaSampler
+from turnwise.engines.samplers.device_steps import page_bytes
 from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK, block_hashes
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
@@ -24,6 +26,7 @@ from turnwise.errors import EngineError
 from turnwise.media import Media, MediaSpan
 from turnwise.types import Completion
 
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 PARAMS = SamplingParams(max_tokens=6, temperature=0.8)
 
 
@@ -31,10 +34,33 @@ def on_cpu(model: PolicyModel) -> InProcessSampler:
     return TorchSampler(model, decode=str, max_batch=4, threads=1, regime=Regime(1, 2, 32))
 
 
-MAKERS: dict[str, Callable[[PolicyModel], InProcessSampler]] = {"torch": on_cpu}
+def paged(device: str) -> Callable[[PolicyModel], InProcessSampler]:
+    """The GPU's sampler; on the CPU by the references of its kernels."""
+
+    def make(model: PolicyModel) -> InProcessSampler:
+        place = torch.device(device)
+        return CudaSampler(
+            model.move(place, torch.float32),
+            device=place,
+            decode=str,
+            max_batch=4,
+            cache_bytes=100 * page_bytes(model.shape.caches, torch.float32),
+            invariant=False,
+            steps_per_run=3,
+            prefill_tokens=64,
+        )
+
+    return make
 
 
-@pytest.fixture(params=MAKERS)
+MAKERS: dict[str, Callable[[PolicyModel], InProcessSampler]] = {
+    "torch": on_cpu,
+    "paged": paged("cpu"),
+    "cuda": paged("cuda"),
+}
+
+
+@pytest.fixture(params=["torch", "paged", pytest.param("cuda", marks=GPU)])
 def opened(request: pytest.FixtureRequest) -> Callable[[PolicyModel], InProcessSampler]:
     return MAKERS[request.param]
 

@@ -11,7 +11,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 from turnwise.models.tiny_vision import recipe
 from turnwise.models.tiny_vision.folder import IMAGE, make_processor, make_tokenizer, write_folder
-from turnwise.models.tiny_vision.habits import Habits, Trace, encode, pad, trace_of
+from turnwise.models.tiny_vision.habits import Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.network import TOKENS, fresh_model, look, patches, run_text
 from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
 from turnwise.tasks.tinylook.canvas import Sizes
@@ -30,7 +30,7 @@ def test_the_batched_forward_pass_is_the_model_s_own(tmp_path: Path) -> None:
     tokenizer = write_folder(tmp_path)
     model = fresh_model(len(tokenizer), tokenizer.get_vocab(), seed=0).eval()
     traces = [trace_of(_scene(puzzle), random.Random(0), DILIGENT) for puzzle in (Puzzle.READ, Puzzle.COMPARE)]
-    batch = pad(tokenizer, [encode(tokenizer, trace) for trace in traces])
+    batch = Taught.of(pad(tokenizer, [encode(tokenizer, trace) for trace in traces]))
     shown = [Image.fromarray(image.numpy()) for image in batch.images]
     arrays = make_processor()(images=shown, return_tensors="pt")
     assert torch.equal(arrays["pixel_values"].view(len(shown), -1, 192), patches(batch.images))

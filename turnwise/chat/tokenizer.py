@@ -1,5 +1,6 @@
 """The tokenizer behind the renderer: a Hugging Face fast tokenizer with what the ledger needs and nothing else."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -36,7 +37,9 @@ class Tokenizer:
         name = name or str(folder)
         try:
             # Said aloud: where nothing is said, the library asks on the terminal whether it may run a model's code.
-            self._hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            self._hf: Any = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=trust_remote_code, config=_plain_config(folder)
+            )
         except Exception as error:  # the library raises whatever the first broken file makes it stumble over
             raise TemplateError(f"{name}: its tokenizer cannot be read: {one_line(error)[:300]}") from error
         if not getattr(self._hf, "is_fast", False):
@@ -131,6 +134,27 @@ def occurrences(words: Sequence[str], text: str) -> list[tuple[int, int]]:
             found.add((start, start + len(word)))
             start = text.find(word, start + 1)
     return sorted(found)
+
+
+def _plain_config(folder: Path) -> Any:
+    """What a tokenizer that names its own class is chosen by, without the model's class of config; else None.
+
+    That class can bring seconds of imports with it.
+    """
+    from transformers import PreTrainedConfig
+
+    told, model = folder / "tokenizer_config.json", folder / "config.json"
+    if not (told.is_file() and model.is_file()):
+        return None
+    settings = json.loads(told.read_text(encoding="utf-8"))
+    if not settings.get("tokenizer_class") or "auto_map" in settings:
+        return None
+    said = json.loads(model.read_text(encoding="utf-8"))
+    config = PreTrainedConfig(name_or_path=str(folder))
+    for name in ("model_type", "model_name"):
+        if name in said:
+            setattr(config, name, said[name])
+    return config
 
 
 def load_template(name: str) -> str:

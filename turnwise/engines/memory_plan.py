@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from turnwise.choices import ClusterName, ModelImplementation, Offload, OptimizerName, Precision
-from turnwise.config import Config
+from turnwise.config import Config, LearnerConfig
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import TOKEN_BUDGET, Chosen, Gpu, Seen, choose, device_of, look
 from turnwise.engines.model.sources import find_model
 from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.engines.model.loading import ModelFacts
 
 OVERHEAD = 2 * 2**30
 """What CUDA itself, cuBLAS, the graphs and the gaps between blocks take."""
@@ -30,11 +34,13 @@ class ModelSize:
     vocabulary: int
     cached: int
     """Keys and values of one token in all layers, as numbers."""
+    vision: int = 0
+    """Of the weights: those of tower and projector, which no text goes through."""
 
     @property
     def _width(self) -> float:
         """Outputs of a layer's products for one token: their weights divided by the hidden size."""
-        inside = max(self.weights - self.vocabulary * self.hidden, 0)
+        inside = max(self.weights - self.vision - self.vocabulary * self.hidden, 0)
         return inside / (self.layers * self.hidden)
 
     def activations(self, tokens: int, itemsize: int, *, recompute: bool) -> int:
@@ -46,6 +52,14 @@ class ModelSize:
     def scores(self) -> int:
         """Bytes of the logits that are there at once."""
         return min(SCORED_BYTES, 2 * 4 * SCORED_ROWS * self.vocabulary)
+
+    def trained(self, learner: LearnerConfig) -> int:
+        """Numbers that have a gradient."""
+        return self.adapter(learner.lora_rank) if learner.lora_rank else self.trainable(learner)
+
+    def trainable(self, learner: LearnerConfig) -> int:
+        """Numbers that would have one without an adapter."""
+        return self.weights if learner.train_vision else self.weights - self.vision
 
     def adapter(self, rank: int) -> int:
         """About the numbers of LoRA's factors."""
@@ -81,6 +95,8 @@ class MemoryPlan:
     recompute: bool
     takes_turns: bool
     """The cache is given back while the learner learns."""
+    vision: int = 0
+    """The part of `weights` that is towers and projectors."""
 
     @property
     def usable(self) -> int:
@@ -97,7 +113,8 @@ class MemoryPlan:
         learns = bool(self.learning)
         how = ", the sampler's and the learner's" if self.copies == 2 else ", shared by sampler and learner"
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
-        yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}"
+        seeing = f", {_gib(self.vision)} of it for seeing" if self.vision else ""
+        yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}{seeing}"
         if learns:
             yield f"  optimizer    {_gib(self.optimizer)}"
         if self.others:
@@ -116,7 +133,7 @@ class MemoryPlan:
             "gpu": self.gpu.name, "memory": self.gpu.memory, "usable": self.usable, "weights": self.weights,
             "optimizer": self.optimizer, "others": self.others, "learning": self.learning, "cache": self.cache,
             "cached_tokens": self.cached_tokens, "token_budget": self.token_budget, "recompute": self.recompute,
-            "takes_turns": self.takes_turns,
+            "takes_turns": self.takes_turns, "vision": self.vision,
         }  # fmt: skip
 
 
@@ -143,9 +160,9 @@ def memory_here(
     source = find_model(config.model.path, config.model.trust_remote_code)
     choice = choose_implementation(source, config.model.implementation)
     facts = model_facts(source, choice)
-    if facts.cached_numbers is None or facts.hidden_size is None:
+    size = _size_of(facts)
+    if size is None:
         return None
-    size = ModelSize(facts.weights, facts.hidden_size, facts.layers, facts.vocab_size, facts.cached_numbers)
     length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
     length = length if facts.context_length is None else min(length, facts.context_length)
     both = on_gpu and learner == where
@@ -153,6 +170,15 @@ def memory_here(
     gpu = seen.gpus[int(where.removeprefix("cuda:"))]
     chosen = chosen if on_gpu else replace(chosen, device="cpu")
     return plan_memory(config, chosen, gpu, size, length, training if learner == where else None, shared=shared)
+
+
+def _size_of(facts: "ModelFacts") -> ModelSize | None:
+    """None where a config.json does not tell what a cache holds."""
+    if facts.cached_numbers is None or facts.hidden_size is None:
+        return None
+    return ModelSize(
+        facts.weights, facts.hidden_size, facts.layers, facts.vocab_size, facts.cached_numbers, facts.vision
+    )
 
 
 def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
@@ -166,10 +192,10 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         return
     source = find_model(config.model.path, config.model.trust_remote_code)
     facts = model_facts(source, choose_implementation(source, config.model.implementation))
-    if facts.cached_numbers is None or facts.hidden_size is None:
+    size = _size_of(facts)
+    if size is None:
         yield "the CPU's: config.json does not tell what the model takes"
         return
-    size = ModelSize(facts.weights, facts.hidden_size, facts.layers, facts.vocab_size, facts.cached_numbers)
     if samples:
         length = config.data.max_prompt_tokens + (config.rollout.max_tokens or 4 * config.sampling.max_tokens)
         length = length if facts.context_length is None else min(length, facts.context_length)
@@ -177,10 +203,11 @@ def cpu_memory(config: Config, training: Training | None) -> Iterator[str]:
         cache = _size(chosen.max_batch * length * size.cached * itemsize)
         weights = _size(size.weights * itemsize)
         most = f"{chosen.max_batch} sequences of {length:,} tokens"
-        yield f"the CPU's, sampler: weights {weights}, cache {cache} at most ({most})"
+        seeing = f" ({_size(size.vision * itemsize)} of it for seeing)" if size.vision else ""
+        yield f"the CPU's, sampler: weights {weights}{seeing}, cache {cache} at most ({most})"
     if learns and training is not None:
         learner = config.learner
-        trained = size.adapter(learner.lora_rank) if learner.lora_rank else size.weights
+        trained = size.trained(learner)
         models = 1 + (training.critic and not learner.shared_critic) + (training.reference and not learner.lora_rank)
         tokens = learner.token_budget or TOKEN_BUDGET
         kept = size.activations(tokens, 4, recompute=bool(learner.gradient_checkpointing)) + size.scores()
@@ -219,6 +246,7 @@ def plan_memory(
         gpu, config.engine.memory_fraction, fixed.weights, fixed.copies, fixed.optimizer, fixed.others,
         learning=0, cache=0, cached_tokens=0, token_budget=config.learner.token_budget or TOKEN_BUDGET,
         recompute=bool(config.learner.gradient_checkpointing), takes_turns=False,
+        vision=fixed.weights * size.vision // size.weights,
     )  # fmt: skip
 
     def with_cache(plan: MemoryPlan, room: int) -> MemoryPlan:
@@ -269,11 +297,11 @@ class _Fixed:
             return cls(size.weights * writing, 1, 0, 0, 0, writing)
         narrow = (learner.precision or Precision.bfloat16) is Precision.bfloat16 and not learner.lora_rank
         itemsize = 2 if narrow else 4
-        trained = size.adapter(learner.lora_rank) if learner.lora_rank else size.weights
+        trained = size.trained(learner)
         moments = 2 if learner.optimizer is OptimizerName.adamw8bit else 8
         kept = (4 if narrow else 0) + moments  # float32 weights are their own masters
         own = training.critic and not learner.shared_critic
-        critic = size.weights * (itemsize + kept) if own else 0
+        critic = size.weights * itemsize + size.trainable(learner) * kept if own else 0
         reference = size.weights * itemsize if training.reference and not learner.lora_rank else 0
         sampler = writing if chosen.on_gpu and not shared else 0
         return cls(

@@ -1,5 +1,6 @@
 """What opening engines gives, and what all who open one need: where the model is, and reading it."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from turnwise.engines.learners.learner import Learner
 from turnwise.engines.memory_plan import MemoryPlan
 from turnwise.engines.model.sources import ModelSource, find_model
 from turnwise.engines.samplers.sampler import Sampler
+from turnwise.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -105,3 +107,25 @@ def dtype_of(precision: Precision) -> "torch.dtype":
 
     found: torch.dtype = getattr(torch, precision.value)
     return found
+
+
+def check_sight(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
+    """Look at a small picture before anyone shows one: what makes something of its own of it reads text only."""
+    if not model.sees or renderer.images is None:
+        return
+    try:
+        model.look([renderer.images.prepare(_picture())])
+    except EngineError as error:
+        model.sees = False
+        say(f"the model reads text only: {error}")
+
+
+def _picture() -> bytes:
+    """Noise, which no two parts of an image have in common."""
+    import numpy as np
+    from PIL import Image
+
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file, "PNG")
+    return file.getvalue()

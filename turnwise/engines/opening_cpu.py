@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import Chosen
-from turnwise.engines.opened import OpenSampler, Say, read_policy
+from turnwise.engines.opened import OpenSampler, Say, check_sight, read_policy
 
 if TYPE_CHECKING:
     from turnwise.engines.model.policy_model import PolicyModel
@@ -20,6 +20,7 @@ def open_cpu(
     from turnwise.engines.samplers.torch_cpu import TorchSampler
 
     model = model or read_policy(config, chosen.precision)
+    check_sight(model, renderer, say)
     packed = not chosen.batch_invariant and isinstance(model, Decoder) and model.pack_products()
     choice = choose_threads(model, config.engine.threads, batch_invariant=chosen.batch_invariant)
     sampler = TorchSampler(

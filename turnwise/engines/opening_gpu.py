@@ -7,7 +7,7 @@ from turnwise.choices import ModelImplementation
 from turnwise.config import Config
 from turnwise.engines.devices import Chosen
 from turnwise.engines.memory_plan import MemoryPlan, memory_here, shares_weights
-from turnwise.engines.opened import OpenEngines, OpenSampler, Say, Together, dtype_of, read_policy
+from turnwise.engines.opened import OpenEngines, OpenSampler, Say, Together, check_sight, dtype_of, read_policy
 from turnwise.engines.opening_learner import open_learner, shares_kernels
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def open_cuda(
     device, dtype = torch.device(chosen.device), dtype_of(chosen.precision)
     invariant = shares_kernels(config, chosen)
     model = _on_gpu(model or read_policy(config, chosen.precision), device, dtype, invariant)
+    check_sight(model, renderer, say)
     memory = memory or memory_here(config, None)
     cache = int(torch.cuda.mem_get_info(device)[0] * UNKNOWN_CACHE) if memory is None else memory.cache
     sampler = CudaSampler(

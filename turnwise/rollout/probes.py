@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import ConfigError, EpisodeError, unknown
 from turnwise.rollout.sample_images import opened, png_url
-from turnwise.rollout.toolbox import ShowImages
+from turnwise.rollout.tool_images import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory
 
 NOISE = 110.0

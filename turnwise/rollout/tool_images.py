@@ -2,18 +2,23 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from turnwise.errors import DataError, EpisodeError, ToolError
 from turnwise.rollout.openai_messages import data_url
 from turnwise.rollout.sample_images import MadeImage, opened, png_url, stretched, trail_in
 from turnwise.sandbox.inside.trail import composed
-from turnwise.types import Image, ToolResult
+from turnwise.types import Image, Sample, ToolResult
 
 MOST_IMAGES = 16
 """In one result: each is kept with the run, and sent again with every turn that follows."""
 
 Size = tuple[int, int]
+TakeImages = Callable[[Sequence[Image]], Awaitable[None]]
+"""Has the model's processor prepare images that it is about to be shown; DataError for one that it cannot take."""
+ShowImages = Callable[[Sample, int, tuple[Image, ...]], Awaitable[tuple[Image, ...]]]
+"""(the episode's sample, how many images it had before, what a tool gave) -> what the model is shown instead."""
 
 
 async def with_images(result: ToolResult, size: Size | None = None) -> tuple[ToolResult, list[MadeImage]]:

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jsonschema
@@ -16,7 +16,7 @@ from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
-from turnwise.rollout.tool_images import with_images
+from turnwise.rollout.tool_images import ShowImages, TakeImages, with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
 from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.tool_replies import TokenSpans, fit
@@ -30,22 +30,8 @@ from turnwise.rollout.tools.tool import (
     ToolSession,
     as_result,
 )
-from turnwise.types import (
-    CallRecord,
-    CallStatus,
-    Image,
-    JsonSchema,
-    Message,
-    Part,
-    Role,
-    Sample,
-    Text,
-    ToolCall,
-    ToolResult,
-)
+from turnwise.types import CallRecord, CallStatus, JsonSchema, Message, Part, Role, Sample, Text, ToolCall, ToolResult
 
-ShowImages = Callable[[Sample, int, tuple[Image, ...]], Awaitable[tuple[Image, ...]]]
-"""(the episode's sample, how many images it had before, what a tool gave) -> what the model is shown."""
 CLOSE_SECONDS = 10.0
 
 
@@ -191,7 +177,7 @@ class EpisodeTools:
     seed: int
     spans: TokenSpans | None = None
     takes_images: bool = False
-    look: Callable[[Sequence[Image]], Awaitable[None]] | None = None
+    look: TakeImages | None = None
     """Prepares images for the model; DataError for one that it cannot be shown."""
     show: ShowImages | None = None
     messages: Sequence[Message] = ()
@@ -282,10 +268,7 @@ class EpisodeTools:
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
         content: str | tuple[Part, ...] = text
         if result.images and self.takes_images:
-            images = result.images
-            if self.show is not None:  # the record keeps what the tool gave
-                images = await self.show(self.sample, len(self.made) + number, images)
-            content = (Text(text), *images)
+            content = (Text(text), *result.images)
         elif result.images:
             content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
         return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
@@ -350,6 +333,9 @@ class EpisodeTools:
         if not result.images:
             return result
         result, self._made_now[number] = await with_images(result, entry.image_size)
+        if self.show is not None:  # the record keeps what the tool gave
+            shown = await self.show(self.sample, len(self.made) + number, result.images)
+            result = replace(result, images=shown)
         if self.look is not None and self.takes_images:
             try:
                 await self.look(result.images)

@@ -44,9 +44,9 @@ class PassMemory:
 
 
 def estimate(model: PolicyModel) -> PassMemory:
-    """From the shapes of a model's matrices: what enters and leaves each is kept."""
-    numbers, ends = 0, model.shape.vocab_size
-    for parameter in model.parameters():
+    """From the shapes of a model's matrices: what enters and leaves each is kept. No token goes through a tower."""
+    numbers, ends, tower = 0, model.shape.vocab_size, {parameter for _, parameter in model.vision_parameters()}
+    for parameter in (parameter for parameter in model.parameters() if parameter not in tower):
         if parameter.dim() > 1 and parameter.shape[0] != ends:  # embedding and head are the token scores' affair
             numbers += parameter.shape[-1] + parameter.shape[-2]
     layers, size = max(1, len(model.shape.caches)), max(p.dtype.itemsize for p in model.parameters())

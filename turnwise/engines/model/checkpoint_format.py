@@ -1,7 +1,6 @@
 """Hugging Face folders and our tensors: reads config.json and safetensors into fused matrices, and writes them back."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -314,9 +313,9 @@ def check_folder(folder: Path) -> DecoderConfig:
     return config
 
 
-def check_weights(folder: Path, layers: int, config: DecoderConfig | None = None) -> int:
+def check_weights(folder: Path, layers: int, config: DecoderConfig | None = None) -> dict[str, tuple[int, ...]]:
     """Open the files of a folder's weights and read none; a model has a tensor for each of its layers at least, and
-    the decoder of this config those it names, in their shapes. Returns how many numbers they hold."""
+    the decoder of this config those it names, in their shapes. Returns the shapes of all."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in tensor_files(folder):
         try:
@@ -328,7 +327,7 @@ def check_weights(folder: Path, layers: int, config: DecoderConfig | None = None
         raise EngineError(f"{folder}: config.json says {layers} layers, the weights are {len(shapes)} tensors")
     for part in () if config is None else layout(config):
         _check_part(part, shapes, str(folder))
-    return sum(math.prod(shape) for shape in shapes.values())
+    return shapes
 
 
 def _check_part(part: Fused, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
 """What transformers calls such layers in `layer_types`."""
 
 
+VISION = re.compile(r"(^|\.)(visual|vision_\w+|connector|multi_modal_projector|image_newline)(\.|$)")
+"""In names of weights: what families call their towers and projectors."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImplementationChoice:
     """`ImplementationChoice(ModelImplementation.native, "qwen3 with default rope")`; never `auto`."""
@@ -68,6 +73,8 @@ class ModelFacts:
     hidden_size: int | None
     stateful: str | None = None
     """Layers that keep more of a sequence than keys and values, where the config names any; a loaded model knows."""
+    vision: int = 0
+    """Numbers of `weights` that are of the tower and projector of a model that sees, by their names."""
 
 
 def choose_implementation(source: ModelSource, wanted: ModelImplementation) -> ImplementationChoice:
@@ -109,12 +116,15 @@ def model_facts(source: ModelSource, choice: ImplementationChoice) -> ModelFacts
         facts = _facts_of(source, _auto_config(source, source.path.stat().st_mtime_ns))
     if facts.context_length is not None and facts.context_length < LEAST_CONTEXT:
         raise EngineError(f"{source.path}: a context of {facts.context_length} tokens has no room for a conversation")
-    found = 0
+    found = vision = 0
     if source.gguf_file is None:
-        found = check_weights(source.folder, facts.layers, config)
+        numbers = {name: math.prod(shape) for name, shape in check_weights(source.folder, facts.layers, config).items()}
+        found = sum(numbers.values())
+        if config is None and reads_images(read_raw_config(source.folder)):
+            vision = sum(count for name, count in numbers.items() if VISION.search(name))
     elif config is None:
         found = gguf_file.read_header(source.path).numbers
-    return facts if config is not None else dataclasses.replace(facts, weights=found)
+    return facts if config is not None else dataclasses.replace(facts, weights=found, vision=vision)
 
 
 def read_tokenizer(source: ModelSource, template: str | None = None) -> Tokenizer:

@@ -115,6 +115,10 @@ class PolicyModel(nn.Module, ABC):
         """The features of each image; with gradient only where the vision tower is trained."""
         raise EngineError(f"{type(self).__name__} reads text only")
 
+    def vision_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of tower and projector, by their names here; none of a model that reads text only."""
+        return iter(())
+
     def positions(self, token_ids: NDArray[np.int64], media: Sequence[MediaSpan]) -> NDArray[np.int64]:
         """Of one whole sequence: [T], or [3, T] where images are placed in time, height and width. Those of a token do
         not depend on what follows it, and behind the last image every axis goes on by one a token."""

@@ -145,7 +145,7 @@ class VisionModel(TransformersModel):
 
     def _arrays(self, media: Media) -> dict[str, Tensor]:
         device = self.model.get_input_embeddings().weight.device
-        return {name: torch.from_numpy(np.ascontiguousarray(a)).to(device) for name, a in media.arrays.items()}
+        return {name: torch.tensor(a, device=device) for name, a in media.arrays.items()}
 
     def _entering(self, tokens: Tensor, seen: Seen | None) -> dict[str, Any]:
         if seen is None:
@@ -185,9 +185,9 @@ class VisionModel(TransformersModel):
             grids = {name: array for name, array in media.arrays.items() if name.endswith("grid_thw")}
             with self._theirs(media):
                 placed, _ = self.model.base_model.get_rope_index(
-                    torch.from_numpy(media.token_ids)[None],
-                    mm_token_type_ids=torch.from_numpy(media.takes.astype(np.int64))[None],
-                    **{name: torch.from_numpy(np.asarray(array)) for name, array in grids.items()},
+                    torch.tensor(media.token_ids)[None],
+                    mm_token_type_ids=torch.tensor(media.takes, dtype=torch.int64)[None],
+                    **{name: torch.tensor(array) for name, array in grids.items()},
                 )
             found = self._placed[media] = placed[:, 0].numpy()
         return found

@@ -33,7 +33,7 @@ from turnwise.engines.samplers.kv_cache import (
     block_hashes,
 )
 from turnwise.engines.samplers.sampling import Rules, choose, uniforms
-from turnwise.engines.samplers.sight import Sight, same_past
+from turnwise.engines.samplers.sight import Sight
 from turnwise.engines.samplers.steps import decode, prefill
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import EngineError
@@ -97,10 +97,8 @@ class Batcher:
         if name in self._busy:
             return EngineError(f"conversation {name!r} is still writing its last turn")
         cached = self.cached.get(name)
-        if cached is not None and not same_past(cached.token_ids, cached.media, request.token_ids, request.media):
-            return EngineError(
-                f"conversation {name!r} changed its past: it must start with the {len(cached.token_ids)} tokens so far"
-            )
+        if cached is not None and (error := request.departs_from(cached.token_ids, cached.media)):
+            return error
         if self._limit(request) <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
         request.digests = block_hashes(request.token_ids, request.media) if self._sharing else []
@@ -213,8 +211,6 @@ class Batcher:
             self._rows.reserve(len(everybody), max(running.fed for running in everybody) + 1)
         for row, running in enumerate(everybody):
             tokens, sight = running.sequence(), running.sight
-            if sight is not None:
-                sight.rest()
             for start in range(0, running.fed, PREFILL_TOKENS):
                 chunk = Chunk(row, start, min(start + PREFILL_TOKENS, running.fed))
                 prefill(self._model, self._rows, [chunk], [tokens[chunk.start : chunk.end]], self._regime, [sight])

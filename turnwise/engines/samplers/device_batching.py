@@ -22,6 +22,7 @@ from turnwise.engines.samplers.graphs import Say
 from turnwise.engines.samplers.in_flight import DecodeText, Outcome, QueuedRequest, SamplerStats, Writers
 from turnwise.engines.samplers.paged_cache import Kept, PagedCache, Pages
 from turnwise.engines.samplers.pass_shapes import MOST_ROWS, PromptChunk
+from turnwise.engines.samplers.sight import Sight
 from turnwise.engines.samplers.slot_book import SlotBook, Slots
 from turnwise.engines.samplers.transfers import Launched
 from turnwise.engines.updates import FullWeights
@@ -92,19 +93,21 @@ class DeviceBatcher:
     def submit(self, request: QueuedRequest) -> Completion | EngineError | None:
         """Queue a request; one that needs no work or cannot be served is answered at once."""
         name, ids = request.conversation, request.token_ids
-        if request.media:
-            return EngineError("the cuda sampler does not take images yet; engine=torch does")
         if name in self._turns:
             return EngineError(f"conversation {name!r} is still writing its last turn")
         kept = self._cache.get(name)
-        if kept is not None and not np.array_equal(kept.token_ids, ids[: len(kept.token_ids)]):
-            return EngineError(
-                f"conversation {name!r} changed its past: it must start with the {len(kept.token_ids)} tokens so far"
-            )
+        if kept is not None and (error := request.departs_from(kept.token_ids, kept.media)):
+            return error
         limit = min(request.params.max_tokens, self._model.shape.context_length - len(ids))
         if limit <= 0:
             return Completion.of((), (), FinishReason.LENGTH, version=self.policy_version)
-        turn = self._turns[name] = Turn(request, limit, Writers(self.policy_version))
+        turn = Turn(request, limit, Writers(self.policy_version))
+        if request.media:
+            try:
+                turn.sight = Sight(self._model, ids, request.media)
+            except EngineError as error:
+                return error
+        self._turns[name] = turn
         self._waiting.append(turn)
         return None
 
@@ -202,7 +205,7 @@ class DeviceBatcher:
         return self._take_ended()
 
     def _take_ended(self) -> list[Outcome]:
-        self.stats.evicted = self._cache.evicted
+        self.stats.evicted, self.stats.looked = self._cache.evicted, self._model.looked
         ended, self._ended = self._ended, []
         return ended
 
@@ -236,6 +239,8 @@ class DeviceBatcher:
                     continue
                 self._waiting.appendleft(turn)
                 break
+            if turn.sight is not None and not self._look(turn, turn.sight):
+                continue
             coming.update(turn.known_digests or ())
             self._feeding.append(turn)
             work.append((turn, turn.next_chunk(budget)))
@@ -254,6 +259,15 @@ class DeviceBatcher:
         pages, fed = held
         self._slots.enter(turn, tokens, fed, pages)
         self.stats.reused_tokens += fed
+        return True
+
+    def _look(self, turn: Turn, sight: Sight) -> bool:
+        """At images that are yet to be fed; a turn with one that cannot be looked at ends, and the others go on."""
+        try:
+            sight.look(turn.fed)
+        except EngineError as error:
+            self._end(turn, error)
+            return False
         return True
 
     def _refuse_too_long(self, turn: Turn) -> bool:
@@ -362,7 +376,7 @@ class DeviceBatcher:
             sequence = turn.sequence()
             fed = len(sequence) - 1
             used = -(-fed // PAGE)
-            self._cache.keep(turn.name, Kept(sequence, fed, pages[:used]))
+            self._cache.keep(turn.name, Kept(sequence, fed, pages[:used], turn.request.media))
             pages = pages[used:]
         self._cache.give(pages)
         self._ended.append((turn.request, turn.completion(result)))

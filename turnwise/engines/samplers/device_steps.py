@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from turnwise.engines.device_clock import DeviceClock
 from turnwise.engines.kernels.paged_attention import PAGE, QueryBlocks, paged_attention, write_pages
 from turnwise.engines.kernels.rows import Rotation, rotate_into_pages
 from turnwise.engines.kernels.sampling import advance, choose
 from turnwise.engines.model.model_shape import LayerCache
-from turnwise.engines.model.policy_model import Mixing, ModelInputs, PolicyModel
+from turnwise.engines.model.policy_model import Mixing, ModelInputs, PolicyModel, Seen
 from turnwise.engines.samplers.graphs import Graphs, Say
 from turnwise.engines.samplers.pass_shapes import (
     Numbers,
@@ -31,6 +32,7 @@ from turnwise.engines.samplers.pass_shapes import (
     pass_rows,
     pass_sizes,
 )
+from turnwise.engines.samplers.sight import looking
 from turnwise.engines.samplers.slots import ENTRY, SlotState, empty_entry
 from turnwise.engines.samplers.transfers import Launched, Output, Transfers
 from turnwise.errors import EngineError
@@ -207,9 +209,17 @@ class DeviceSteps:
     def prefill(self, chunks: Sequence[PromptChunk], *, filtered: bool) -> Launched:
         """Feed chunks of prompts; where a prompt ends, its slot gets the first token behind it: one line of tokens."""
         tokens = pass_bucket(sum(len(chunk.tokens) for chunk in chunks), len(chunks), self.smallest_pass)
-        return self._prefill(tokens, packed_chunks(chunks, tokens, pass_rows(tokens), self.block), filtered=filtered)
+        numbers = packed_chunks(chunks, tokens, pass_rows(tokens), self.block)
+        if not any(chunk.sight for chunk in chunks):
+            return self._prefill(tokens, numbers, filtered=filtered)
+        places, seen = looking([(chunk.start, chunk.end, chunk.sight) for chunk in chunks], self._device)
+        padded = functional.pad(places, (0, tokens - places.shape[-1]))
+        return self._prefill(tokens, numbers, filtered=filtered, placed=padded.to(self._device), seen=seen)
 
-    def _prefill(self, tokens: int, numbers: Numbers, *, filtered: bool) -> Launched:
+    def _prefill(
+        self, tokens: int, numbers: Numbers, *, filtered: bool, placed: Tensor | None = None, seen: Seen | None = None
+    ) -> Launched:
+        """A pass of this size; with positions and features of its own (`placed`) it is run as it stands."""
         key, rows = ("prefill", tokens, filtered), pass_rows(tokens)
         buffer = self._transfers.up(key, numbers)
         output = self._output(key, 1, rows)
@@ -221,11 +231,12 @@ class DeviceSteps:
             attend = PagedAttend(
                 self._pages, self._state.table, slots, places, QueryBlocks(first, count, slot, place, self.block)
             )
-            hidden = self._model(ModelInputs(ids.long(), places.long()), attend, rows=last.long())
+            positions = places.long() if placed is None else placed
+            hidden = self._model(ModelInputs(ids.long(), positions, seen), attend, rows=last.long())
             output.step.zero_()
             self._draw(hidden, wanted, self._drawing(wanted, filtered), output)
 
-        return self._launch(key, work, output)
+        return self._launch(key if placed is None else None, work, output)
 
     def steps_of(self, rows: int) -> int:
         """How many tokens to write in one run of so many rows: a step of many takes long enough to hide the host's
@@ -265,7 +276,8 @@ class DeviceSteps:
         blocks = QueryBlocks(each, live, slots, places, 1)
         attend = PagedAttend(self._pages, state.table, slots, places, blocks, splits)
         tokens = state.last_token.index_select(0, drawing.slots)
-        self._draw(self._model(ModelInputs(tokens, places.long()), attend), rows, drawing, output)
+        positions = places + state.shifts.index_select(0, drawing.slots) if self._model.sees else places
+        self._draw(self._model(ModelInputs(tokens, positions.long()), attend), rows, drawing, output)
 
     def _drawing(self, rows: Tensor, filtered: bool) -> "_Drawing":
         state = self._state
@@ -308,9 +320,13 @@ class DeviceSteps:
             self._outputs[key] = Output.on(self._device, steps, rows)
         return self._outputs[key]
 
-    def _launch(self, key: tuple[object, ...], work: Callable[[], None], output: Output) -> Launched:
+    def _launch(self, key: tuple[object, ...] | None, work: Callable[[], None], output: Output) -> Launched:
+        """By a graph where the work has a key: every time of the same shape, on the same tensors."""
         span = None if self._clock is None else self._clock.begin()
-        self._graphs.run(key, work)
+        if key is None:
+            work()
+        else:
+            self._graphs.run(key, work)
         if self._clock is not None and span is not None:
             self._clock.end(span)
         return self._transfers.down(output)

@@ -9,6 +9,7 @@ from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, Writers
 from turnwise.engines.samplers.kv_cache import block_hashes
 from turnwise.engines.samplers.pass_shapes import PromptChunk
+from turnwise.engines.samplers.sight import Sight
 from turnwise.types import Completion, FinishReason
 
 NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -40,6 +41,8 @@ class Turn:
     tail: list[int] = field(default_factory=list)
     """The last tokens, long enough to hold any stop string."""
     known_digests: list[bytes] | None = None
+    sight: Sight | None = None
+    """Of a turn with images."""
 
     @property
     def name(self) -> str:
@@ -50,7 +53,7 @@ class Turn:
     def digests(self) -> list[bytes]:
         """Of the prompt's whole pages; made when first asked for, since a kept conversation needs none."""
         if self.known_digests is None:
-            self.known_digests = block_hashes(self.request.token_ids)
+            self.known_digests = block_hashes(self.request.token_ids, self.request.media)
         return self.known_digests
 
     @property
@@ -71,10 +74,13 @@ class Turn:
     def next_chunk(self, most: int) -> PromptChunk:
         """What is to be fed next."""
         tokens = self.tokens[self.fed : self.fed + most]
-        return PromptChunk(self.slot, self.fed, tokens, last=self.fed + len(tokens) == len(self.tokens))
+        last = self.fed + len(tokens) == len(self.tokens)
+        return PromptChunk(self.slot, self.fed, tokens, last=last, sight=self.sight)
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's; the turn has no slot now."""
+        if self.sight is not None:
+            self.sight.rest()
         self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:

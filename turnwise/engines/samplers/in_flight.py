@@ -38,6 +38,18 @@ class QueuedRequest:
     stopped: float | None = None
     """Since when it has been without the slot it had; a batcher that takes slots away writes it."""
 
+    def departs_from(self, kept: NDArray[np.int64], media: Sequence[MediaSpan]) -> EngineError | None:
+        """What is wrong unless it begins with the tokens and images that were kept of its conversation."""
+
+        def named(spans: Sequence[MediaSpan]) -> list[tuple[int, str]]:
+            return [(span.start, span.media.digest) for span in spans if span.start < len(kept)]
+
+        if np.array_equal(kept, self.token_ids[: len(kept)]) and named(media) == named(self.media):
+            return None
+        return EngineError(
+            f"conversation {self.conversation!r} changed its past: it must start with the {len(kept)} tokens so far"
+        )
+
     def waited(self) -> float:
         """Seconds without a slot, of such a batcher."""
         now, since, begun = time_budget.clock(), self.stopped, self.begun
@@ -112,6 +124,8 @@ class RunningRequest:
 
     def written_by(self, version: int) -> None:
         """Tokens from here on are another version's."""
+        if self.sight is not None:
+            self.sight.rest()
         self.writers.hand_over(version, len(self.ids))
 
     def completion(self, reason: FinishReason) -> Completion:

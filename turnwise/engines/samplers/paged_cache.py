@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.engines.samplers.kv_cache import PREFIX_BLOCK
+from turnwise.media import MediaSpan
 
 Pages = NDArray[np.int32]
 
@@ -24,6 +25,7 @@ class Kept:
     token_ids: NDArray[np.int64]
     fed: int
     pages: Pages
+    media: tuple[MediaSpan, ...] = ()
 
 
 class PagedCache:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.engines.samplers.sight import Sight
+
 Numbers = NDArray[np.int32]
 SMALLEST_PASS = 256
 PASS_FACTORS = (1, 4, 8, 16, 32)
@@ -56,6 +58,13 @@ class PromptChunk:
     start: int
     tokens: NDArray[np.int64]
     last: bool
+    sight: Sight | None = None
+    """Of a turn with images."""
+
+    @property
+    def end(self) -> int:
+        """Where the next one begins."""
+        return self.start + len(self.tokens)
 
 
 def packed_chunks(chunks: Sequence[PromptChunk], tokens: int, rows: int, block: int) -> Numbers:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from turnwise.engines.model.policy_model import Features, PolicyModel
-from turnwise.engines.model.seeing import Stretch, three_axes
+from turnwise.engines.model.policy_model import Features, PolicyModel, Seen
+from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in, three_axes
+from turnwise.errors import EngineError
 from turnwise.media import MediaSpan
 
 
@@ -24,7 +27,10 @@ class Sight:
 
     def look(self, fed: int = 0) -> None:
         """Have the features of every image of which a token is not among the first `fed`."""
-        self._have([span for span in self._media if span.end > fed])
+        try:
+            self._have([span for span in self._media if span.end > fed])
+        except torch.OutOfMemoryError as error:
+            raise EngineError("no memory is left to look at an image: lower engine.memory_fraction") from error
 
     def rest(self) -> None:
         """Forget all features: the model has other weights."""
@@ -52,12 +58,10 @@ class Sight:
         return np.concatenate((given, behind if given.ndim == 1 else three_axes(behind)), axis=-1)
 
 
-def same_past(
-    kept: NDArray[np.int64], shown: Sequence[MediaSpan], given: NDArray[np.int64], media: Sequence[MediaSpan]
-) -> bool:
-    """Whether a sequence begins with the tokens and images that were kept of it."""
-
-    def named(spans: Sequence[MediaSpan]) -> list[tuple[int, str]]:
-        return [(span.start, span.media.digest) for span in spans if span.start < len(kept)]
-
-    return np.array_equal(kept, given[: len(kept)]) and named(shown) == named(media)
+def looking(stretches: Sequence[tuple[int, int, Sight | None]], device: torch.device) -> tuple[Tensor, Seen | None]:
+    """Positions of stretches (start, end) of sequences, some with images, laid end to end, and what is seen there."""
+    places = [
+        np.arange(start, end) if sight is None else sight.positions(start, end) for start, end, sight in stretches
+    ]
+    shown = [Stretch((), start, end) if sight is None else sight.stretch(start, end) for start, end, sight in stretches]
+    return torch.from_numpy(joined_positions(places)), seen_in(shown, device)

@@ -74,7 +74,8 @@ class SlotBook:
         self._tenants[slot] = turn
         limit = turn.limit - len(turn.ids)
         self._limit[slot], self._place[slot], self._final[slot] = limit, len(tokens), len(tokens) + limit - 1
-        entry = slot_entry(slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits)
+        shift = 0 if turn.sight is None else turn.sight.shift
+        entry = slot_entry(slot, int(tokens[-1]), len(tokens) - 1, limit, request.params, request.noise_bits, shift)
         self._entries[slot] = entry
         self._stops[slot] = stops_of(entry)
         self._looked_at[slot], self.filtered[slot] = turn.looked_at, turn.filtered

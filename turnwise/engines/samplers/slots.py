@@ -11,9 +11,9 @@ from torch import Tensor
 from turnwise.engines.kernels.sampling import STOP_IDS
 from turnwise.engines.samplers.request import SamplingParams
 
-ENTRY = 10 + STOP_IDS
+ENTRY = 11 + STOP_IDS
 """Numbers that describe a slot: itself, token, place, remaining, active, stop ids, noise key (two), temperature, top_k,
-top_p; of 32 bits each."""
+top_p, shift; of 32 bits each."""
 _KEY = 5 + STOP_IDS
 
 
@@ -31,12 +31,14 @@ def _drawn_by(temperature: float, top_k: int, top_p: float, stop_ids: frozenset[
 
 
 def slot_entry(
-    slot: int, token: int, place: int, remaining: int, params: SamplingParams, noise_bits: int
+    slot: int, token: int, place: int, remaining: int, params: SamplingParams, noise_bits: int, shift: int = 0
 ) -> NDArray[np.int32]:
-    """A slot about to be written in: `token` at `place` is the last one that is there."""
+    """A slot about to be written in: `token` at `place` is the last one that is there, and images before it add
+    `shift` to the positions behind it."""
     entry = _drawn_by(params.temperature, params.top_k, params.top_p, params.stop_ids).copy()
     entry[:4] = slot, token, place, remaining
     entry[_KEY : _KEY + 2] = np.uint64(noise_bits).reshape(1).view(np.int32)
+    entry[_KEY + 5] = shift
     return entry
 
 
@@ -83,6 +85,8 @@ class SlotState:
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
+    shifts: Tensor
+    """int32: what is added to a place for its position."""
     table: Tensor
     """[slots + 1, max_pages] int32: the pages of each sequence in order."""
 
@@ -104,6 +108,7 @@ class SlotState:
             temperature=zeros(real),
             top_k=zeros(whole),
             top_p=zeros(real),
+            shifts=zeros(whole),
             table=zeros(whole, max_pages),
         )
 
@@ -124,6 +129,7 @@ class SlotState:
         self.temperature.index_copy_(0, slot, entries[:, _KEY + 2].contiguous().view(torch.float32))
         self.top_k.index_copy_(0, slot, entries[:, _KEY + 3])
         self.top_p.index_copy_(0, slot, entries[:, _KEY + 4].contiguous().view(torch.float32))
+        self.shifts.index_copy_(0, slot, entries[:, _KEY + 5])
 
     def lay(self, cells: Tensor) -> None:
         """Write into the page table: rows (flat index, page), indices all different but for padding."""

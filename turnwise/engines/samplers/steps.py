@@ -9,8 +9,7 @@ from torch import Tensor
 
 from turnwise.engines.model.attention import Chunk, KeyValueStore, Regime, cached_decode, cached_prefill, pad_rows
 from turnwise.engines.model.policy_model import ModelInputs, PolicyModel, Seen
-from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
-from turnwise.engines.samplers.sight import Sight
+from turnwise.engines.samplers.sight import Sight, looking
 
 
 def prefill(
@@ -28,7 +27,10 @@ def prefill(
     if not any(sights):
         places = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
     else:
-        places, seen = _looking(chunks, sights, store.layers[0][0].device)
+        places, seen = looking(
+            [(chunk.start, chunk.end, sight) for chunk, sight in zip(chunks, sights, strict=True)],
+            store.layers[0][0].device,
+        )
     hidden = model(_inputs(ids, places, store, regime, seen), cached_prefill(store, chunks, regime))
     last = torch.tensor([len(part) for part in token_ids]).cumsum(0) - 1
     return model.logits(pad_rows(hidden.index_select(0, last.to(hidden.device)), regime))[: len(chunks)]
@@ -48,20 +50,6 @@ def decode(
     positions = at if shifts is None else torch.from_numpy(places + shifts)
     hidden = model(_inputs(torch.from_numpy(token_ids), positions, store, regime), cached_decode(store, at, regime))
     return model.logits(hidden)[: len(token_ids)]
-
-
-def _looking(
-    chunks: Sequence[Chunk], sights: Sequence[Sight | None], device: torch.device
-) -> tuple[Tensor, Seen | None]:
-    """Positions of chunks of which some have images, and what is seen in them."""
-    places: list[NDArray[np.int64]] = []
-    stretches: list[Stretch] = []
-    for chunk, sight in zip(chunks, sights, strict=True):
-        places.append(np.arange(chunk.start, chunk.end) if sight is None else sight.positions(chunk.start, chunk.end))
-        stretches.append(
-            (Stretch((), chunk.start, chunk.end)) if sight is None else sight.stretch(chunk.start, chunk.end)
-        )
-    return torch.from_numpy(joined_positions(places)), seen_in(stretches, device)
 
 
 def _inputs(ids: Tensor, places: Tensor, store: KeyValueStore, regime: Regime, seen: Seen | None = None) -> ModelInputs:

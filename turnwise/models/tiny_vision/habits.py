@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,6 +84,9 @@ def _beside(right: Glance, rng: random.Random) -> Glance:
     return Glance((left, upper, left + wide, upper + high), right.turn, right.contrast)
 
 
+Arrays = tuple[NDArray[Any], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Taught:
     """A padded batch of conversations."""
@@ -95,12 +99,13 @@ class Taught:
     images: torch.Tensor
     """Of all conversations in order."""
 
-    def to(self, device: torch.device) -> "Taught":
-        """The same elsewhere."""
-        return Taught(*(part.to(device) for part in (self.token_ids, self.positions, self.learned, self.images)))
+    @classmethod
+    def of(cls, arrays: Arrays, device: torch.device | None = None) -> "Taught":
+        """What `pad` made."""
+        return cls(*(torch.from_numpy(part).to(device) for part in arrays))
 
 
-class Lessons(Dataset[list[Taught]]):
+class Lessons(Dataset[list[Arrays]]):
     """Buckets of batches by number, so that they are the same whoever makes them."""
 
     def __init__(
@@ -112,7 +117,7 @@ class Lessons(Dataset[list[Taught]]):
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> list[Taught]:
+    def __getitem__(self, index: int) -> list[Arrays]:
         if index >= self.count:
             raise IndexError(index)
         rng = random.Random(f"lessons/{self.seed}/{index}")
@@ -142,8 +147,8 @@ def encode(tokenizer: PreTrainedTokenizerFast, trace: Trace) -> Encoded:
     return ids, learned, [trace.view, *(shown for _, shown in trace.looks)]
 
 
-def pad(tokenizer: PreTrainedTokenizerFast, found: Sequence[Encoded]) -> Taught:
-    """One batch of conversations."""
+def pad(tokenizer: PreTrainedTokenizerFast, found: Sequence[Encoded]) -> Arrays:
+    """One batch of conversations, in the order of `Taught`."""
     longest = max(len(ids) for ids, _, _ in found)
     image = tokenizer.convert_tokens_to_ids(IMAGE)
     token_ids = np.zeros((len(found), longest), dtype=np.int64)
@@ -154,4 +159,4 @@ def pad(tokenizer: PreTrainedTokenizerFast, found: Sequence[Encoded]) -> Taught:
         learned[number, : len(ids)] = mask
         positions[:, number, : len(ids)] = positions_of(ids, image)
     images = np.stack([pixels for _, _, shown in found for pixels in shown])
-    return Taught(*(torch.from_numpy(part) for part in (token_ids, positions, learned, images)))
+    return token_ids, positions, learned, images

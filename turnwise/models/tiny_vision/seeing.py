@@ -2,17 +2,20 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 from transformers import Qwen3VLForConditionalGeneration
 
 from turnwise.models.tiny_vision.network import GRID, MERGE, look
 from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
 
+Item = TypeVar("Item")
 LOOKS = 8
 """Images of one sketch."""
 EMPTY = 0.1
@@ -20,7 +23,7 @@ EMPTY = 0.1
 GLYPH_CELLS, INK_CELLS = MERGE * MERGE, (FINE * MERGE // GRID) ** 2
 
 
-class Sketches(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
+class Sketches(Dataset[tuple[NDArray[Any], ...]]):
     """Batches by number, so that they are the same whoever makes them."""
 
     def __init__(self, seed: int, steps: int, batch: int) -> None:
@@ -29,14 +32,22 @@ class Sketches(Dataset[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]):
     def __len__(self) -> int:
         return self.steps
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
         if index >= self.steps:
             raise IndexError(index)
         rng = random.Random(f"sketches/{self.seed}/{index}")
         seen = [one for _ in range(self.batch // LOOKS) for one in looks(rng, LOOKS)]
         parts = ([one.pixels for one in seen], [one.glyphs for one in seen], [one.inks for one in seen])
-        images, glyphs, inks = (torch.from_numpy(np.stack(part)) for part in parts)
-        return images, glyphs, inks
+        return tuple(np.stack(part) for part in parts)
+
+
+def in_order(made: Dataset[Item], workers: int) -> Iterator[Item]:
+    """Every item, made ahead by other processes. They come as arrays: tensors would need shared memory."""
+    yield from DataLoader(made, batch_size=None, num_workers=workers, collate_fn=_as_it_is)
+
+
+def _as_it_is(item: Item) -> Item:
+    return item
 
 
 def learn_to_see(
@@ -60,8 +71,8 @@ def learn_to_see(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     rates = np.zeros(2)
     began = time.monotonic()
-    for step, held in enumerate(DataLoader(Sketches(seed, steps, batch), batch_size=None, num_workers=workers)):
-        images, glyphs, inks = (part.to(device) for part in held)
+    for step, arrays in enumerate(in_order(Sketches(seed, steps, batch), workers)):
+        images, glyphs, inks = (torch.from_numpy(part).to(device) for part in arrays)
         features, _ = look(model, images)
         named = glyph_head(features).unflatten(-1, (GLYPH_CELLS, len(GLYPHS)))
         tinted = ink_head(features).unflatten(-1, (INK_CELLS, len(INKS)))

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
 from transformers import Qwen3VLForConditionalGeneration
 
-from turnwise.models.tiny_vision.habits import BUCKETS, Lessons, Taught
+from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Lessons, Taught
 from turnwise.models.tiny_vision.network import run_text
+from turnwise.models.tiny_vision.seeing import in_order
 
 
 def learn_habits(
@@ -27,8 +27,8 @@ def learn_habits(
     steps = len(lessons) * BUCKETS
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     began, mean = time.monotonic(), 0.0
-    for step, batch in enumerate(_batches(lessons, workers)):
-        loss = _loss(model, batch.to(device))
+    for step, arrays in enumerate(_batches(lessons, workers)):
+        loss = _loss(model, Taught.of(arrays, device))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
@@ -40,8 +40,8 @@ def learn_habits(
     return mean
 
 
-def _batches(lessons: Lessons, workers: int) -> Iterator[Taught]:
-    for bucket in DataLoader(lessons, batch_size=None, num_workers=workers):
+def _batches(lessons: Lessons, workers: int) -> Iterator[Arrays]:
+    for bucket in in_order(lessons, workers):
         yield from bucket
 
 

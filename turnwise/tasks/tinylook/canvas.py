@@ -38,10 +38,12 @@ class Sizes:
     view: int = VIEW
 
     def __post_init__(self) -> None:
-        if self.canvas % STEPS or self.view % 8 or not 32 <= self.view <= 128:
-            raise ValueError(f"the canvas is a multiple of {STEPS}, the view of 8 and from 32 to 128, not {self}")
-        if not 2 * self.view <= self.canvas <= 8 * self.view:
-            raise ValueError(f"the canvas has two to eight times the side of the view, not {self}")
+        if self.view % 8 or not 64 <= self.view <= 256:
+            raise ValueError(f"the view has a side of 64 to 256 pixels, a multiple of 8, not {self.view}")
+        if self.canvas not in (2 * self.view, 4 * self.view, 8 * self.view):
+            raise ValueError(
+                f"the canvas has two, four or eight times the side of the view ({self.view}), not {self.canvas}"
+            )
 
     @property
     def step(self) -> int:
@@ -50,13 +52,13 @@ class Sizes:
 
     @property
     def mark(self) -> int:
-        """Side of a mark: four pixels of the view, and room beside it for a digit."""
-        return max(HEIGHT + 1, 4 * self.canvas // self.view)
+        """Side of a mark: to be seen in the view, and to be looked at together with its digit."""
+        return min(16, 4 * self.canvas // self.view)
 
     @property
     def plate(self) -> int:
         """Side of a plate, which a look shows alone."""
-        return max(32, self.view // 2)
+        return self.view // 2
 
 
 @functools.lru_cache(maxsize=1 << 17)

@@ -99,7 +99,7 @@ def read_knobs(puzzles: str = "", canvas: int = CANVAS, view: int = VIEW) -> Kno
     for entry in puzzles.split(",") if puzzles else list(Puzzle):
         name, _, weight = entry.strip().partition("=")
         if name not in list(Puzzle):
-            raise ConfigError(unknown("puzzle", name, list(Puzzle)))
+            raise ConfigError(unknown("puzzle", name, [puzzle.value for puzzle in Puzzle]))
         try:
             weights[Puzzle(name)] = float(weight or 1)
         except ValueError as error:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Knobs:
     """A fifth needs no look by default: one that always looks must not do well by that."""
 
     def __post_init__(self) -> None:
-        if not self.weights or min(self.weights.values()) < 0 or not sum(self.weights.values()) > 0:
+        given = self.weights.values()
+        if not all(math.isfinite(weight) and weight >= 0 for weight in given) or not sum(given) > 0:
             raise ValueError(f"weights are numbers from 0 on, one of them above it, not {dict(self.weights)}")
 
 
