@@ -14,6 +14,7 @@ READ = (
     "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
     "learner.lora_alpha", "learner.train_vision", "learner.optimizer", "learner.offload", "learner.processes",
+    "learner.hang_seconds",
 )  # fmt: skip
 """What fine-tuning reads of the sections that are made for reinforcement learning."""
 INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}

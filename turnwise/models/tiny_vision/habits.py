@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.models.tiny_vision.folder import IMAGE
 from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
-from turnwise.rollout.tools.look import SEEN
+from turnwise.rollout.tools.look import SEEN, look
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.tasks.tinylook.rows import view_of
 from turnwise.tasks.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
 from turnwise.tasks.tinylook.solvers import Glance, guess, oracle_glances, random_glance
 
-TOOLS = [{"type": "function", "function": {"name": "look"}}]
+TOOLS = [look.schema]
 BUCKETS = 4
 """Batches made together and sorted by length, so that little of them is padding."""
 
