@@ -44,6 +44,7 @@ class VisionModel(TransformersModel):
     """Whether tower and projector are; what is trained is looked at anew every time."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
+    _kept: KeptFeatures
     _family = AutoModelForImageTextToText
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
