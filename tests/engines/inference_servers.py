@@ -199,7 +199,10 @@ def vllm_app(model: Model) -> Starlette:
 
     async def info(_: Request) -> Response:
         config = {
-            "model_config": {"logprobs_mode": "processed_logprobs", "enable_sleep_mode": True},
+            "model_config": {
+                "logprobs_mode": "processed_logprobs", "enable_sleep_mode": True,
+                "multimodal_config": {"mm_device_do_normalize": False, "mm_processor_kwargs": {"use_fast": False}},
+            },
             "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
             "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip

@@ -102,6 +102,10 @@ def test_a_server_that_reads_other_tokens_is_found_out() -> None:
             model.spoil = lambda event: {key: one for key, one in event.items() if key != "prompt_token_ids"}
             with pytest.raises(EngineError, match="does not say which tokens"):
                 await server.generate(shown([1], CAT, [2]))
+            for other in ({"mm_device_do_normalize": True, "mm_processor_kwargs": {"use_fast": False}}, None, {}):
+                model.settings = {"model_config": {"multimodal_config": other}}
+                assert "makes other pixels than the learner" in str(await server.try_image(MARKER, CAT))
+            model.settings = {}
             model.spoil = lambda event: None
             assert await server.try_image(MARKER, DOG) is not None  # it hung up, and is well
 

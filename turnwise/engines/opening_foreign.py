@@ -31,7 +31,7 @@ from turnwise.engines.samplers.server_client import ServerClient, server_address
 from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SCALING, SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
-from turnwise.engines.samplers.vllm_server import VllmServer, vllm_command
+from turnwise.engines.samplers.vllm_server import AS_WE_SEE, VllmServer, vllm_command
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
@@ -54,9 +54,6 @@ _OURS = (
     "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
 )  # fmt: skip
 _SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
-AS_WE_SEE = ["--mm-processor-kwargs", '{"use_fast": false}', "--no-mm-device-do-normalize"]
-"""The same pixels as the learner's: torchvision scales otherwise than Pillow does, and vLLM's own normalising goes by a
-file of the model's, not by its processor, and does nothing where the file leaves that out."""
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
 

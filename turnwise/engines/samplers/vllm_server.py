@@ -21,6 +21,11 @@ WITH_IMAGES = "/inference/v1/generate"
 """The only route that takes token ids and images, and tells which tokens it made of them."""
 
 
+AS_WE_SEE = ["--mm-processor-kwargs", '{"use_fast": false}', "--no-mm-device-do-normalize"]
+"""The same pixels as the learner's: torchvision scales otherwise than Pillow does, and vLLM's own normalising goes by a
+file of the model's, not by its processor, and does nothing where the file leaves that out."""
+
+
 class VllmServer(InferenceServer):
     """Implements Replica over a vLLM server. Weights and sleep need its development routes: VLLM_SERVER_DEV_MODE=1."""
 
@@ -82,6 +87,19 @@ class VllmServer(InferenceServer):
                     f"{self.name} runs on a CPU, where vLLM's own reloading leaves out the output layer: start it with "
                     "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
                 )
+
+    async def try_image(self, marker: int, image: Media) -> str | None:
+        """One that others started may make other pixels than the learner's, which its tokens do not show."""
+        if self._process is None:
+            found = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+            try:
+                seen = found["vllm_config"]["model_config"]["multimodal_config"] or {}
+                ours = seen["mm_device_do_normalize"] is False and seen["mm_processor_kwargs"]["use_fast"] is False
+            except (KeyError, TypeError):
+                ours = False
+            if not ours:
+                return f"{self.name} makes other pixels than the learner: start it with {shlex.join(AS_WE_SEE)}"
+        return await super().try_image(marker, image)
 
     async def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         params = draw.params
