@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.image_blocks import images_in
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tool_format import load_format
 from turnwise.choices import EngineName
@@ -26,6 +27,8 @@ from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.image_sources import open_source
+from turnwise.media import Media
 from turnwise.plugins import call
 from turnwise.rollout.chat_backends import LOST_RETRY, TokenBackend
 from turnwise.rollout.conversation import Conversation
@@ -42,7 +45,7 @@ from turnwise.rollout.verl_strict import StrictConversation
 from turnwise.scoring.scorer import Scorer, as_scorer
 from turnwise.scoring.service import Scoring
 from turnwise.task import known_scorers, load_task, rows_of
-from turnwise.types import JsonSchema, Sample
+from turnwise.types import Image, JsonSchema, Sample
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice
@@ -193,9 +196,8 @@ def fit_prompts(
     """(samples whose first prompt fits, how many did not), counted with the tools the model will really see."""
 
     def count(sample: Sample) -> int:
-        if sample.images:
-            raise DataError(f"sample {sample.id} has images; the {config.engine.name} engine reads text only")
-        ids = renderer.open(sample.prompt, toolbox.schemas(plan.route(sample).tools))
+        media = measured_images(sample, config, renderer)
+        ids = renderer.prompt(sample.prompt, toolbox.schemas(plan.route(sample).tools), media).ids
         if rows is not None and max(ids, default=0) >= rows:
             raise EngineError(
                 f"sample {sample.id}: the tokenizer gives token {max(ids)} and the model of {config.model.path} knows "
@@ -204,6 +206,31 @@ def fit_prompts(
         return len(ids)
 
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
+
+
+def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
+    """Blocks of tokens for the images of a prompt, by their sizes; DataError where they cannot be shown."""
+    images, most = images_in(sample.prompt), config.rollout.max_images
+    if renderer.images is None and (images or sample.images):
+        raise DataError(
+            f"sample {sample.id} has images, and {config.model.path} reads text only: its folder has no image processor"
+        )
+    for message in sample.prompt:
+        if message.images and message.role not in renderer.image_roles:
+            raise DataError(
+                f"sample {sample.id}: the chat template does not show every image of a {message.role} message once and "
+                "in order; take the model's own (chat.template=null)"
+            )
+    if most is not None and len(images) > most:
+        raise DataError(f"sample {sample.id} has {len(images)} images, and rollout.max_images={most}")
+    media: dict[Image, Media] = {}
+    for image in images if renderer.images is not None else ():
+        try:
+            with open_source(image.source) as file:
+                media[image] = renderer.images.measure(file)
+        except DataError as error:
+            raise DataError(f"sample {sample.id}: {error}") from error
+    return media
 
 
 @asynccontextmanager
@@ -260,6 +287,11 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     """A context whose episodes are written token by token by this sampler."""
 
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
+    if not sampler.capabilities.media and (
+        shown := [one for one in prepared.samples if one.images or images_in(one.prompt)]
+    ):
+        engine = prepared.config.engine.name
+        raise DataError(f"sample {shown[0].id} has images; the {engine} engine reads text only")
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.assemble import load_samples
 from turnwise.config import Config
 from turnwise.errors import DataError, StorageError, TurnwiseError
+from turnwise.media import Media
+from turnwise.storage.images import prepare_again
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.trajectories import read_trajectories
@@ -53,13 +55,24 @@ class Demonstrations:
         return f"{self.read} {self.origin} trajectories{left_out}, {len(self.used)} used"
 
 
-def read_demonstrations(config: Config, tokenizer: str, vocabulary: int, note: Callable[[str], None]) -> Demonstrations:
-    """The trajectories of `sft.recorded`; `tokenizer` and `vocabulary` are those of the model that is to learn."""
+def read_demonstrations(
+    config: Config,
+    tokenizer: str,
+    vocabulary: int,
+    note: Callable[[str], None],
+    prepare: Callable[[bytes], Media] | None = None,
+) -> Demonstrations:
+    """The trajectories of `sft.recorded`; `tokenizer` and `vocabulary` are those of the model that is to learn, as is
+    what prepares images (None: it reads text only)."""
     files = find_files(config.sft.recorded)
     for file in files:
         _refuse_other_tokenizer(file, tokenizer)
-    found = [trajectory for file in files for trajectory in read_trajectories(file)]
-    chosen = choose(found, config, vocabulary, note)
+    read = {file: read_trajectories(file) for file in files}
+    chosen = choose([one for several in read.values() for one in several], config, vocabulary, note)
+    used = {id(trajectory) for trajectory in chosen.used}
+    for file, several in read.items():
+        folder = _run_of(file) or file.parent
+        prepare_again(folder, [trajectory for trajectory in several if id(trajectory) in used], prepare)
     from_evaluations = [file for file in files if _run_of(file) is not None and file.parent.name == "eval"]
     if from_evaluations:
         note(

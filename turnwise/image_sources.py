@@ -6,13 +6,17 @@ made once, links and names that lead out of it are not in it, and nothing is unp
 
 import base64
 import binascii
+import io
 import os
 import re
 import stat
 import tarfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from turnwise.errors import DataError, nearest
@@ -47,6 +51,21 @@ def read_source(source: str, most: int = MOST_BYTES) -> bytes:
     if len(content) > most:
         raise DataError(f"the image {shown} has more than {most / 2**20:g} MiB")
     return content
+
+
+@contextmanager
+def open_source(source: str, most: int = MOST_BYTES) -> Iterator[BinaryIO]:
+    """The content as a file, for who needs its head only; DataError for what cannot be had."""
+    path = Path(source.removeprefix("file://"))
+    if is_inline(source) or source.startswith(("http:", "https:")) or not path.is_file():
+        with io.BytesIO(read_source(source, most)) as content:
+            yield content
+        return
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"the image {_shown(source)} cannot be read: {error.strerror or error}") from error
 
 
 def member_of(source: str) -> tuple[Path, str] | None:

@@ -1,7 +1,7 @@
 """The tokens of one sequence as parallel arrays with one writer: who wrote each, in which turn, under which weights."""
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -201,6 +201,12 @@ class Ledger:
     def place_at(self, spans: Iterable[MediaSpan]) -> None:
         """Say where further images stand, behind the last one; ValueError when their tokens are not there."""
         media = (*self._media, *spans)
+        check_places(media, self.token_ids)
+        self._media = media
+
+    def renew(self, prepare: Callable[[Media], Media]) -> None:
+        """Have every image prepared again; ValueError when one is no longer shown with the tokens of the record."""
+        media = tuple(MediaSpan(prepare(span.media), span.start) for span in self._media)
         check_places(media, self.token_ids)
         self._media = media
 

@@ -1,7 +1,7 @@
 """Images as a model takes them: what its processor made of each, and where they stand among tokens."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,24 @@ class Media:
     def features(self) -> int:
         """How many rows of features it has."""
         return int(self.takes.sum())
+
+
+class _NotPrepared(Mapping[str, NDArray[Any]]):
+    """The arrays of an image that a record names: nobody has prepared it here."""
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        raise RuntimeError("an image of a record is used without having been prepared again")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("an image of a record is used without having been prepared again")
+
+    def __len__(self) -> int:
+        return 0
+
+
+def recorded(digest: str, token_ids: NDArray[np.int64]) -> Media:
+    """An image as a record has it: what it is called and its block of tokens. `Ledger.renew` prepares it again."""
+    return Media(digest, b"", token_ids, np.zeros(len(token_ids), bool), _NotPrepared())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from turnwise.assemble import Prepared, prepare
+from turnwise.assemble import Prepared, measured_images, prepare
 from turnwise.chat.renderer import Renderer
 from turnwise.checks.findings import Outcome as Outcome
 from turnwise.checks.findings import Report as Report
@@ -110,7 +110,12 @@ def _lint(config: Config, report: Report) -> None:
         return
     try:
         data = config.data
-        found = lint([Path(name) for name in files], prompt_key=data.prompt_key, default_source=data.default_source)
+        found = lint(
+            [Path(name) for name in files],
+            prompt_key=data.prompt_key,
+            default_source=data.default_source,
+            images_from=data.images_from,
+        )
     except TurnwiseError as error:
         report.add("dataset", Outcome.ERROR, str(error))
         return
@@ -128,7 +133,13 @@ def _forecast(prepared: Prepared, renderer: Renderer, report: Report) -> None:
     """Memory and tokens, from the model's files and the prompts; an upper bound where a budget is the only limit."""
     config = prepared.config
     prompts = [
-        len(renderer.open(sample.prompt, prepared.toolbox.schemas(prepared.plan.route(sample).tools)))
+        len(
+            renderer.prompt(
+                sample.prompt,
+                prepared.toolbox.schemas(prepared.plan.route(sample).tools),
+                measured_images(sample, config, renderer),
+            ).ids
+        )
         for sample in itertools.islice(prepared.samples, SAMPLES_LOOKED_AT)
     ]
     samples = len(prepared.samples)  # every row of a file was looked at; an evaluation takes eval.samples of them

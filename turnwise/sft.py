@@ -25,11 +25,13 @@ from turnwise.engines.opening import LearnerParts, model_source, open_chosen_lea
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.scripted import Script
 from turnwise.errors import ConfigError, DataError, PluginError
+from turnwise.media import Media
 from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
 from turnwise.run import printer
 from turnwise.stopping import run_stoppable
+from turnwise.storage.images import prepare_again
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.status import State
 from turnwise.storage.trackers.choose import check_trackers
@@ -134,7 +136,11 @@ def _demonstrations(
     vocabulary = model_facts(source, choose_implementation(source, config.model.implementation)).vocab_size
     if trajectories is not None:
         return choose(trajectories, config, vocabulary, note)
-    return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note)
+    return read_demonstrations(config, renderer.tokenizer.as_json(), vocabulary, note, _prepare(renderer))
+
+
+def _prepare(renderer: Renderer) -> Callable[[bytes], Media] | None:
+    return None if renderer.images is None else renderer.images.prepare
 
 
 def _refuse_others(run: RunDir, own: Demonstrations, given: Demonstrations) -> None:
@@ -158,6 +164,7 @@ async def _run(
             run.note(str(found))
             if kept(run.dir) is None:
                 await keep(run.recorder, found)
+            await run.recorder.do(prepare_again, run.dir.path, found.used, _prepare(renderer))
             await _train(run, renderer, found)
         return _report(run, found)
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,22 @@ def unpack(content: bytes, max_pixels: int | None) -> Shown:
     if max_pixels is not None and picture.width * picture.height > max_pixels:
         picture, mended = picture.resize(_smaller(picture.size, max_pixels), PIL.Image.Resampling.BICUBIC), True
     return Shown(picture, _as_png(picture) if mended else content)
+
+
+def shown_size(file: BinaryIO, max_pixels: int | None) -> tuple[int, int]:
+    """(width, height) of an image as it is shown, read from its head; DataError for what is none."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(file, formats=FORMATS) as found:
+            width, height = found.size
+            if found.getexif().get(ORIENTATION, 1) in range(5, 9):  # it lies on its side
+                width, height = height, width
+    except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
+        raise DataError(f"the image cannot be read: {one_line(error)}") from error
+    if max_pixels is not None and width * height > max_pixels:
+        return _smaller((width, height), max_pixels)
+    return width, height
 
 
 def _in_rgb(found: "Picture") -> tuple["Picture", bool]:

@@ -122,7 +122,7 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[JsonSchema], media: MediaOf = NO_MEDIA) -> Prompt:
         """A first prompt, assistant header included, and the images at their places; `media` has them prepared."""
-        if self._clock is None:
+        if self._clock is None or media:
             return self._encode_all(messages, tools, media)
         time = [datetime.now().strftime(form) for form in self._clock]
         name = (*map(id, messages), None, *map(id, tools), *time)

@@ -8,15 +8,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.chat.pictures import unpack
+from turnwise.chat.pictures import shown_size, unpack
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.errors import DataError, TemplateError, one_line
-from turnwise.media import Media, digest_of
+from turnwise.media import Media, digest_of, recorded
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -58,6 +58,8 @@ class ImageProcessor:
         self._under_way: dict[str, Future[Media]] = {}
         self._arrays: OrderedDict[str, dict[str, NDArray[Any]]] = OrderedDict()
         self._arrays_bytes = 0
+        self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
+        """By the size of an image, as far as anybody measured one."""
         self._feature_ids = self._find_feature_ids()
         self.image_token, blank = self._find_marker()
         """What a chat template writes where an image goes; the block stands in its place."""
@@ -105,6 +107,16 @@ class ImageProcessor:
         with self._lock:
             self._keep(digest, arrays)
             return self._alive.setdefault(digest, media)
+
+    def measure(self, file: BinaryIO) -> Media:
+        """An image's block of tokens, for counting: only its head is read, and a blank one of its size is prepared."""
+        size = shown_size(file, self._max_pixels)
+        ids = self._blocks.get(size)
+        if ids is None:
+            import PIL.Image
+
+            ids = self._blocks[size] = self._process(PIL.Image.new("RGB", size), self.image_token)[0]
+        return recorded(f"{size[0]}x{size[1]}", ids)
 
     def arrays_of(self, digest: str, content: bytes) -> dict[str, NDArray[Any]]:
         """The arrays of an image that was prepared, made anew where they were not kept."""

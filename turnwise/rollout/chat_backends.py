@@ -15,9 +15,9 @@ from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.errors import DataError, EngineLost, EpisodeError, PluginError
+from turnwise.image_sources import read_image
 from turnwise.media import Media
 from turnwise.retrying import AttemptFailed, RetryPolicy, retrying
-from turnwise.rollout.openai_messages import image_content
 from turnwise.rollout.toolbox import clean
 from turnwise.types import (
     Completion,
@@ -191,7 +191,7 @@ class TokenBackend:
         processor = self.renderer.images
         if processor is None or not self.sees:
             raise DataError("a message shows an image, and the model reads text only")
-        return processor.prepare(image_content(image))
+        return processor.prepare(read_image(image.source))
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._open_segment(self.renderer.prompt(prompt, self.tools, self._media), turn=0)

@@ -92,14 +92,6 @@ def data_url(image: Image) -> str:
     return f"data:{_check(content, len(content), str(path))};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def image_content(image: Image) -> bytes:
-    """The encoded bytes of an image; DataError for one that cannot be read, or that only an address names."""
-    source = image.source
-    if source.startswith(("http://", "https://")):
-        raise DataError(f"the image {source[:_HEAD]} is an address: nothing is fetched, so name a file")
-    return base64.b64decode(data_url(image).partition(",")[2])
-
-
 def _path(image: Image) -> Path:
     return Path(image.source.removeprefix("file://"))
 

@@ -1,18 +1,18 @@
 """Images a run speaks of, kept with it: copies under images/ by content, and the one rule for what each is called."""
 
 import base64
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import DataError
+from turnwise.errors import DataError, StorageError
 from turnwise.files import replacing
 from turnwise.image_bytes import ENDINGS, data_url, file_ending
 from turnwise.image_sources import is_file_name, read_image
+from turnwise.media import Media, digest_of
 from turnwise.storage.json_text import parse
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image, Message, Sample, Trajectory, Turn
@@ -41,6 +41,8 @@ class Album:
         for source in dict.fromkeys(_sources(trajectories)):
             if not source.startswith(("data:", "http:", "https:")):
                 self._keep_source(source)
+        for media in _shown(trajectories):
+            _keep(self._run, media.content)
         for picture in _drawn(trajectories):
             head, _, data = picture["data"].partition(",")
             try:
@@ -126,6 +128,42 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
             picture["file"] = name
 
 
+def prepare_again(folder: Path, trajectories: Iterable[Trajectory], prepare: Callable[[bytes], Media] | None) -> None:
+    """Have the images of trajectories that were read from this run's folder prepared for a model, by its processor.
+
+    StorageError for one whose file is gone or damaged, or that the processor shows with other tokens than it had.
+    """
+
+    def again(media: Media) -> Media:
+        if media.content:
+            return media
+        if prepare is None:
+            raise StorageError(f"{folder} has episodes with images, and the model reads text only")
+        files = [folder / f"images/{media.digest}.{ending}" for ending in ENDINGS]
+        content = next((content for content in map(_read, files) if content is not None), None)
+        if content is None or digest_of(content) != media.digest:
+            raise StorageError(f"{folder}: the image images/{media.digest} of an episode is gone or damaged")
+        found = prepare(content)
+        if found.digest != media.digest:
+            raise ValueError("it is made smaller, by another chat.max_pixels")
+        return found
+
+    for ledger in [ledger for trajectory in trajectories for ledger in trajectory.segments if ledger.media]:
+        try:
+            ledger.renew(again)
+        except (ValueError, DataError) as error:
+            raise StorageError(
+                f"{folder}: the model's image processor does not show an image as it was shown then: {error}"
+            ) from error
+
+
+def _shown(trajectories: Iterable[Trajectory]) -> Iterator[Media]:
+    """Images that the model was shown, whose bytes are here; those that were read back are kept already."""
+    for trajectory in trajectories:
+        for ledger in trajectory.segments:
+            yield from (span.media for span in ledger.media if span.media.content)
+
+
 def _known(run: RunDir) -> dict[str, str]:
     """The copy of each source; a line that makes no sense only means that a picture is kept again."""
     if not (run.path / IMAGES).is_file():
@@ -144,7 +182,7 @@ def _known(run: RunDir) -> dict[str, str]:
 def stored_name(content: bytes) -> str | None:
     """What a run calls its copy of an image, by what is in it: `images/5d41....png`; None for what is no image."""
     ending = file_ending(content)
-    return None if ending is None else f"images/{hashlib.blake2b(content, digest_size=16).hexdigest()}.{ending}"
+    return None if ending is None else f"images/{digest_of(content)}.{ending}"
 
 
 NAMES = "image_names"

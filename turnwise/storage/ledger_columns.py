@@ -1,5 +1,6 @@
 """Ledgers as Arrow columns and back, array by array: no number of a token becomes a Python object."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import StorageError
 from turnwise.ledger import NO_VERSION, TOKEN_TRAINING, Ledger, Origin, TokenTrainingData
+from turnwise.media import MediaSpan, recorded
 from turnwise.types import Turn
 
 _TRAINING = pa.struct([(name, pa.list_(pa.float32())) for name in TOKEN_TRAINING])
@@ -23,6 +25,7 @@ LEDGER = pa.struct(
         ("training", _TRAINING),
     ]
 )
+_DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _COLUMNS = ("token_ids", "origins", "turns", "logprobs", "versions")
 
 
@@ -143,6 +146,29 @@ def ledger_of(row: dict[str, Any]) -> Ledger:
     """The ledger of such a row; ValueError for one this code did not write."""
     training = row["training"] and TokenTrainingData(**row["training"])
     return Ledger.of(**{name: row[name] for name in _COLUMNS}, training=training)
+
+
+def media_rows(ledgers: Sequence[Ledger]) -> list[list[list[Any]]]:
+    """The images of each ledger: (digest, first token, how many tokens) of each."""
+    return [[[span.media.digest, span.start, len(span.media.token_ids)] for span in ledger.media] for ledger in ledgers]
+
+
+def place_in(ledgers: Sequence[Ledger], rows: Any) -> None:
+    """Put images at their places; ValueError for rows this code did not write."""
+    if not isinstance(rows, list | tuple) or len(rows) not in (0, len(ledgers)):
+        raise ValueError("images of other ledgers")
+    for ledger, entries in zip(ledgers, rows, strict=False):
+        placed = []
+        for entry in entries:
+            match entry:
+                case [str(digest), int(start), int(length)] if _DIGEST.fullmatch(
+                    digest
+                ) and 0 <= start < start + length <= len(ledger):
+                    block = ledger.token_ids[start : start + length]
+                    placed.append(MediaSpan(recorded(digest, block), start))
+                case _:
+                    raise ValueError("an image without a name or a place among the tokens")
+        ledger.place_at(placed)
 
 
 def check_training(ledger: Ledger) -> None:

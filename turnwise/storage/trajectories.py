@@ -25,6 +25,7 @@ from turnwise.storage.trajectory_rows import (
     branch_messages,
     check_read,
     from_words_row,
+    place_media,
     words_row,
 )
 from turnwise.types import CallRecord, Message, Text, ToolCall, Trajectory, Turn
@@ -148,6 +149,7 @@ def _trajectories(batch: Any) -> Iterator[Trajectory]:
     segments = read_ledgers(batch.column(SEGMENTS), [trajectory.every_turn for trajectory in read])
     for trajectory, ledgers in zip(read, segments, strict=True):
         trajectory.segments = ledgers
+        place_media(trajectory)
         check_read(trajectory)
         yield trajectory
 

@@ -8,7 +8,15 @@ import pyarrow as pa
 
 from turnwise.errors import StorageError
 from turnwise.storage.json_values import from_json, to_json
-from turnwise.storage.ledger_columns import LEDGER, LEDGERS, check_training, ledger_of, ledger_row
+from turnwise.storage.ledger_columns import (
+    LEDGER,
+    LEDGERS,
+    check_training,
+    ledger_of,
+    ledger_row,
+    media_rows,
+    place_in,
+)
 from turnwise.types import (
     Branch,
     CallRecord,
@@ -40,6 +48,7 @@ _JSON = pa.string()  # a JSON text: values whose shape only their writer knows
 _REMARKS_KEY = "turnwise:remarks"  # beside the artifacts: a column of its own would be a new format
 _BRANCHES_KEY = "turnwise:branches"
 _REUSED_KEY = "turnwise:reused_from"
+_MEDIA_KEY = "turnwise:media"
 
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", _JSON), ("problem", pa.string())])
 _PART = pa.struct([("kind", pa.string()), ("value", pa.string())])
@@ -137,6 +146,8 @@ def words_row(trajectory: Trajectory) -> Row:
         beside[_REMARKS_KEY] = [asdict(remark) for remark in trajectory.remarks]
     if trajectory.reused_from is not None:
         beside[_REUSED_KEY] = trajectory.reused_from
+    if any(ledger.media for ledger in trajectory.segments):
+        beside[_MEDIA_KEY] = media_rows(trajectory.segments)
     try:
         for ledger in trajectory.segments:
             check_training(ledger)
@@ -175,6 +186,7 @@ def from_row(row: Row) -> Trajectory:
     """The trajectory of a row of plain JSON values; ValueError for a row this code did not write."""
     trajectory = from_words_row(row)
     trajectory.segments = [ledger_of(ledger) for ledger in row["segments"]]
+    place_media(trajectory)
     check_read(trajectory)
     return trajectory
 
@@ -219,6 +231,11 @@ def from_words_row(row: Row) -> Trajectory:
         branches=branches,
         reused_from=reused_from,
     )
+
+
+def place_media(trajectory: Trajectory) -> None:
+    """Put the images of a row at their places in its ledgers; ValueError for places that no ledger has."""
+    place_in(trajectory.segments, trajectory.artifacts.pop(_MEDIA_KEY, ()))
 
 
 def check_read(trajectory: Trajectory) -> None:

@@ -9,11 +9,14 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.chat.vision import ImageProcessor
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
+from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError, StorageError
 from turnwise.report import is_detail, shown
 from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
+from turnwise.storage.images import prepare_again
 from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
 from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
@@ -42,6 +45,8 @@ class TrainRun(ResumableRun[RunState]):
         self.first_step = True
         self.mid_update = False
         """While weights change, the learner's are not those of `progress`, and no checkpoint can be taken."""
+        self._images: ImageProcessor | None = None
+        """For images of earlier steps, which their files only name."""
         self._saved_step = 0
         self._writing: asyncio.Future[None] | None = None
         """The checkpoint that is being written."""
@@ -83,7 +88,13 @@ class TrainRun(ResumableRun[RunState]):
         """What the present step trains on again, read from the run's files; nothing where no groups are kept."""
         if not self.config.training.replay_groups:
             return Reused()
-        return await self.recorder.do(reuse, self.dir, self.config, self.progress.replay, self.progress.step + 1)
+        found = await self.recorder.do(reuse, self.dir, self.config, self.progress.replay, self.progress.step + 1)
+        if any(ledger.media for trajectory in found.trajectories for ledger in trajectory.segments):
+            if self._images is None:
+                self._images = (await asyncio.to_thread(make_renderer, self.config)).images
+            prepare = None if self._images is None else self._images.prepare
+            await self.recorder.do(prepare_again, self.dir.path, found.trajectories, prepare)
+        return found
 
     async def record_step(self, trajectories: list[Trajectory], again: Reused) -> None:
         """Write the present step's new episodes, and apart from them those that it trained on again."""

@@ -71,7 +71,7 @@ def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str
         if ours is not None:
             gaps = ours.astype(np.float64) - ledger.logprobs
     return {
-        "pieces": [clean_text(piece) for piece in pieces(ids)],
+        "pieces": _with_images([clean_text(piece) for piece in pieces(ids)], ledger),
         "ids": ids,
         "origins": ledger.origins.tolist(),
         "turns": ledger.turns.tolist(),
@@ -85,6 +85,14 @@ def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str
         "rewards": _numbers(training.rewards, policy),
         "versions": _numbers(ledger.versions, policy & (ledger.versions >= 0)) if several_versions else None,
     }
+
+
+def _with_images(pieces: list[str], ledger: Ledger) -> list[str]:
+    """Of an image its first token says how many it has, and the others nothing: they all read alike."""
+    for span in ledger.media:
+        length = span.end - span.start
+        pieces[span.start : span.end] = [f"[image, {length} tokens]", *[""] * (length - 1)]
+    return pieces
 
 
 def _numbers(values: Array | None, policy: Array) -> list[float | None] | None:

@@ -18,6 +18,8 @@ TOKENIZER_FILES = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merg
 """How the names of a tokenizer's files begin."""
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 GENERATION = "generation_config.json"
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""How a model that sees prepares images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class PolicyFolder:
 
 
 def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
-    """The tokenizer as files; with them the Python files that a model we trust brings."""
+    """The tokenizer as files, and the image processor; with them the Python files that a model we trust brings."""
     if source.gguf_file is not None:
         # Templates are written from the tokenizer in use.
         made = gguf_file.tokenizer_files(source.path)
@@ -67,7 +69,8 @@ def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
     try:
         found = [
             path for path in sorted(source.folder.iterdir())
-            if path.is_file() and (path.name.startswith(TOKENIZER_FILES) or _is_own_code(source, path))
+            if path.is_file()
+            and (path.name.startswith(TOKENIZER_FILES) or path.name in PROCESSOR_FILES or _is_own_code(source, path))
         ]  # fmt: skip
     except OSError as error:
         raise EngineError(f"the tokenizer of {source.folder} cannot be read: {error}") from error
