@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from turnwise.assemble import Prepared
+from turnwise.chat.image_blocks import images_in
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.replies import fresh_mark
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.rendering import format_of
 from turnwise.errors import EpisodeError, TemplateError
+from turnwise.image_sources import read_image
+from turnwise.media import Media
 from turnwise.rollout.plan import Route
-from turnwise.types import Completion, FinishReason, JsonSchema, Ledger, Message, Origin, Role, Sample, ToolCall
+from turnwise.types import Completion, FinishReason, Image, JsonSchema, Ledger, Message, Origin, Role, Sample, ToolCall
 
 Exchange = tuple[str, str, list[Message]]
 """(its name, what the assistant says, what it is answered)."""
@@ -25,7 +28,7 @@ def check_template(prepared: Prepared, renderer: Renderer, report: Report) -> No
     """Does the template only append? Tried on every kind of reply this plan can bring, alone and one after another."""
     _check_generation_prompt(renderer)
     kwargs = prepared.config.chat.template_kwargs
-    strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs)
+    strict = Renderer(renderer.tokenizer, renderer.call_format, template_kwargs=kwargs, images=renderer.images)
     rewriting = []
     for route, sample in sample_per_route(prepared).items():
         schemas = prepared.toolbox.schemas(route.tools)
@@ -61,8 +64,10 @@ def _check_generation_prompt(renderer: Renderer) -> None:
 
 def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exchanges: Sequence[Exchange]) -> None:
     """The exchanges as an episode records them, then a last answer and the comparison with one full render."""
-    ledger, messages = Ledger(), list(sample.prompt)
-    ledger.append(renderer.open(messages, schemas), Origin.PROMPT, 0)
+    ledger, messages, media = Ledger(), list(sample.prompt), _looked_at(renderer, sample.prompt)
+    opening = renderer.prompt(messages, schemas, media)
+    ledger.append(opening.ids, Origin.PROMPT, 0)
+    ledger.place_at(opening.media)
     thought = renderer.template.thought
     for turn, (_, text, replies) in enumerate([*exchanges, ("", "It is 42.", [])]):
         opened = bool(thought) and renderer.tokenizer.decode(ledger.token_ids[-8:]).endswith(thought)
@@ -75,11 +80,18 @@ def _play(renderer: Renderer, sample: Sample, schemas: Sequence[JsonSchema], exc
         message = renderer.read(completion, turn, ledger.token_ids, schemas)
         ledger.append(ids, Origin.POLICY, turn, completion.logprobs, completion.versions)
         if replies:
-            ledger.append_given(renderer.extend(messages, message, completion, replies, schemas), turn)
+            ledger.append_given(renderer.extend(messages, message, completion, replies, schemas, media), turn)
         messages += [message, *replies]
-    problem = renderer.check(ledger, messages, schemas).problem
+    problem = renderer.check(ledger, messages, schemas, media).problem
     if problem is not None:
         raise TemplateError(f"the recorded tokens differ from a full render {problem}")
+
+
+def _looked_at(renderer: Renderer, messages: Sequence[Message]) -> dict[Image, Media]:
+    """The images of messages, prepared for a model that sees; one that reads text only says so when they are shown."""
+    if renderer.images is None:
+        return {}
+    return {image: renderer.images.prepare(read_image(image.source)) for image in images_in(messages)}
 
 
 def _exchanges(renderer: Renderer, tools: bool, user: bool) -> Iterator[Exchange]:
