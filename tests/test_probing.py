@@ -122,7 +122,7 @@ def test_images_are_spoilt_the_same_way_each_time() -> None:
     assert shown(Probe.NOISE) == shown(Probe.NOISE) != shown(Probe.NOISE, 1)
     assert pixels(shown(Probe.NOISE)).std() > 60
     assert shown(Probe.SWAP) == picture
-    with pytest.raises(EpisodeError, match="no other sample of tinylook/read"):
+    with pytest.raises(EpisodeError, match="no other sample was shown"):
         shown(Probe.SWAP, sample=other)
 
 
