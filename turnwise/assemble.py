@@ -287,11 +287,10 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     """A context whose episodes are written token by token by this sampler."""
 
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
-    if not sampler.capabilities.media and (
-        shown := [one for one in prepared.samples if one.images or images_in(one.prompt)]
-    ):
+    seen = [sample for sample in prepared.samples if sample.images or images_in(sample.prompt)]
+    if seen and not sampler.capabilities.media:
         engine = prepared.config.engine.name
-        raise DataError(f"sample {shown[0].id} has images; the {engine} engine reads text only")
+        raise DataError(f"sample {seen[0].id} has images; the {engine} engine reads text only")
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
