@@ -21,7 +21,7 @@ from PIL import Image as Pictures
 
 from turnwise.compose import flat
 from turnwise.config import Config
-from turnwise.image_bytes import read_bytes
+from turnwise.image_sources import read_image
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.tasks.tinylook.measures import measures
 from turnwise.types import CallStatus, Image, Role, Trajectory
@@ -188,7 +188,7 @@ def _episodes(runs: Path, folder: Path) -> Iterator[str]:
             if puzzle not in seen:
                 seen.add(puzzle)
                 name = f"{run.name}_{puzzle}.png"
-                _strip(one, folder / name)
+                _strip(run, one, folder / name)
                 said = "\n".join(" ".join(answer.text.split()) for answer in one.answers)
                 right = "right" if one.right else "wrong"
                 asked = " ".join(one.sample.prompt[-1].text.replace("<image>", "").split())
@@ -196,10 +196,10 @@ def _episodes(runs: Path, folder: Path) -> Iterator[str]:
                 yield f"{title}\n\n![what was shown]({name})\n\n```text\n{said}\n```"
 
 
-def _strip(trajectory: Trajectory, path: Path) -> None:
+def _strip(run: Path, trajectory: Trajectory, path: Path) -> None:
     """The images of an episode side by side: the view, then what each look showed."""
     shown = [
-        Pictures.open(io.BytesIO(read_bytes(part.source))).convert("RGB")
+        Pictures.open(io.BytesIO(_content(run, part.source))).convert("RGB")
         for message in trajectory.messages
         if message.role in (Role.USER, Role.TOOL) and not isinstance(message.content, str)
         for part in message.content
@@ -210,6 +210,11 @@ def _strip(trajectory: Trajectory, path: Path) -> None:
     for number, picture in enumerate(shown):
         strip.paste(picture.resize((side, side), Pictures.Resampling.NEAREST), (number * (side + gap), 0))
     strip.save(path, optimize=True)
+
+
+def _content(run: Path, source: str) -> bytes:
+    """Of an image, which a run keeps under a name of its own."""
+    return read_image(str(run / source) if source.startswith("images/") else source)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ that has finished is not repeated, so that the same command goes on where it was
 
 import argparse
 import gc
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,12 @@ from turnwise.task import load_task
 
 MODEL = Path(tiny_vision.__file__).parent
 PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast"
-SCORER = "turnwise.tasks.tinylook.reward:tinylook"
 REWARDS = {"tapo": 0.5, "accuracy": 0.0}
 """What the evidence in the looks counts, by the reward's name."""
 RL = (
     "task=tinylook", "training.groups=32", "training.group_size=8", "algorithm.old_logprobs=sampler",
     "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-4", "learner.beta2=0.98",
-    "rollout.max_turns=6", "sampling.temperature=1",
+    "rollout.max_assistant_turns=7", "sampling.temperature=1",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL."""
 SMOKE = ("training.groups=2", "training.group_size=2", "eval.samples=8", "learner.warmup=0")
@@ -47,11 +45,10 @@ class Recipe:
 
     def config(self, reward: str, seed: int) -> tw.Config:
         """Of one RL run; what comes later stands."""
-        options = json.dumps({SCORER: {"tool_weight": REWARDS[reward]}})
         files = [f"data.{kind}_files=['{self.file(name)}']" for kind, name in (("train", "train"), ("eval", "test"))]
         return tw.configure(
             f"model.path='{self.model}'", f"run={reward}_{seed}", f"runs_dir='{self.out / 'runs'}'", f"seed={seed}",
-            *RL, *files, f"scoring.options={options}", f"training.steps={self.steps}",
+            *RL, *files, f"scoring.options.tinylook.tool_weight={REWARDS[reward]}", f"training.steps={self.steps}",
             f"training.eval_every={max(1, self.steps // EVALUATIONS)}", f"learner.warmup={min(5, self.steps)}",
             *self.asked, "resume=auto",
         )  # fmt: skip

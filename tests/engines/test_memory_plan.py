@@ -7,6 +7,7 @@ from turnwise.engines import memory_plan
 from turnwise.engines.devices import Gpu, Seen, choose
 from turnwise.engines.kernels import paged_attention
 from turnwise.engines.memory_plan import OVERHEAD, MemoryPlan, ModelSize, Training, memory_here, plan_memory
+from turnwise.engines.model.seeing import KEPT_BYTES
 from turnwise.errors import ConfigError
 
 SMALL = ModelSize(weights=134_515_008, hidden=576, layers=30, vocabulary=49_152, cached=11_520)
@@ -126,6 +127,7 @@ def test_a_tower_is_counted_among_the_weights_and_trained_only_when_asked_to():
     assert (found.weights, found.optimizer) == (2 * sees.weights, 12 * SMALL.weights)
     assert trained.optimizer == 12 * sees.weights
     assert sees.activations(1024, 2, recompute=False) == SMALL.activations(1024, 2, recompute=False)
+    assert memory_plan.KEPT_FEATURES == KEPT_BYTES
     assert found.vision == 2 * 10**8 and "0.2 GiB of it for seeing" in "\n".join(found.lines())
     both = plan("learner.lora_rank=16", size=sees, training=Training(critic=True), shared=False)
     assert both.others == sees.weights * 4 + SMALL.weights * 8

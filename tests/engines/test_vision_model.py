@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from turnwise.choices import ModelImplementation
 from turnwise.engines.model.attention import packed
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts, read_model
-from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
-from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
+from turnwise.engines.model.policy_model import Features, ModelInputs, PolicyModel
+from turnwise.engines.model.seeing import KeptFeatures, Stretch, joined_positions, seen_in
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
@@ -207,7 +207,24 @@ def test_a_family_whose_image_tokens_see_each_other_reads_text_only() -> None:
     assert logits(model, Shown(np.arange(3, 20), ())).shape == (17, 96)
 
 
-def test_a_copy_looks_for_itself(kind: str) -> None:
+def test_copies_look_once_until_one_has_another_tower(kind: str) -> None:
     model = VisionModel(build(kind))
     copied = copy.deepcopy(model)
-    assert torch.equal(copied.look([prepared(kind, 1)])[0].rows, model.look([prepared(kind, 1)])[0].rows)
+    with torch.inference_mode():  # as a sampler does
+        first = model.look([prepared(kind, 1)])[0]
+    assert copied.look([prepared(kind, 1)])[0] is first and copied.looked == 0 and not first.rows.is_inference()
+    copied.load([(name, tensor + 0.1) for name, tensor in copied.weights()])
+    assert not torch.equal(copied.look([prepared(kind, 1)])[0].rows, first.rows)
+    assert model.look([prepared(kind, 1)])[0] is first
+
+
+def test_kept_features_have_a_budget() -> None:
+    kept = KeptFeatures(budget=100)
+    rows = [Features(torch.zeros(10, 1), (torch.zeros(2, 1),)) for _ in range(4)]
+    for number, one in enumerate(rows):
+        kept.put(str(number), one)
+        kept.get("0")
+    assert [kept.get(str(number)) is not None for number in range(4)] == [True, False, False, True]
+    huge = Features(torch.zeros(1000, 1))
+    kept.put("huge", huge)
+    assert kept.get("huge") is huge and kept.get("0") is None

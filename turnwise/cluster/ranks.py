@@ -98,7 +98,7 @@ class ActorRanks:
 
         Those of one node may write into a folder of theirs, which is then sent.
         """
-        seen = self.call("sees", [(file,)] * self.size)
+        seen = self.call("has_file", [(file,)] * self.size)
         blind = [number for number, found in enumerate(seen) if not found]
         if blind and len({home.node for home in self.homes}) > 1:
             raise ConfigError(
@@ -141,9 +141,9 @@ class ActorRanks:
             for number in waiting.keys() - beats.keys():
                 beats[number] = self._actors[number].beat.options(concurrency_group=WATCH).remote()
             if not ready and (problem := watch.hangs(sorted(waiting))) is not None:
-                named = self._where(sorted(waiting))
                 self._stop(problem)
-                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem} ({named})")
+                places = self.nodes(sorted(waiting))
+                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem}; on {places}")
         return [answers[number] for number in sorted(answers)]
 
     def _ready(self, asked: dict[int, Any], seconds: float) -> list[int]:
@@ -160,7 +160,7 @@ class ActorRanks:
             self._lost(number, method, error)
 
     def _lost(self, number: int, method: str, error: Exception) -> NoReturn:
-        problem = f"rank {number} of {self.size}{self._where([number])}"
+        problem = f"rank {number} of {self.size}" + (f" on {self.nodes([number])}" if self.homes else "")
         if getattr(error, "actor_init_failed", False):  # turnwise itself is not there
             self._stop(problem)
             raise EngineError(f"{problem} cannot run on its node: {last_line(error)}") from error
@@ -168,9 +168,6 @@ class ActorRanks:
         problem += f" went away in `{method}` ({type(error).__name__}{why})"
         self._stop(problem)
         raise RankLost(f"the learner lost a rank and with it its state: {problem}") from error
-
-    def _where(self, numbers: Sequence[int]) -> str:
-        return f" on {self.nodes(numbers)}" if self.homes else ""
 
     def nodes(self, numbers: Sequence[int] | None = None) -> str:
         """The nodes of these ranks, or of all with their ranks: `10.0.0.1 (a1b2): ranks 0, 1; ...`."""

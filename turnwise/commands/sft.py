@@ -13,7 +13,8 @@ HELP = "fine-tune a model on scripted or recorded trajectories"
 READ = (
     "training.save_every", "training.keep", "training.max_minutes", "learner.device", "learner.precision",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.grad_clip", "learner.lora_rank",
-    "learner.lora_alpha", "learner.optimizer", "learner.offload", "learner.processes",
+    "learner.lora_alpha", "learner.train_vision", "learner.optimizer", "learner.offload", "learner.processes",
+    "learner.hang_seconds",
 )  # fmt: skip
 """What fine-tuning reads of the sections that are made for reinforcement learning."""
 INSTEAD = {"training.steps": "sft.steps", "learner.lr": "sft.lr", "learner.warmup": "sft.warmup"}

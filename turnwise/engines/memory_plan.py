@@ -18,6 +18,8 @@ OVERHEAD = 2 * 2**30
 """What CUDA itself, cuBLAS, the graphs and the gaps between blocks take."""
 SCORED_ROWS, SCORED_BYTES = 16_384, 3 * 2**30
 """Float32 logits of so many rows are there at once with their gradient, but no more bytes than these."""
+KEPT_FEATURES = 512 << 20
+"""Of images, in sampler and learner each (`model/seeing.py`)."""
 LARGEST_BUDGET, LEAST_BUDGET = 65_536, 1024
 PAGE = 32
 """Tokens of a page of the cache."""
@@ -106,7 +108,12 @@ class MemoryPlan:
     def learner_room(self) -> int:
         """What the learner's passes may take: what nobody else has while they run."""
         others = self.weights + self.optimizer + self.others + (0 if self.takes_turns else self.cache)
-        return self.usable - OVERHEAD - others
+        return self.usable - OVERHEAD - self.features - others
+
+    @property
+    def features(self) -> int:
+        """Of images, kept by whoever has weights of his own."""
+        return KEPT_FEATURES * self.copies if self.vision else 0
 
     def lines(self) -> Iterator[str]:
         """The plan as a small table."""
@@ -115,6 +122,8 @@ class MemoryPlan:
         yield f"{self.gpu}, of which {_gib(self.usable)} may be used (engine.memory_fraction={self.fraction:g})"
         seeing = f", {_gib(self.vision)} of it for seeing" if self.vision else ""
         yield f"  weights      {_gib(self.weights)}{how if learns and self.cache else ''}{seeing}"
+        if self.features:
+            yield f"  features     {_gib(self.features)} at most, of images"
         if learns:
             yield f"  optimizer    {_gib(self.optimizer)}"
         if self.others:
@@ -236,7 +245,8 @@ def plan_memory(
     What does not fit however it is shared out is a ConfigError that says what would help.
     """
     fixed = _Fixed.of(config, chosen, size, training, shared)
-    room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - fixed.bytes
+    features = KEPT_FEATURES * fixed.copies if size.vision else 0
+    room = int(gpu.memory * config.engine.memory_fraction) - OVERHEAD - features - fixed.bytes
     per_token = size.cached * _itemsize(chosen.precision) if chosen.on_gpu else 0
     least = per_token * _paged(length)
     most = chosen.episodes * least

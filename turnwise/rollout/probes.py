@@ -18,7 +18,7 @@ from turnwise.rollout.sample_images import opened, png_url
 from turnwise.rollout.tool_images import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory
 
-NOISE = 110.0
+NOISE = 200.0
 """Standard deviation of the noise that is added to each channel, of 255 levels, at each grain of GRAINS pixels: fine
 noise alone is averaged out in what was enlarged."""
 GRAINS = (1, 2, 4, 8)

@@ -1,5 +1,7 @@
-"""Which rows of which images stand where in one pass, of whole sequences or of stretches that cut through an image."""
+"""Features of images: kept while the tower is the same, and laid where they stand in a pass, whole or cut."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,47 @@ from turnwise.media import MediaSpan
 
 Looked = Sequence[tuple[MediaSpan, Features]]
 """The images of a sequence, each at its place in it, with its features."""
+
+
+KEPT_BYTES = 512 << 20
+"""Features that are kept for later passes."""
+
+
+class KeptFeatures:
+    """Features by the digest of their image, the longest unused dropped beyond a budget; from any thread.
+
+    Copies of a model share one, as long as none of them has got another tower: sampler, learner, reference and critic
+    then look at an image once.
+    """
+
+    def __init__(self, budget: int = KEPT_BYTES) -> None:
+        self._budget, self._bytes, self._lock = budget, 0, threading.Lock()
+        self._found: OrderedDict[str, Features] = OrderedDict()
+
+    def __deepcopy__(self, copies: dict[int, object]) -> "KeptFeatures":
+        return self
+
+    def get(self, digest: str) -> Features | None:
+        """What is kept of an image, now the most recently used."""
+        with self._lock:
+            found = self._found.get(digest)
+            if found is not None:
+                self._found.move_to_end(digest)
+            return found
+
+    def put(self, digest: str, features: Features) -> None:
+        """Keep it; the oldest go."""
+        with self._lock:
+            if digest in self._found:  # another thread was faster
+                return
+            self._found[digest] = features
+            self._bytes += _bytes(features)
+            while self._bytes > self._budget and len(self._found) > 1:
+                self._bytes -= _bytes(self._found.popitem(last=False)[1])
+
+
+def _bytes(features: Features) -> int:
+    return sum(tensor.nbytes for tensor in (features.rows, *features.deep))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ of tokens by where the image stands, never by a token's number: an image token t
 """
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from turnwise.engines.model.attention import packed
 from turnwise.engines.model.policy_model import Features, Seen
+from turnwise.engines.model.seeing import KeptFeatures
 from turnwise.engines.model.transformers_model import TransformersModel
 from turnwise.engines.model.transformers_probe import alike, under
 from turnwise.errors import EngineError, one_line
@@ -26,8 +26,6 @@ from turnwise.media import Media, MediaSpan
 
 DECODERS = ("language_model", "text_model")
 """What families call the part that reads tokens."""
-KEPT_BYTES = 256 << 20
-"""Features of images that are kept, the longest unused dropped beyond it."""
 TYPES = ("mm_token_type_ids", "token_type_ids")
 """What families call the array that tells an image's tokens from text."""
 BEFORE, BEHIND = 3, 4
@@ -46,6 +44,7 @@ class VisionModel(TransformersModel):
     """Whether tower and projector are; what is trained is looked at anew every time."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
+    _kept: KeptFeatures
     _family = AutoModelForImageTextToText
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
@@ -56,7 +55,6 @@ class VisionModel(TransformersModel):
             raise EngineError(f"{type(model).__name__} takes images in a way of its own, which Turnwise does not know")
         super().__init__(model)
         self._deep = "deepstack_visual_embeds" in self._takes
-        self._kept: OrderedDict[str, Features] = OrderedDict()
         self._placed: WeakKeyDictionary[Media, NDArray[np.int64]] = WeakKeyDictionary()
         self.proven = False
         self.looked = 0
@@ -82,8 +80,7 @@ class VisionModel(TransformersModel):
 
     def train_vision(self, trained: bool) -> None:
         """Train tower and projector, or freeze them."""
-        self.vision_trained = trained
-        self._kept.clear()
+        self.vision_trained, self._kept = trained, KeptFeatures()
         for _, parameter in self.vision_parameters():
             parameter.requires_grad_(trained)
 
@@ -100,26 +97,31 @@ class VisionModel(TransformersModel):
         """The features of each image, kept for later passes while the tower is frozen."""
         if self.vision_trained:
             return [self._look(one) for one in media]
-        found: dict[str, Features] = {}
+        found: list[Features] = []
         for one in media:
-            if one.digest not in found:
-                kept = self._kept.pop(one.digest, None)
-                if kept is None:
-                    with torch.no_grad():
-                        kept = self._look(one)
-                found[one.digest] = self._kept[one.digest] = kept
-        size = sum(map(_bytes, self._kept.values()))
-        while size > KEPT_BYTES and len(self._kept) > 1:
-            size -= _bytes(self._kept.popitem(last=False)[1])
-        return [found[one.digest] for one in media]
+            kept = self._kept.get(one.digest)
+            if kept is None:
+                with self._plainly():
+                    kept = self._look(one)
+                self._kept.put(one.digest, kept)
+            found.append(kept)
+        return found
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """In the weights' own format, whoever asks, and not as tensors of inference: a copy of this model may take what
+        is found into passes with gradient."""
+        device = self.model.get_input_embeddings().weight.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
 
     def _look(self, media: Media) -> Features:
-        features = self._features(media)
         if not self.proven:
-            self._prove(media, features)
+            with self._plainly():
+                self._prove(media, self._features(media))
             self.proven = True
         self.looked += 1
-        return features
+        return self._features(media)
 
     @contextmanager
     def _theirs(self, media: Media) -> Iterator[None]:
@@ -194,7 +196,6 @@ class VisionModel(TransformersModel):
 
     # --- held against the model's own code ------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _prove(self, media: Media, features: Features) -> None:
         """EngineError unless the model itself gives the logits that we give, with this image among a few tokens."""
         ids, span = _around(media, self.shape.vocab_size)
@@ -219,17 +220,13 @@ class VisionModel(TransformersModel):
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         vision = {name.removeprefix("model.") for name, _ in self.vision_parameters()}
         if self._names.inward(self._tensors(), weights, vision):
-            self._kept.clear()
+            self._kept = KeptFeatures()  # copies of this model may go on with theirs
 
 
 def _joined(made: Any) -> Tensor:
     """The rows of one image, which families give as one tensor or in parts."""
     rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in ([made] if isinstance(made, Tensor) else made)])
     return rows
-
-
-def _bytes(features: Features) -> int:
-    return sum(tensor.nbytes for tensor in (features.rows, *features.deep))
 
 
 def _text(place: int, count: int) -> NDArray[np.int64]:

@@ -15,13 +15,14 @@ CONTROL = (
 )  # fmt: skip
 IMAGE = "<|image_pad|>"
 ROLES = ("system", "user", "assistant", "tool", "tools: ", "look")
+PARAMETERS = ("box", "turn", "contrast")
 TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """The task's pieces as whole tokens, matched the longest first; bytes for any other text."""
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = [piece for piece in (*ROLES, *VOCABULARY) if len(piece) > 1]
+    pieces = [piece for piece in (*ROLES, *VOCABULARY, *PARAMETERS) if len(piece) > 1]
     known = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(_as_bytes(spelled, piece) for piece in pieces)]
     words = {word: number for number, word in enumerate(dict.fromkeys((*CONTROL, *known)))}
     bpe = Tokenizer(models.BPE(vocab=words, merges=[], ignore_merges=True))

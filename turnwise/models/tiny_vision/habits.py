@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.models.tiny_vision.folder import IMAGE
 from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
-from turnwise.rollout.tools.look import SEEN
+from turnwise.rollout.tools.look import SEEN, look
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.tasks.tinylook.rows import view_of
 from turnwise.tasks.tinylook.scenes import PRIOR_DIGIT, Knobs, Scene, scene_at
 from turnwise.tasks.tinylook.solvers import Glance, guess, oracle_glances, random_glance
 
-TOOLS = [{"type": "function", "function": {"name": "look"}}]
+TOOLS = [look.schema]
 BUCKETS = 4
 """Batches made together and sorted by length, so that little of them is padding."""
 
@@ -29,8 +29,11 @@ BUCKETS = 4
 class Habits:
     """How often a trace is not what somebody who knows would do. All of it is on purpose: RL needs room."""
 
-    missed: float = 0.3
-    """Looks somewhere else first; half of these then guess, the others look again, where the evidence is."""
+    missed: float = 0.5
+    """Looks somewhere else first. With it a look is right less often than a guess at `prior`, which is what a reward
+    for right answers alone has to see through."""
+    again: float = 0.3
+    """Of those that missed: looks again, where the evidence is; the others guess."""
     guessed: float = 0.1
     """Answers at once, with anything."""
     needless: float = 0.5
@@ -62,16 +65,15 @@ def trace_of(scene: Scene, rng: random.Random, habits: Habits) -> Trace:
     """What the script does with a scene."""
     sizes = Sizes()
     glances, answer = oracle_glances(scene, sizes), scene.answer
-    chance = rng.random()
     if scene.puzzle is Puzzle.NONE:
-        glances = [random_glance(rng, sizes)] if chance < habits.needless else []
-    elif scene.puzzle is Puzzle.PRIOR and chance < habits.prior:
+        glances = [random_glance(rng, sizes)] if rng.random() < habits.needless else []
+    elif scene.puzzle is Puzzle.PRIOR and rng.random() < habits.prior:
         glances, answer = [], PRIOR_DIGIT
-    elif chance < habits.guessed:
+    elif rng.random() < habits.guessed:
         glances, answer = [], guess(scene, rng)
-    elif chance < habits.guessed + habits.missed:
+    elif rng.random() < habits.missed:
         first = _beside(glances[0], rng)
-        again = rng.random() < 0.5
+        again = rng.random() < habits.again
         glances, answer = ([first, *glances], answer) if again else ([first], guess(scene, rng))
     looks = [(glance, glance.at(scene.pixels, sizes.view)) for glance in glances]
     return Trace(view_of(scene.pixels, VIEW), scene.question, looks, answer)

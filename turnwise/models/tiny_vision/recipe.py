@@ -32,7 +32,7 @@ def main(given: Sequence[str] | None = None) -> None:
         model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
     )
     lessons = Lessons(tokenizer, args.seed, args.steps, args.batch, Habits(), read_knobs(args.puzzles))
-    learn_habits(model, lessons, lr=1e-3, workers=args.workers, say=_say)
+    learn_habits(model, lessons, lr=1.5e-3, workers=args.workers, say=_say)
     save(model, args.out)
 
 
@@ -46,10 +46,10 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeing-steps", type=int, default=3000)
-    parser.add_argument("--seeing-batch", type=int, default=96, help="images, in eights")
-    parser.add_argument("--steps", type=int, default=3000, help="of imitation, in fours")
-    parser.add_argument("--batch", type=int, default=64, help="conversations")
+    parser.add_argument("--seeing-steps", type=int, default=2400)
+    parser.add_argument("--seeing-batch", type=int, default=512, help="images, in eights")
+    parser.add_argument("--steps", type=int, default=1800, help="of imitation, in fours")
+    parser.add_argument("--batch", type=int, default=256, help="conversations")
     parser.add_argument("--puzzles", default="", help="with weights: read=2,none (default: all alike)")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw (0: the one that learns)")
     return parser.parse_args(given)
