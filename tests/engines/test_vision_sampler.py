@@ -99,7 +99,7 @@ class Conversation:
         logits = plain_logits(self.kind, build(self.kind), self.said) / temperature
         logp = torch.log_softmax(logits, -1)[np.array(self.written) - 1]
         expected = logp.gather(1, torch.from_numpy(self.said.ids[self.written])[:, None])[:, 0]
-        np.testing.assert_allclose(self.logprobs, expected.numpy(), atol=2e-4)
+        np.testing.assert_allclose(self.logprobs, expected.numpy(), atol=2e-3)
 
 
 def opening(kind: str, name: str = "a", seed: int = 1) -> Conversation:
