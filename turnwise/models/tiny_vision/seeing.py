@@ -78,7 +78,7 @@ def learn_to_see(
         tinted = ink_head(features).unflatten(-1, (INK_CELLS, len(INKS)))
         loss = _loss(named, glyphs) + _loss(tinted, inks)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
