@@ -110,7 +110,12 @@ def _lint(config: Config, report: Report) -> None:
         return
     try:
         data = config.data
-        found = lint([Path(name) for name in files], prompt_key=data.prompt_key, default_source=data.default_source)
+        found = lint(
+            [Path(name) for name in files],
+            prompt_key=data.prompt_key,
+            default_source=data.default_source,
+            images_from=data.images_from,
+        )
     except TurnwiseError as error:
         report.add("dataset", Outcome.ERROR, str(error))
         return

@@ -133,13 +133,17 @@ def _interaction(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
 
 def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
     """Rows may name plug-ins too, wherever their file lies: of each that only the run names, the first that does."""
-    images = ImageCells(found.images_from)
     for key in ("train_files", "eval_files"):
         for name in getattr(found, key):
             if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
                 continue
             for row in read_rows(name):
-                sample = to_sample(row, prompt_key=found.prompt_key, default_source=found.default_source, images=images)
+                sample = to_sample(
+                    row,
+                    prompt_key=found.prompt_key,
+                    default_source=found.default_source,
+                    images=ImageCells(found.images_from),
+                )
                 if plugin := _plugin_of(sample):
                     yield f"data.{key}={name}, whose row {row.number} names {plugin}"
                     break

@@ -1,6 +1,7 @@
 """A model's own image processor: blocks of tokens and arrays, the same picture however it is stored, hostile bytes."""
 
 import io
+import json
 import pickle
 import struct
 import threading
@@ -186,3 +187,13 @@ def test_folders_without_a_processor_read_text_and_broken_ones_are_named(tmp_pat
     for name in vision.PROCESSOR_FILES:
         (folder / name).unlink()
     assert find_image_processor(folder, tokenizer, None) is None
+
+
+def test_the_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
+    folder = made.build("llava_next", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": made.LLAVA_TEMPLATE}))
+    assert Tokenizer(folder).templates == {"default": made.LLAVA_TEMPLATE}
+    (folder / "chat_template.json").write_text("{")
+    with pytest.raises(TemplateError, match="the chat template cannot be read"):
+        Tokenizer(folder)

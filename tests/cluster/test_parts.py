@@ -22,13 +22,14 @@ from turnwise.cluster.learner import LearnerWeights
 from turnwise.cluster.learner_actor import StaleWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
-from turnwise.cluster.rank_actor import Home
+from turnwise.cluster.rank_actor import OWN, Home, RankActor
 from turnwise.cluster.ranks import ActorRanks
 from turnwise.cluster.sampler_actor import SamplerFacts
 from turnwise.cluster.samplers import ActorSampler, open_samplers
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
 from turnwise.cluster.workers import Workers
+from turnwise.engines.learners.rank import Rank
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
@@ -85,7 +86,7 @@ class Blind(ActorRanks):
         self.homes = [Home(node, number) for number, node in enumerate(nodes)]
 
     def call(self, method: str, arguments: Any) -> list[Any]:
-        assert method == "sees" and len(arguments) == 2
+        assert method == "has_file" and len(arguments) == 2
         return [True, False]
 
 
@@ -93,6 +94,10 @@ def test_ranks_on_several_nodes_must_all_see_the_run() -> None:
     with pytest.raises(ConfigError, match=r"rank 1 on b does not see runs/first; .*put runs_dir on a disk that all"):
         Blind("a", "b").sees("runs/first/mark")
     assert Blind("a", "a").sees("runs/first/mark") is False, "what they write is sent"
+
+
+def test_what_an_actor_answers_itself_is_no_method_of_the_rank() -> None:
+    assert [name for name in OWN if hasattr(Rank, name) or not hasattr(RankActor, name)] == []
 
 
 def test_who_is_where_packs_ranks_and_spreads_the_others() -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pillow
 
+from turnwise.data.lint import lint
 from turnwise.data.loader import load_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
@@ -158,6 +159,7 @@ def test_samples_are_the_same_whatever_the_storage(store: Any, tmp_path: Path, m
     wanted = [essence(one) for one in load_samples([files_beside(tmp_path / "wanted")[0]], prompt_key="prompt")]
     file, images_from = store(tmp_path / "here")
     samples = load_samples([file], prompt_key="prompt", images_from=images_from)
+    assert lint([file], prompt_key="prompt", images_from=images_from).errors == 0
     monkeypatch.chdir("/")  # what was found does not depend on where it is read
     assert [essence(one) for one in samples] == wanted
     assert wanted[0][2] == [digest_of(one) for one in CATS]

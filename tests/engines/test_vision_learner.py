@@ -11,7 +11,7 @@ from architectures import build as build_text
 from batches import batch_of
 from seeing import KINDS, Shown, build, plain_logits, prepared, shown
 
-from turnwise.choices import ModelImplementation
+from turnwise.choices import ModelImplementation, Precision
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
@@ -136,6 +136,37 @@ def test_layers_computed_again_give_the_same_gradient(kind: str) -> None:
         learner = LocalLearner(VisionModel(build(kind)), config, temperature=TEMPERATURE)
         found.append(learner.update([given], SUPERVISED).metrics["grad_norm"])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_narrow_products_are_the_decoder_s_affair(trained: bool) -> None:
+    given = packed(sequences("qwen3_vl"))
+    config = LearnerConfig(lr=1e-3, precision=Precision.bfloat16, device="cpu")
+    model = VisionModel(build("qwen3_vl"))
+    model.train_vision(trained)
+    learner = LocalLearner(model, config, temperature=TEMPERATURE)
+    found = learner.score(given, Who.POLICY)
+    np.testing.assert_allclose(found, scored("qwen3_vl", sequences("qwen3_vl")), atol=0.3)
+    assert learner.forward.narrow and (trained or model.look([given.media[0].media])[0].rows.dtype is torch.float32)
+    losses = [learner.update([given], SUPERVISED).metrics["loss"] for _ in range(2)]
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
+def test_on_a_gpu_it_is_the_same(kind: str, precision: Precision) -> None:
+    given = packed(sequences(kind))
+    config = LearnerConfig(lr=1e-3, precision=precision, device="cuda")
+    learner = LocalLearner(VisionModel(build(kind)), config, temperature=TEMPERATURE, reference=True)
+    expected = scored(kind, sequences(kind))
+    for who in (Who.POLICY, Who.REFERENCE):
+        apart = np.abs(learner.score(given, who) - expected)
+        assert apart.max() < 0.01 if precision is Precision.float32 else np.median(apart) < 0.3
+    losses = [learner.update([given], SUPERVISED).metrics["loss"] for _ in range(3)]
+    assert losses[0] > losses[-1]
+    assert isinstance(learner.model, VisionModel)
+    assert {p.dtype for _, p in learner.model.vision_parameters()} == {getattr(torch, precision.value)}
 
 
 def test_images_that_are_not_where_they_should_be_are_refused() -> None:

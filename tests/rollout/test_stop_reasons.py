@@ -1,16 +1,21 @@
 """Every way an episode can end is reached, recorded, and leaves a last answer that can be scored."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from turnwise import time_budget
+from turnwise.chat.formats import hermes
 from turnwise.errors import EpisodeError
+from turnwise.rollout.endpoint_backend import EndpointBackend
+from turnwise.rollout.episode import run_episode
 from turnwise.rollout.interactions.base import BaseInteraction, last_assistant_text
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.rollout.tools.tool import tool
-from turnwise.types import CallStatus, FinishReason, Message, Role, StopReason
+from turnwise.types import CallStatus, FinishReason, Image, Message, Role, StopReason, Text
 
 ME = __name__
 
@@ -333,6 +338,24 @@ def test_a_loop_cannot_go_on_after_the_end(theatre):
     trajectory = show.play()
     assert trajectory.stop_reason is StopReason.ASSISTANT_TURN_BUDGET
     assert len(trajectory.turns) == 2 == len(show.sampler.requests)
+
+
+async def shows_two(chat: Any) -> None:
+    """Two images, of which nobody has looked at the second when the budget says no."""
+    chat.reprompt([Message(Role.USER, (Image("data:,"), Text("?"), Image("data:,")))])
+    await chat.generate()
+
+
+def test_image_budget(theatre):
+    show = theatre.show(["42"], agent=f"{__file__}:shows_two", max_images=1)
+    context = replace(
+        show.context,
+        make_backend=lambda conversation, noise, tools: EndpointBackend(
+            None, show.context.config.sampling, tools, noise, hermes
+        ),
+    )
+    trajectory = asyncio.run(run_episode(show.samples[0], sibling=0, step=0, context=context))
+    assert trajectory.stop_reason is StopReason.IMAGE_BUDGET and not trajectory.turns
 
 
 def test_every_reason_has_a_test_here():

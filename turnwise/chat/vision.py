@@ -64,6 +64,8 @@ class ImageProcessor:
         self.image_token, blank = self._find_marker()
         """What a chat template writes where an image goes; the block stands in its place."""
         self.image_token_id = tokenizer.added_ids[self.image_token]
+        self.blank = recorded("blank", blank)
+        """A small image, for trying a template out."""
         texts = {number: text for text, number in tokenizer.added_ids.items()}
         self.tokens = frozenset(texts[one] for one in {*blank.tolist(), *self._feature_ids} if one in texts)
         """Control tokens that show images: nobody's words may spell them."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from turnwise.engines.learners.rank import Rank
 
+OWN = ("meeting", "open", "has_file", "begin_parts", "next_part")
+"""What the actor answers; all else is a method of its rank."""
 _GET_ADDRESS = 0x8915
 """Of an interface, as Linux numbers what it can be asked."""
 
@@ -59,9 +61,10 @@ class RankActor:
     def call(self, method: str, *given: Any) -> Any:
         """A method of this class or of the rank; what it raises is an answer too."""
         self._worker = threading.get_ident()
-        own = {name: getattr(self, name) for name in ("meeting", "open", "sees", "begin_parts", "next_part")}
         try:
-            return own[method](*given) if method in own else getattr(self._opened(), method)(*map(_owned, given))
+            if method in OWN:
+                return getattr(self, method)(*given)
+            return getattr(self._opened(), method)(*map(_owned, given))
         except Exception as error:  # it is raised where the call came from
             return failed(error)
 
@@ -86,7 +89,7 @@ class RankActor:
         source = find_model(setup.source.name, setup.source.trust_remote_code)
         self._rank = Rank(replace(setup, source=source), place)
 
-    def sees(self, file: str) -> bool:
+    def has_file(self, file: str) -> bool:
         """Whether a file of the caller's is on a disk that is shared."""
         return os.path.isfile(file)
 

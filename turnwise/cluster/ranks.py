@@ -98,7 +98,7 @@ class ActorRanks:
 
         Those of one node may write into a folder of theirs, which is then sent.
         """
-        seen = self.call("sees", [(file,)] * self.size)
+        seen = self.call("has_file", [(file,)] * self.size)
         blind = [number for number, found in enumerate(seen) if not found]
         if blind and len({home.node for home in self.homes}) > 1:
             raise ConfigError(

@@ -229,8 +229,8 @@ class LearnerConfig:
     """Processes that the learner's weights, gradients and moments are shared out over (FSDP2), with a GPU each or all
     on the CPU; 1 learns in this process. Raise it when a model does not fit one GPU, or for shorter updates."""
     hang_seconds: float = knob(1800.0, duration())
-    """Seconds in which, of several processes, one must come further (a pass, a weight, the model read) and each give a
-    sign of life; else the learner hangs and is ended. Raise it when reading the model takes longer."""
+    """Seconds in which, of several processes, one must come further and each give a sign of life. Else the learner
+    hangs and is ended; a pass, a weight, the model read are further. Raise it when reading the model takes longer."""
     context_parallel: int = knob(1, at_least(1, 1024))
     """Processes that share the tokens of one sequence. Only 1 is taken: torch has it for plain attention on a GPU, and
     the learner packs its sequences."""

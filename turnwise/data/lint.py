@@ -3,10 +3,12 @@
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from turnwise.data.image_cells import ImageCells
 from turnwise.data.prompts import MARKER
 from turnwise.data.rows import Row, RowError, name_files, read_rows
 from turnwise.data.samples import misspelt, to_sample
@@ -110,7 +112,12 @@ class _FileNotes:
 
 
 def lint(
-    paths: Iterable[str | Path], *, prompt_key: str, default_source: str | None = None, limit: int = 20
+    paths: Iterable[str | Path],
+    *,
+    prompt_key: str,
+    default_source: str | None = None,
+    images_from: str | None = None,
+    limit: int = 20,
 ) -> LintReport:
     """Read every row of every file and report what is wrong with them."""
     report = LintReport(limit)
@@ -120,7 +127,9 @@ def lint(
         try:
             for row in read_rows(path, label=name):
                 report.rows += 1
-                for finding in _lint_row(row, prompt_key, default_source, notes, prompts, report.data_sources):
+                read = partial(to_sample, prompt_key=prompt_key, default_source=default_source)
+                read = partial(read, images=ImageCells(images_from))  # a new one: it remembers what it read
+                for finding in _lint_row(row, prompt_key, read, notes, prompts, report.data_sources):
                     report.add(finding)
         except DataError as error:
             report.add(Finding(Kind.UNREADABLE, name, None, "", str(error)))
@@ -132,7 +141,7 @@ def lint(
 def _lint_row(
     row: Row,
     prompt_key: str,
-    default_source: str | None,
+    read: Callable[[Row], Sample],
     notes: _FileNotes,
     prompts: dict[bytes, tuple[str, int]],
     data_sources: Counter[str],
@@ -144,7 +153,7 @@ def _lint_row(
             notes.misspelt.add(name)
             yield Finding(Kind.MISSPELT, row.name, row.number, name, problem)
     try:
-        sample = to_sample(row, prompt_key=prompt_key, default_source=default_source)
+        sample = read(row)
     except RowError as error:
         yield Finding(Kind.REFUSED, row.name, row.number, error.field, error.problem)
         return

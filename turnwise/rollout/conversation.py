@@ -157,9 +157,9 @@ class Conversation:
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self._opened:
-            await look_at(self.backend, self.messages)
             if not self._shared.show_images(len(images_in(self.messages))):
                 self._end(StopReason.IMAGE_BUDGET)
+            await look_at(self.backend, self.messages)
             self.backend.open(self.messages)
             self._opened = True
         reason = await self._write(max_tokens, stop)

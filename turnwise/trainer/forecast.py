@@ -33,8 +33,9 @@ OTHER_WORK = (
     "task", "model.", "chat.", "data.", "engine.", "sampling.", "rollout.", "sandbox.", "scoring.", "compat.",
     "cluster.", "learner.device", "learner.precision", "learner.optimizer", "learner.offload", "learner.lora_rank",
     "learner.token_budget", "learner.gradient_checkpointing", "learner.shared_critic", "learner.processes",
-    "learner.train_vision", "learner.context_parallel", "training.group_size", "training.epochs", "training.minibatches", "training.max_lag",
-    "training.drop_constant_groups", "algorithm.advantage", "algorithm.kl_", "algorithm.old_logprobs",
+    "learner.train_vision", "learner.context_parallel", "training.group_size", "training.epochs",
+    "training.minibatches", "training.max_lag", "training.drop_constant_groups", "algorithm.advantage",
+    "algorithm.kl_", "algorithm.old_logprobs",
 )  # fmt: skip
 """Keys with another value of which an episode or an update takes another time."""
 _MACHINE = ("engine ", "memory ")

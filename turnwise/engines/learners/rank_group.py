@@ -185,9 +185,6 @@ class LocalRanks:
             if not ready and time.monotonic() >= deadline:  # the others hang in a collective that a failed one left
                 self._stop(f"rank {failed} failed while it was {method}")
                 answers[failed].throw(failed)
-            if not ready and (problem := watch.hangs(sorted(waiting.values()))) is not None:
-                self._stop(problem)
-                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem}")
             for channel in ready:
                 number = waiting[channel]
                 try:
@@ -201,6 +198,10 @@ class LocalRanks:
                 del waiting[channel]
                 if isinstance(said, Failed) and failed < 0:
                     failed, deadline = number, time.monotonic() + grace
+            heard = not connection.wait(list(waiting), 0)  # all that was said while this process was stopped itself
+            if heard and (problem := watch.hangs(sorted(waiting.values()))) is not None:
+                self._stop(problem)
+                raise RankLost(f"the learner hangs in `{method}` and is ended: {problem}")
         found = [answers[number] for number in range(self.size)]
         if (torn := raise_first(found)) is not None:
             self._stop(str(torn))

@@ -44,6 +44,7 @@ class VisionModel(TransformersModel):
     """Whether tower and projector are; what is trained is looked at anew every time."""
     proven: bool
     """Whether it was found to do with an image what its own code does."""
+    _kept: KeptFeatures
     _family = AutoModelForImageTextToText
     _attention: ClassVar[Mapping[str, str]] = {}
     """The tower keeps its own; the decoder gets ours when it is probed."""
@@ -100,20 +101,27 @@ class VisionModel(TransformersModel):
         for one in media:
             kept = self._kept.get(one.digest)
             if kept is None:
-                # Not tensors of inference: a learner may take them into passes with gradient.
-                with torch.inference_mode(False), torch.no_grad():
+                with self._plainly():
                     kept = self._look(one)
                 self._kept.put(one.digest, kept)
             found.append(kept)
         return found
 
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """In the weights' own format, whoever asks, and not as tensors of inference: a copy of this model may take what
+        is found into passes with gradient."""
+        device = self.model.get_input_embeddings().weight.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+
     def _look(self, media: Media) -> Features:
-        features = self._features(media)
         if not self.proven:
-            self._prove(media, features)
+            with self._plainly():
+                self._prove(media, self._features(media))
             self.proven = True
         self.looked += 1
-        return features
+        return self._features(media)
 
     @contextmanager
     def _theirs(self, media: Media) -> Iterator[None]:
@@ -188,7 +196,6 @@ class VisionModel(TransformersModel):
 
     # --- held against the model's own code ------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _prove(self, media: Media, features: Features) -> None:
         """EngineError unless the model itself gives the logits that we give, with this image among a few tokens."""
         ids, span = _around(media, self.shape.vocab_size)

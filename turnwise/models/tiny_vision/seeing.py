@@ -88,7 +88,7 @@ def learn_to_see(
         said = [head(features).unflatten(-1, (label.shape[-1], -1)) for head, label in zip(heads, labels, strict=True)]
         loss = torch.stack([_loss(*pair) for pair in zip(said, labels, strict=True)]).sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()

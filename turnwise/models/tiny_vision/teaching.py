@@ -30,7 +30,7 @@ def learn_habits(
     for step, arrays in enumerate(_batches(lessons, workers)):
         loss = _loss(model, Taught.of(arrays, device))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
