@@ -1,4 +1,4 @@
-"""The whole launch in a minute on a CPU: tiny.py's model and data, the rule judge over HTTP, the sandbox, TAPO, the board.
+"""The whole launch in a minute on a CPU: tiny model and data, the rule judge over HTTP, the sandbox, TAPO, the board.
 
     python examples/code_with_images/smoke.py --out OUT
 
@@ -20,19 +20,20 @@ import tiny
 
 import turnwise as tw
 from turnwise.cli import main as turnwise
-from turnwise.engines.samplers.scripted import ScriptRequest
+from turnwise.engines.samplers.scripted import Script, ScriptRequest
 from turnwise.environment import JUDGE
 from turnwise.scoring.rule_judge import make_app
 from turnwise.serving import serving_beside
 
 FEW = (
     "board=false", "tracking.to=[console]", "training.steps=2", "training.eval_every=1", "training.group_size=4",
-    "sampling.max_tokens=40", "sampling.temperature=0.6", "rollout.max_assistant_turns=3", "rollout.max_tokens=400", "learner.lr=1e-4",
+    "sampling.max_tokens=40", "sampling.temperature=0.6", "rollout.max_assistant_turns=3", "rollout.max_tokens=400",
+    "learner.lr=1e-4",
 )  # fmt: skip
 COLD_START = ("sft.steps=50", "sft.lr=1e-2", "sft.warmup=5", "sft.batch_tokens=2400", "training.save_every=0")
 
 
-def script(seed: int):  # noqa: ANN201  a Script, for sft.script
+def script(seed: int) -> Script:
     """What somebody says who knows where to look: one crop where the square is asked for, none where discs are."""
     said = {f"train:{number}": lines(number) for number in range(6)}
 

@@ -1,9 +1,9 @@
-"""A model folder and a data set as small as can be: Qwen2.5-VL's shape with random weights, eight rows, a tar of images.
+"""A model folder and data as small as can be: Qwen2.5-VL's shape with random weights; eight rows and a tar of images.
 
     python examples/code_with_images/tiny.py FOLDER      # FOLDER/model and FOLDER/data
 
-They stand for the real ones in a dry run and in smoke.py. The model has Qwen2.5-VL's files (config, processor, tokenizer
-with its control tokens, a chat template of its form) and 0.2 million weights.
+They stand for the real ones in a dry run and in smoke.py. The model has Qwen2.5-VL's files (config, processor, a
+tokenizer with its control tokens, a chat template of its form) and 0.2 million weights.
 """
 
 import io
@@ -36,7 +36,7 @@ TEMPLATE = """\
 
 
 def make_data(folder: Path) -> list[dict[str, Any]]:
-    """train.jsonl (6 rows), test.jsonl (2) and images.tar: where to look is asked of every other, how many of the rest."""
+    """train.jsonl (6 rows), test.jsonl (2) and images.tar: every other row asks for something small; gives all rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with tarfile.open(folder / "images.tar", "w") as tar:
