@@ -115,14 +115,15 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
 def run_text(
     model: Qwen3VLForConditionalGeneration, token_ids: torch.Tensor, images: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states of padded conversations, [B, T, hidden]; `images` are theirs in reading order.
+    """Hidden states of padded conversations, [B, T, hidden]; `images` are theirs in reading order, for a tower at rest.
 
     Padding stands behind: what comes before never sees it.
     """
     text = model.model.language_model
     embedded = text.embed_tokens(token_ids)
     shown = token_ids == model.config.image_token_id
-    features, deep = look(model, images)
+    with torch.no_grad():
+        features, deep = look(model, images)
     embedded = embedded.masked_scatter(shown[..., None], features.to(embedded.dtype))
     found: torch.Tensor = text(
         inputs_embeds=embedded,
