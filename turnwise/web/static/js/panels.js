@@ -21,6 +21,7 @@ export function panelSections(names, spreads = []) {
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
+    { title: "Looking", note: "what an episode of a task with images did: whether a crop showed the evidence, and whether a tool was called where none was needed", panels: looking(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
@@ -125,6 +126,19 @@ function staleness(left) {
   if (!lines.length) return []; // on-policy: lines of zeros, among all other metrics
   const shares = panel("Trained tokens by age", lines, { percent: true, stacked: true });
   return [shares, ...families(left, ["staleness/", "groups/waited_for", "groups/ahead", "replay/"])];
+}
+
+const LOOKING = [
+  ["faithful", "Evidence seen, of right answers: P(evidence | correct)", true], ["evidence", "Evidence seen", true], ["needless", "Needless tool use: episodes with a call where none was needed", true], ["looks", "Tool calls per episode, by task", false],
+];
+
+// What a task with images measures of its episodes (`task/SOURCE/looks`), a line for each data source.
+function looking(left) {
+  return LOOKING.map(([measure, title, percent]) => {
+    const names = [...left].filter((name) => name.startsWith("task/") && name.endsWith(`/${measure}`)).sort();
+    names.forEach((name) => left.delete(name));
+    return names.length ? panel(title, names.map((name) => ({ label: name.slice("task/".length, -measure.length - 1), metric: name })), { percent }) : null;
+  }).filter(Boolean);
 }
 
 const LEARNING = [
