@@ -136,7 +136,7 @@ def looks(rng: random.Random, count: int) -> list[Seen]:
     drawn = sketch(rng)
     step, canvas = drawn.sizes.step, drawn.sizes.canvas
     found = [seen_in(drawn, (0, 0, canvas, canvas))]
-    things = [thing[1] for thing in (*drawn.glyphs, *drawn.inks)] or [(0, 0, canvas, canvas)]
+    things = [glyph[1] for glyph in drawn.glyphs] + [ink[1] for ink in drawn.inks] or [(0, 0, canvas, canvas)]
     while len(found) < count:
         side = rng.choice(SIDES)
         x0, y0, x1, y1 = rng.choice(things)
