@@ -92,6 +92,10 @@ def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str,
     }
     if evaluation := next((one["name"] for one in runs if one["command"] == "eval"), None):
         pages["results"] = f"#/run/{evaluation}/curves"
+    if probe := next((one["name"] for one in runs if one["command"] == "probe"), None):
+        most = ask(f"/api/runs/{probe}/trajectories?split=eval&sort=calls&order=desc&limit=1")["rows"][0]
+        pages["probe"] = f"#/run/{probe}/curves"
+        pages["beside"] = f"#/run/{probe}/beside?shard={most['shard']}&row={most['row']}&targets=1"
     made = [(name, path, "light", SIZE) for name, path in pages.items()]
     made += [(f"{name}-dark", pages[name], "dark", SIZE) for name in ("curves", "conversation")]
     return [*made, ("conversation-narrow", pages["conversation"], "light", NARROW)]
