@@ -8,10 +8,12 @@ import torch
 import vision_processors as made
 
 import turnwise
+from turnwise.cli import main
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import DataError
 from turnwise.models.tiny_vision.folder import write_folder
 from turnwise.models.tiny_vision.network import fresh_model
+from turnwise.sft import fine_tune
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.web.table import Table
@@ -52,7 +54,9 @@ def config(folder: Path, place: Path, *more: str) -> turnwise.Config:
     )  # fmt: skip
 
 
-def test_a_training_with_images_is_recorded_and_read_back(folder: Path, tmp_path: Path) -> None:
+def test_a_training_with_images_is_recorded_and_read_back(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = turnwise.train(config(folder, tmp_path, "run=a"))
     run = RunDir(report.run)
     files = sorted(run.path.glob("trajectories/*.parquet"))
@@ -62,11 +66,29 @@ def test_a_training_with_images_is_recorded_and_read_back(folder: Path, tmp_path
         assert trajectory.failure is None
         assert (run.path / f"images/{trajectory.segments[0].media[0].media.digest}.png").is_file()
         assert trajectory.render_check is None or trajectory.render_check.problem is None
-    shown = tokens(run, Table(run), files[0].relative_to(run.path).as_posix(), 0)
+    table = Table(run)
+    table.refresh(None)
+    shown = tokens(run, table, files[0].relative_to(run.path).with_suffix("").as_posix(), 0)
     pieces = [piece for piece in shown["segments"][0]["pieces"] if piece.startswith("[image")]
     span = read[0].segments[0].media[0]
     assert pieces == [f"[image, {span.end - span.start} tokens]"]
-    policy = make_renderer(turnwise.configure(f"model.path={run.path / 'policy'}", "engine=torch"))
+    again = fine_tune(
+        config(
+            folder,
+            tmp_path,
+            "run=b",
+            f"sft.recorded=[{run.path}]",
+            "sft.steps=1",
+            f"data.eval_files=[{rows(tmp_path, 2)}]",
+        )
+    )
+    assert again.steps == 1
+    kept = [name.stem for name in (again.run / "images").iterdir() if name.suffix == ".png"]
+    assert {trajectory.segments[0].media[0].media.digest for trajectory in read} <= set(kept), "copied into the run"
+    for command in (["show"], ["replay", "--sample", "0", "--file", "trajectories/step_000001"], ["rescore"]):
+        assert main([command[0], str(run.path), *command[1:]]) == 0, command
+    assert "[image" in capsys.readouterr().out
+    policy = make_renderer(turnwise.configure(f"model.path={again.policy}", "engine=torch"))
     assert policy.images is not None and policy.image_roles
 
 

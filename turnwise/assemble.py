@@ -210,11 +210,14 @@ def fit_prompts(
 
 def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
     """Blocks of tokens for the images of a prompt, by their sizes; DataError where they cannot be shown."""
-    images, most = images_in(sample.prompt), config.rollout.max_images
-    if renderer.images is None and (images or sample.images):
-        raise DataError(
-            f"sample {sample.id} has images, and {config.model.path} reads text only: its folder has no image processor"
-        )
+    images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
+    if processor is None:
+        if images or sample.images:
+            raise DataError(
+                f"sample {sample.id} has images, and {config.model.path} reads text only: "
+                "its folder has no image processor"
+            )
+        return {}
     for message in sample.prompt:
         if message.images and message.role not in renderer.image_roles:
             raise DataError(
@@ -224,10 +227,10 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
     if most is not None and len(images) > most:
         raise DataError(f"sample {sample.id} has {len(images)} images, and rollout.max_images={most}")
     media: dict[Image, Media] = {}
-    for image in images if renderer.images is not None else ():
+    for image in images:
         try:
             with open_source(image.source) as file:
-                media[image] = renderer.images.measure(file)
+                media[image] = processor.measure(file)
         except DataError as error:
             raise DataError(f"sample {sample.id}: {error}") from error
     return media

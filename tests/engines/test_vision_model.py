@@ -7,37 +7,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from seeing import END, IMAGE, KINDS, START, Shown, build, plain_logits, prepared, shown
-from torch import Tensor
+from seeing import END, IMAGE, KINDS, START, Shown, build, logits, plain_logits, prepared, shown
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from turnwise.choices import ModelImplementation
-from turnwise.engines.model.attention import packed
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts, read_model
-from turnwise.engines.model.policy_model import Features, ModelInputs, PolicyModel
-from turnwise.engines.model.seeing import KeptFeatures, Stretch, joined_positions, seen_in
+from turnwise.engines.model.policy_model import Features
+from turnwise.engines.model.seeing import KeptFeatures
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 from turnwise.media import Media, MediaSpan
 
-CPU = torch.device("cpu")
 PARTS: tuple[int | tuple[int, int], ...] = (5, (16, 16), 3, (32, 16), 4, (20, 40), 6)
-
-
-def logits(model: PolicyModel, *sequences: Shown) -> Tensor:
-    """Of sequences packed into one pass."""
-    stretches = [
-        Stretch(list(zip(one.media, model.look([span.media for span in one.media]), strict=True)), 0, len(one.ids))
-        for one in sequences
-    ]
-    inputs = ModelInputs(
-        torch.from_numpy(np.concatenate([one.ids for one in sequences])),
-        torch.from_numpy(joined_positions([model.positions(one.ids, one.media) for one in sequences])),
-        seen_in(stretches, CPU),
-    )
-    with torch.no_grad():
-        return model.logits(model(inputs, packed([len(one.ids) for one in sequences])))
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 KEPT_BYTES = 256 << 20
 """Of arrays that nobody may ask for again; those of an older image are made anew from its bytes."""
+MOST_SIZES = 1024
+"""Sizes of images whose block is kept: photographs come in tens of thousands, and a block has thousands of tokens."""
 _OF_THE_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -117,6 +119,8 @@ class ImageProcessor:
         if ids is None:
             import PIL.Image
 
+            if len(self._blocks) >= MOST_SIZES:
+                self._blocks.clear()
             ids = self._blocks[size] = self._process(PIL.Image.new("RGB", size), self.image_token)[0]
         return recorded(f"{size[0]}x{size[1]}", ids)
 

@@ -9,7 +9,8 @@ from typing import Any
 from turnwise.errors import DataError
 from turnwise.storage.images import images_for, stored_name
 from turnwise.types import CallRecord, Image, Message, Sample
-from turnwise.web.json_values import clean_text, plain, plain_text
+from turnwise.web.columns import clean_text
+from turnwise.web.json_values import plain, plain_text
 from turnwise.web.pictures import Pictures, shown_source
 
 Json = dict[str, Any]

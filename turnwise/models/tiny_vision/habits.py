@@ -42,6 +42,10 @@ class Habits:
     """Answers a `prior` with its common digit at once."""
 
 
+DILIGENT = Habits(missed=0, guessed=0, needless=0, prior=0)
+"""Somebody who knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One conversation."""

@@ -1,9 +1,9 @@
 """How the tiny vision-language model was made: tokenizer, fresh weights, seeing, then scripted looks.
 
 Run `python -m turnwise.models.tiny_vision.recipe --out DIR`; with `--out` at this folder the package data is made anew.
-First the tower names what stands in every patch of sketches, then the whole model imitates scripted conversations of
-the task `tinylook`. The script misses, guesses and looks needlessly on purpose (`habits.py`): what is left to learn is
-for RL. All of it follows from `--seed`; a GPU is used where there is one.
+First the tower names what stands in every patch of sketches, then the language model imitates scripted conversations of
+the task `tinylook`. In the end the script misses, guesses and looks needlessly on purpose (`habits.py`): what is left
+to learn is for RL. All of it follows from `--seed`; a GPU is used where there is one.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen3VLForConditionalGeneration
 
 from turnwise.models.tiny_vision.folder import write_folder
-from turnwise.models.tiny_vision.habits import Habits, Lessons
+from turnwise.models.tiny_vision.habits import DILIGENT, Habits, Lessons
 from turnwise.models.tiny_vision.network import fresh_model
 from turnwise.models.tiny_vision.seeing import learn_to_see
 from turnwise.models.tiny_vision.teaching import learn_habits
@@ -31,8 +31,10 @@ def main(given: Sequence[str] | None = None) -> None:
     learn_to_see(
         model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
     )
-    lessons = Lessons(tokenizer, args.seed, args.steps, args.batch, Habits(), read_knobs(args.puzzles))
-    learn_habits(model, lessons, lr=1.5e-3, workers=args.workers, say=_say)
+    knobs = read_knobs(args.puzzles)
+    for number, (habits, steps, lr) in enumerate(((DILIGENT, args.steps, 1.5e-3), (Habits(), args.steps // 4, 5e-4))):
+        lessons = Lessons(tokenizer, 2 * args.seed + number, steps, args.batch, habits, knobs)
+        learn_habits(model, lessons, lr=lr, workers=args.workers, say=_say)
     save(model, args.out)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import DataError, EpisodeError, ToolError
-from turnwise.image_sources import read_source
+from turnwise.image_sources import read_image
 from turnwise.rollout.sample_images import given_images
 from turnwise.rollout.tool_images import MOST_IMAGES
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
@@ -117,7 +117,7 @@ def input_images(context: ToolContext) -> list[InputImage]:
     found = []
     for number, (name, image) in enumerate(given_images(context).items()):
         try:
-            found.append(InputImage(name, read_source(image.source)))
+            found.append(InputImage(name, read_image(image.source)))
         except DataError as error:
             raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
     return found

@@ -172,8 +172,9 @@ def _tinted(region: Pixels, colour: str) -> NDArray[np.bool_]:
     palette = PALE - np.array([RGB[one] for one in COLOURS], dtype=np.float32)
     size = np.linalg.norm(away, axis=2)
     alike = away @ (palette / np.linalg.norm(palette, axis=1, keepdims=True)).T
-    found: NDArray[np.bool_] = (size > 40) & (alike.max(2) > 0.985 * size)
-    return found & (alike.argmax(2) == COLOURS.index(colour))
+    is_own = alike.argmax(2) == COLOURS.index(colour)
+    found: NDArray[np.bool_] = (size > 40) & (alike.max(2) > 0.985 * size) & is_own
+    return found
 
 
 def _islands(mask: NDArray[np.bool_]) -> int:
