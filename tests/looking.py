@@ -85,13 +85,13 @@ def call_of(index, facts, shown, name="look"):
     return turn
 
 
-def episode(name, turns, *, right=True, whole=None, truth=None, **more):
+def episode(name, turns, *, right=True, whole=None, truth=None, tool="look", **more):
     """An episode with these looks and an answer; its ledger has every image at its place."""
     view = url((whole or canvas()).resize((VIEW, VIEW)))
     prompt = (Message(Role.USER, (Image(view), Text("digit at red"))),)
     answer = Message(Role.ASSISTANT, "7" if right else "3", answer="7" if right else "3")
     last = Turn(len(turns), answer, FinishReason.STOP, 0, 60, 1)
-    kwargs = {"look": {"create_kwargs": {"image": url(whole or canvas())}}}
+    kwargs = {tool: {"create_kwargs": {"image": url(whole or canvas())}}}
     truth = {"target": "7", "target_boxes": [TARGET]} if truth is None else truth
     sample = Sample(name, prompt, "tinylook/read", truth, images=(Image(view),), tools_kwargs=kwargs)
     ledger = Ledger()
@@ -137,7 +137,7 @@ def hostile(evil):
     images.append(nothing | {"data": facts["data"], "unverified": {"source": 3, "box": 4, "steps": [evil, None, {}]}})
     turn = call_of(0, images, ["javascript:window.hacked=6", "http://example.org/a.png"], name=evil)
     boxes = [[-10, -10, 400, 400], ["x"] * 4, None, [float("inf")] * 4, [5, 5, 1, 1]]
-    found = episode("test:evil", [turn], truth={"target": evil, "target_boxes": boxes})
+    found = episode("test:evil", [turn], truth={"target": evil, "target_boxes": boxes}, tool=evil)
     found.remarks = [Remark(evil, evil, float("nan"), 0)]
     return found
 

@@ -18,6 +18,8 @@ from PIL import Image, ImageDraw
 
 HERE = Path(__file__).resolve().parent
 SIDE, SMALL = 224, 20
+QUARTER = (0, 0, 112, 112)
+"""Where every small square is."""
 COLOURS = {"red": (220, 30, 30), "blue": (40, 60, 220), "green": (30, 160, 60), "black": (0, 0, 0)}
 CONTROL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -72,14 +74,9 @@ def scene(number: int) -> tuple[str, str, Image.Image]:
         for index in range(number // 2 + 1):
             draw.ellipse((20 + 50 * index, 80, 60 + 50 * index, 120), fill=COLOURS["blue"])
         return "How many discs are there?", str(number // 2 + 1), picture
-    left, upper = (half * SIDE // 2 + chance.randrange(20, 80) for half in corner(number))
+    left, upper = chance.randrange(10, 90), chance.randrange(10, 90)
     draw.rectangle((left, upper, left + SMALL, upper + SMALL), fill=COLOURS[colour])
     return "What colour is the small square?", colour, picture
-
-
-def corner(number: int) -> tuple[int, int]:
-    """The quarter in which the square of a row lies: (0, 0) is the upper left."""
-    return number // 2 % 2, number // 4 % 2
 
 
 def make_model(folder: Path, words: str) -> None:

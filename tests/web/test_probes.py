@@ -91,6 +91,26 @@ def test_crops_targets_and_claims(run_dir):
     assert found["turns"][0]["remarks"] == [{"by": "llm", "text": "the crop shows the digit", "value": 0.75}]
 
 
+def test_a_hostile_record_gives_json_without_boxes_that_are_none(run_dir):
+    write_looked(run_dir, "<script>\ud800")
+    table = Table(run_dir)
+    table.refresh(None)
+    found = conversation(run_dir, table, "trajectories/step_000001", 1)
+    json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    images = found["turns"][0]["calls"][0]["images"]
+    assert [image["box"] for image in images[:6]] == [[-50, -50, 400, 400], [300, 300, 400, 400], *[None] * 4]
+    assert found["targets"] == [[-10, -10, 400, 400]]
+    assert all(image["url"] is None or image["url"].startswith(("/api/", "data:image/png")) for image in images)
+    assert images[-1]["claimed"] and images[-1]["source_url"] is None and images[-3]["source_size"] is None
+
+
+def test_a_link_is_no_probe(probed, tmp_path):
+    elsewhere = tmp_path / "elsewhere.json"
+    (probed[0].path / "probe.json").rename(elsewhere)
+    (probed[0].path / "probe.json").symlink_to(elsewhere)
+    assert read_probe(probed[0]) is None
+
+
 def test_images_among_tokens_come_with_their_picture(run_dir):
     write_looked(run_dir)
     table = Table(run_dir)
