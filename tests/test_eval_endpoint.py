@@ -1,6 +1,7 @@
 """Evaluation through an OpenAI-compatible chat endpoint: a real HTTP server on localhost that answers like one."""
 
 import base64
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
+from vision_processors import encoded
+from vision_processors import picture as noise
 
 from turnwise import configure, evaluate
 from turnwise.errors import ConfigError, DataError, EngineError
@@ -131,7 +135,7 @@ def test_an_endpoint_that_is_not_there_or_serves_several_models_is_one_clear_err
 
 
 def test_images_reach_the_endpoint(tmp_path: Path) -> None:
-    picture = b"\x89PNG\r\n\x1a\n" + bytes(64)
+    picture = encoded(noise(8, 8))
     (tmp_path / "cat.png").write_bytes(picture)
     rows = [
         {
@@ -153,6 +157,43 @@ def test_images_reach_the_endpoint(tmp_path: Path) -> None:
         (tmp_path / "cat.png").write_bytes(b"no picture")
         with pytest.raises(DataError, match="cat.png is not a PNG"):
             evaluate(config(url, tmp_path / "more", *files), console=QUIET)
+    assert not (tmp_path / "more").exists()
+
+
+def sent_images(message: dict[str, Any]) -> list[Image.Image]:
+    """Those of one message of a request."""
+    urls = [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
+    return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
+
+
+def test_a_tools_images_follow_its_words_as_a_users_and_budgets_hold(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(encoded(noise(300, 200)))
+    row = {
+        "data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "<image>How many?"}],
+        "images": [{"path": str(tmp_path / "cat.png")}], "reward_model": {"ground_truth": "2"},
+    }  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    settings = ("task=null", f"data.eval_files={tmp_path}/rows.jsonl", "rollout.tools=[image_zoom]")
+
+    def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": None, "tool_calls": [call("image_zoom", {"bbox_2d": [10, 10, 210, 160]})]}
+
+    with endpoint(answer) as (url, received):
+        limits = ("chat.max_pixels=9600", "rollout.max_images=3")
+        report = evaluate(config(url, tmp_path / "runs", *settings, *limits), console=QUIET)
+        assert [one.stop_reason for one in report.trajectories] == [StopReason.IMAGE_BUDGET]
+        last = received[-1]["messages"]
+        assert [one["role"] for one in last] == ["user", *["assistant", "tool", "user"] * 2]
+        first, *crops = [sent_images(one) for one in last if one["role"] == "user"]
+        assert [one.size for one in first] == [(120, 80)]  # in its shape
+        for shown in crops:
+            assert len(shown) == 1 and 9000 < shown[0].width * shown[0].height <= 9600
+        assert all(isinstance(one["content"], str) and one["tool_call_id"] for one in last if one["role"] == "tool")
+        with pytest.raises(DataError, match="has 2 images, and rollout.max_images=1"):
+            row["prompt"] = [{"role": "user", "content": "<image><image>How many?"}]
+            row["images"] = [{"path": str(tmp_path / "cat.png")}] * 2
+            (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+            evaluate(config(url, tmp_path / "more", *settings, "rollout.max_images=1"), console=QUIET)
     assert not (tmp_path / "more").exists()
 
 

@@ -281,7 +281,8 @@ def endpoint_context(prepared: Prepared, endpoint_for: Callable[[list[JsonSchema
     call_format = load_format(config.chat.tool_format)
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> EndpointBackend:
-        return EndpointBackend(endpoint_for(tools), config.sampling, tools, noise, call_format)
+        chosen, most = endpoint_for(tools), config.chat.max_pixels
+        return EndpointBackend(chosen, config.sampling, tools, noise, call_format, max_pixels=most)
 
     return _context(prepared, backend)
 

@@ -1,9 +1,9 @@
-"""A model folder and a data set as small as can be: Qwen2.5-VL's shape with random weights, eight rows, a tar of images.
+"""A model folder and data as small as can be: Qwen2.5-VL's shape with random weights; eight rows and a tar of images.
 
     python examples/code_with_images/tiny.py FOLDER      # FOLDER/model and FOLDER/data
 
-They stand for the real ones in a dry run and in smoke.py. The model has Qwen2.5-VL's files (config, processor, tokenizer
-with its control tokens, a chat template of its form) and 0.2 million weights.
+They stand for the real ones in a dry run and in smoke.py. The model has Qwen2.5-VL's files (config, processor, a
+tokenizer with its control tokens, a chat template of its form) and 0.2 million weights.
 """
 
 import io
@@ -18,6 +18,8 @@ from PIL import Image, ImageDraw
 
 HERE = Path(__file__).resolve().parent
 SIDE, SMALL = 224, 20
+QUARTER = (0, 0, 112, 112)
+"""Where every small square is."""
 COLOURS = {"red": (220, 30, 30), "blue": (40, 60, 220), "green": (30, 160, 60), "black": (0, 0, 0)}
 CONTROL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -36,12 +38,12 @@ TEMPLATE = """\
 
 
 def make_data(folder: Path) -> list[dict[str, Any]]:
-    """train.jsonl (6 rows), test.jsonl (2) and images.tar: where to look is asked of every other, how many of the rest."""
+    """train.jsonl (6 rows), test.jsonl (2) and images.tar: every other row asks for something small; gives all rows."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with tarfile.open(folder / "images.tar", "w") as tar:
         for number in range(8):
-            asked, truth, picture = _scene(number)
+            asked, truth, picture = scene(number)
             held = io.BytesIO()
             picture.save(held, "png")
             entry = tarfile.TarInfo(f"{number}.png")
@@ -63,7 +65,7 @@ def make_data(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _scene(number: int) -> tuple[str, str, Image.Image]:
+def scene(number: int) -> tuple[str, str, Image.Image]:
     """(question, answer, picture)."""
     chance = random.Random(number)
     picture = Image.effect_noise((SIDE, SIDE), 24).convert("RGB")
@@ -72,14 +74,9 @@ def _scene(number: int) -> tuple[str, str, Image.Image]:
         for index in range(number // 2 + 1):
             draw.ellipse((20 + 50 * index, 80, 60 + 50 * index, 120), fill=COLOURS["blue"])
         return "How many discs are there?", str(number // 2 + 1), picture
-    left, upper = (half * SIDE // 2 + chance.randrange(20, 80) for half in corner(number))
+    left, upper = chance.randrange(10, 90), chance.randrange(10, 90)
     draw.rectangle((left, upper, left + SMALL, upper + SMALL), fill=COLOURS[colour])
     return "What colour is the small square?", colour, picture
-
-
-def corner(number: int) -> tuple[int, int]:
-    """The quarter in which the square of a row lies: (0, 0) is the upper left."""
-    return number // 2 % 2, number // 4 % 2
 
 
 def make_model(folder: Path, words: str) -> None:
@@ -102,6 +99,7 @@ def make_model(folder: Path, words: str) -> None:
             "num_key_value_heads": 2, "max_position_embeddings": 4096, "vocab_size": len(tokenizer),
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
             "tie_word_embeddings": True, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+            "bos_token_id": None,
         },
         vision_config={
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,

@@ -396,7 +396,7 @@ def test_the_address_in_a_run_needs_trust(tmp_path: Path) -> None:
 def test_requests_and_results_arrive_as_they_were_sent() -> None:
     params, noise = SamplingParams(5, stop_strings=("x",)), NoiseKey(0, 1, "sample", 2)
     sent = [(n, Request(f"talk {n}", np.arange(n, dtype=np.int64), params, noise)) for n in (3, 0, 7)]
-    for (number, one), (there, other) in zip(sent, PackedRequests.of(sent).requests(), strict=True):
+    for (number, one), (there, other, _) in zip(sent, PackedRequests.of(sent).requests(), strict=True):
         assert (number, one.conversation, one.params, one.noise) == (there, other.conversation, params, noise)
         assert other.token_ids.dtype == np.int64 and np.array_equal(one.token_ids, other.token_ids)
     runs = (VersionRun(1, 2), VersionRun(2, 1))

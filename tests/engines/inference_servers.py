@@ -2,6 +2,7 @@
 which weights wrote a token."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import queue
@@ -19,6 +20,8 @@ from starlette.routing import Route
 
 VOCABULARY = 100
 CONTEXT = 64
+MARKER = 90
+"""The token that an image is put for; the image's last byte says how many of them it becomes."""
 
 
 def next_token(ids: list[int], weights: int) -> int:
@@ -69,6 +72,21 @@ class Model:
     """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
     """Makes something else of an event; None hangs up."""
+
+    images: dict[str, bytes] = field(default_factory=dict)
+    """Those it has, by their names."""
+
+    def expanded(self, ids: list[int], parts: list[dict[str, str]]) -> list[int] | None:
+        """As vLLM does it: the first markers are the images'; None for an image that it does not have."""
+        for part in parts:
+            if "url" in part:
+                self.images[part["uuid"]] = base64.b64decode(part["url"].partition(",")[2])
+        if any(part["uuid"] not in self.images for part in parts):
+            return None
+        found, left = list[int](), [self.images[part["uuid"]][-1] for part in parts]
+        for token in ids:
+            found += [token] * (left.pop(0) if token == MARKER and left else 1)
+        return found
 
     async def write(self, ids: list[int], limit: int, stop: list[int], weights: int) -> AsyncIterator[tuple[int, str]]:
         """Tokens with how the turn ended, if it did."""
@@ -122,6 +140,31 @@ def transfer_routes(model: Model) -> list[Route]:
     return [Route(path, transfer, methods=["POST"]) for path in ways]
 
 
+def image_route(model: Model) -> Route:
+    """The one that takes token ids and images."""
+
+    async def tokens(request: Request) -> Response:
+        body = await request.json()
+        model.asked.append(body)
+        sampling, ids = body["sampling_params"], model.expanded(body["token_ids"], body["content_parts"])
+        if ids is None:
+            return JSONResponse({"error": {"message": "Cache miss for image at index 0", "code": 400}}, 400)
+
+        async def made() -> AsyncIterator[dict[str, Any]]:
+            head = {"prompt_token_ids": ids}
+            written = model.write(ids, sampling["max_tokens"], sampling["stop_token_ids"], model.weights)
+            async with contextlib.aclosing(written) as found:  # type: ignore[type-var]
+                async for token, finish in found:
+                    chances = {"content": [{"token_id": token, "logprob": logprob(model.weights)}]}
+                    choice = {"token_ids": [token], "logprobs": chances, "finish_reason": finish or None}
+                    yield head | {"choices": [choice]}
+                    head = {}
+
+        return StreamingResponse(model.events(made()), media_type="text/event-stream")
+
+    return Route("/inference/v1/generate", tokens, methods=["POST"])
+
+
 def vllm_app(model: Model) -> Starlette:
     async def completions(request: Request) -> Response:
         body = await request.json()
@@ -164,13 +207,14 @@ def vllm_app(model: Model) -> Starlette:
             config[section] = values and config[section] | values
         return JSONResponse({"vllm_config": config})
 
-    paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/sleep", "/wake_up",
+    paths = ("/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/reset_encoder_cache", "/sleep", "/wake_up",
              "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # fmt: skip
     return Starlette(routes=[
         Route("/get_world_size", lambda _: JSONResponse({"world_size": 2})),
         *transfer_routes(model),
         Route("/health", lambda _: Response(status_code=200)), Route("/v1/models", models), Route("/server_info", info),
         Route("/v1/completions", completions, methods=["POST"]),
+        image_route(model),
         *(Route(path, control, methods=["POST"]) for path in paths),
     ])  # fmt: skip
 

@@ -21,9 +21,9 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import serving_beside
 
 
-def options(*overrides: str) -> list[str]:
+def options(*overrides: str, sees: bool = False) -> list[str]:
     config = configure("engine=vllm_server", *overrides)
-    return opening_foreign._options(config, model_source(config))
+    return opening_foreign._options(config, model_source(config), sees=sees)
 
 
 def after(found: list[str], name: str) -> str:
@@ -203,7 +203,13 @@ def test_a_started_server_is_given_its_key_by_the_environment_and_no_other(
         if key is not None:
             monkeypatch.setenv("TURNWISE_ENGINE_KEY", key)
         (server,) = opening_foreign._servers(
-            config, model_source(config), opening_foreign._capabilities(config), print, vocabulary=9, decode=str
+            config,
+            model_source(config),
+            opening_foreign._capabilities(config),
+            print,
+            vocabulary=9,
+            decode=str,
+            sees=False,
         )
         assert isinstance(server, VllmServer) and server._process is not None
         assert server._process._environment["VLLM_API_KEY"] == (key or "")

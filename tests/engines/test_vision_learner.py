@@ -1,5 +1,6 @@
 """Learning with images: packed is single, the tower stays as it is unless it is to be trained, text models refuse."""
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from batches import batch_of
 from seeing import KINDS, Shown, build, plain_logits, prepared, shown
 
 from turnwise.choices import ModelImplementation, Precision
+from turnwise.cluster.messages import own_arrays
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.critic import Critic
 from turnwise.engines.learners.learner import Who
@@ -209,3 +211,17 @@ def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) ->
             assert there.metrics["grad_norm"] == pytest.approx(here.metrics["grad_norm"], rel=1e-3)
     finally:
         learner.close()
+
+
+def test_a_batch_with_images_learns_the_same_after_a_way_to_another_process() -> None:
+    learner, given = learner_of("qwen2_5_vl"), sequences("qwen2_5_vl")
+    batch = packed([given[0], *[given[2]] * 6])
+    sent = pickle.dumps([batch, batch])
+    assert len(sent) < 1.5 * len(pickle.dumps([packed([given[0]])]))  # siblings show one image, which goes once
+    there, again = map(own_arrays, pickle.loads(sent))
+    first = there.media[0].media
+    assert first is again.media[0].media and first is there.media[-1].media and first is not batch.media[0].media
+    for span in there.media:
+        for array in span.media.arrays.values():
+            array.flags.writeable = False  # as those of Ray's object store are
+    assert np.array_equal(learner.score(batch, Who.POLICY), learner_of("qwen2_5_vl").score(there, Who.POLICY))

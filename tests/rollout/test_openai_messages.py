@@ -19,7 +19,8 @@ SEEN = {"type": "image_url", "image_url": {"url": URL}}
 
 
 def as_openai(messages: list[Message]) -> list[dict[str, Any]]:
-    return openai_messages.as_openai(messages, load_format("hermes"))
+    urls = {image: data_url(image) for message in messages for image in message.images}
+    return openai_messages.as_openai(messages, load_format("hermes"), urls)
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def test_calls_of_a_prompt_are_given_unless_its_text_spells_them() -> None:
     call = ToolCall("a", "probe", {"x": 1})
     for name in names_in("turnwise.chat.formats"):
         call_format = load_format(name)
-        (given,) = openai_messages.as_openai([Message(Role.ASSISTANT, "Let me see.", (call,))], call_format)
+        (given,) = openai_messages.as_openai([Message(Role.ASSISTANT, "Let me see.", (call,))], call_format, {})
         assert given["tool_calls"][0]["function"] == {"name": "probe", "arguments": '{"x": 1}'}
         text = f"Let me see.\n{call_format.render_call(call)}"
-        (spelled,) = openai_messages.as_openai([Message(Role.ASSISTANT, text, (call,))], call_format)
+        (spelled,) = openai_messages.as_openai([Message(Role.ASSISTANT, text, (call,))], call_format, {})
         assert spelled == {"role": "assistant", "content": text}, name

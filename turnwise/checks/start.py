@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from turnwise.assemble import Prepared
+from turnwise.chat.image_blocks import images_in
 from turnwise.checks.conversations import check_schemas, check_template
 from turnwise.checks.findings import Outcome, Report
 from turnwise.checks.rollouts import TIMED_OUT, check_rollouts
@@ -114,6 +115,11 @@ async def _check_endpoint(prepared: Prepared, report: Report) -> None:
         report.add("endpoint", Outcome.OK, f"{endpoint.base_url} serves {endpoint.model}")
     finally:
         await endpoint.close()
+    most = prepared.config.rollout.max_images
     for sample in prepared.samples:
+        if most is not None and len(images_in(sample.prompt)) > most:
+            raise DataError(
+                f"sample {sample.id} has {len(images_in(sample.prompt))} images, and rollout.max_images={most}"
+            )
         for image in sample.images:
             check_image(image)

@@ -4,40 +4,47 @@ A message costs about as much as a hundred turns in it, and an array by itself a
 turns travel end to end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.cluster.shown import Placed
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.media import MediaSpan
 from turnwise.types import Completion, FinishReason, VersionRun
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRequests:
-    """Requests by number."""
+    """Requests by number; their images are named, and come along where they are new."""
 
-    heads: list[tuple[int, str, SamplingParams, NoiseKey, tuple[MediaSpan, ...]]]
+    heads: list[tuple[int, str, SamplingParams, NoiseKey, Placed]]
     lengths: NDArray[np.int64]
     token_ids: NDArray[np.int32]
+    images: dict[str, bytes]
+    """Encoded, by digest: what a model's processor makes of one takes a hundred times its bytes, and is made there."""
 
     @classmethod
-    def of(cls, requests: Sequence[tuple[int, Request]]) -> "PackedRequests":
-        """To be sent."""
-        heads = [(number, one.conversation, one.params, one.noise, one.media) for number, one in requests]
+    def of(cls, requests: Sequence[tuple[int, Request]], new: Set[str] = frozenset()) -> "PackedRequests":
+        """To be sent, with the images of these digests."""
+        heads = [
+            (number, one.conversation, one.params, one.noise, tuple((s.media.digest, s.start) for s in one.media))
+            for number, one in requests
+        ]
+        shown = [span.media for _, one in requests for span in one.media]
         lengths = np.array([len(one.token_ids) for _, one in requests], np.int64)
-        return cls(heads, lengths, _joined([one.token_ids for _, one in requests], np.int32))
+        ids = _joined([one.token_ids for _, one in requests], np.int32)
+        return cls(heads, lengths, ids, {one.digest: one.content for one in shown if one.digest in new})
 
-    def requests(self) -> list[tuple[int, Request]]:
-        """As they were."""
+    def requests(self) -> list[tuple[int, Request, Placed]]:
+        """As they were, with their images still to be put at their places."""
         ids = _split(self.token_ids.astype(np.int64), self.lengths)
         return [
-            (number, Request(conversation, one, params, noise, media))
-            for (number, conversation, params, noise, media), one in zip(self.heads, ids, strict=True)
+            (number, Request(conversation, one, params, noise), placed)
+            for (number, conversation, params, noise, placed), one in zip(self.heads, ids, strict=True)
         ]
 
 
@@ -51,6 +58,8 @@ class Outcome:
     lost: bool = False
     """Asking again may help."""
     bug: bool = False
+    ends_episode: bool = False
+    """Nothing is wrong but with this request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from turnwise.choices import Precision
 from turnwise.cluster.connection import Place, load_ray
 from turnwise.cluster.machine import machine_words
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
+from turnwise.cluster.shown import ImageStore, Placed, at_their_places
 from turnwise.cluster.stored_weights import Part, Shapes, unpack
 from turnwise.config import Config
 from turnwise.engines.devices import choose
@@ -22,8 +23,9 @@ from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities, Sampler
 from turnwise.engines.updates import WeightsFolder
-from turnwise.errors import EngineError, EngineLost
+from turnwise.errors import EngineError, EngineLost, EpisodeError
 from turnwise.knobs import is_plugin
+from turnwise.media import Media
 
 SAMPLER_CALLS = 100
 """Calls that an actor works on at once; requests are many to a call."""
@@ -55,6 +57,7 @@ class SamplerActor:
         self._done: list[Outcome] = []
         self._some = asyncio.Event()
         self._opened = ExitStack()
+        self._shown = ImageStore(_blind)
         self._place: Path | None = None
         """Where files of weights are put for a sampler that takes only those."""
 
@@ -77,7 +80,10 @@ class SamplerActor:
 
     async def _open(self, notes: list[str]) -> OpenSampler:
         """The configured sampler, and a place for files of weights where it takes no others."""
-        opened = await open_sampler(self._config, make_renderer(self._config), notes.append)
+        renderer = make_renderer(self._config)
+        opened = await open_sampler(self._config, renderer, notes.append)
+        if renderer.images is not None:
+            self._shown = ImageStore(renderer.images.prepare)
         if needs_files(opened.sampler.capabilities, lora=False):
             self._place = self._opened.enter_context(weights_place(model_source(self._config).weight_bytes, None))
         return opened
@@ -89,15 +95,24 @@ class SamplerActor:
             raise EngineLost("the sampler is not open")
         return self._sampler
 
-    async def submit(self, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]) -> None:
-        """Begin with new requests, drop others, forget conversations."""
+    async def submit(self, packed: PackedRequests, dropped: Sequence[int], freed: Sequence[str]) -> list[int]:
+        """Begin with new requests, drop others, forget conversations; the answer is who shows an image that is not
+        here: to be sent again with its images."""
         for number in dropped:
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
-        for number, request in packed.requests():
-            self._tasks[number] = asyncio.create_task(self._serve(number, request))
+        lacking: list[int] = []
+        self._shown.take(packed.images)
+        for number, request, placed in packed.requests():
+            making = self._shown.find(placed)
+            if making is None:
+                lacking.append(number)
+            else:
+                self._tasks[number] = asyncio.create_task(self._serve(number, request, placed, making))
+        self._shown.forget_some()
         for conversation in freed:
             await self.sampler.release(conversation)
+        return lacking
 
     async def collect(self, patience: float) -> PackedOutcomes:
         """All that ended since the last call, at least one, and those of so many seconds after it."""
@@ -108,13 +123,19 @@ class SamplerActor:
         done, self._done = self._done, []
         return PackedOutcomes.of(done)
 
-    async def _serve(self, number: int, request: Request) -> None:
+    async def _serve(
+        self, number: int, request: Request, placed: Placed, making: "Sequence[asyncio.Task[Media]]"
+    ) -> None:
         try:
+            if placed:
+                request = replace(request, media=await at_their_places(placed, making))
             outcome = Outcome(number, await self.sampler.generate(request))
         except EngineLost as error:
             outcome = Outcome(number, problem=str(error), lost=True)
         except EngineError as error:
             outcome = Outcome(number, problem=str(error))
+        except EpisodeError as error:
+            outcome = Outcome(number, problem=str(error), ends_episode=True)
         except Exception:  # not swallowed: raised where the request came from
             outcome = Outcome(number, problem=traceback.format_exc(), bug=True)
         finally:
@@ -152,6 +173,10 @@ class SamplerActor:
     async def ping(self) -> str:
         """Answers while the actor lives."""
         return node_name()
+
+
+def _blind(content: bytes) -> Media:
+    raise EngineError("the model in this process reads text only, and a turn shows an image")
 
 
 def node_name() -> str:

@@ -18,8 +18,9 @@ from turnwise.config import Config
 from turnwise.engines.samplers.replicas import Replicas
 from turnwise.engines.samplers.request import Request
 from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.samplers.shown_images import SentImages
 from turnwise.engines.updates import FullWeights, Update, WeightsFolder
-from turnwise.errors import EngineError, EngineLost, WeightsSuperseded, one_line
+from turnwise.errors import EngineError, EngineLost, EpisodeError, WeightsSuperseded, one_line
 from turnwise.types import Completion
 
 PING_SECONDS = 60.0
@@ -60,6 +61,7 @@ class ActorSampler:
         self._next = 0
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._outbox: list[tuple[int, Request]] = []
+        self._sent = SentImages()
         self._dropped: list[int] = []
         self._freed: list[str] = []
         self._turn_seconds = 0.0
@@ -70,6 +72,7 @@ class ActorSampler:
     async def start(self) -> SamplerFacts:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
         self.placed, self._actor, room = False, self._make(), self._connection.room
+        self._sent.forget()
         with self._connection.calling(ACTOR):
             node = await self._patiently(
                 self._actor.ping.remote(), lambda: f"waits for a node with room: the cluster has {room()}"
@@ -215,14 +218,21 @@ class ActorSampler:
             dropped, self._dropped = self._dropped, []
             freed, self._freed = self._freed, []
             wanted = [entry for entry in outbox if entry[0] in self._waiting]
+            shown = [span for _, request in wanted for span in request.media]
             try:
                 with self._connection.calling(ACTOR):
-                    await self._actor.submit.remote(PackedRequests.of(wanted), dropped, freed)
+                    packed = PackedRequests.of(wanted, self._sent.new(shown))
+                    lacking = await self._actor.submit.remote(packed, dropped, freed)
             except EngineLost as error:
                 self._fail(error)
             except Exception as error:
                 self._fail(error)
                 raise
+            else:
+                self._sent.add(shown)
+                if lacking:  # it had no room to keep what it was sent
+                    self._sent.forget()
+                    self._outbox += [entry for entry in wanted if entry[0] in lacking]
 
     async def _collect(self, actor: Any) -> None:
         """Hand out results for as long as the actor lives."""
@@ -246,6 +256,8 @@ class ActorSampler:
             future.set_result(outcome.completion)
         elif outcome.bug:
             future.set_exception(RuntimeError(f"{self.name} failed:\n{outcome.problem}"))
+        elif outcome.ends_episode:
+            future.set_exception(EpisodeError(outcome.problem))
         else:
             future.set_exception((EngineLost if outcome.lost else EngineError)(outcome.problem))
 

@@ -54,9 +54,9 @@ class ChatConfig:
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
-    max_pixels: int | None = knob(1_048_576, at_least(1), only("engine.name", *RENDERING))
-    """Pixels of an image above which it is made smaller, in its own shape, before the model's processor gets it; null
-    leaves sizes to the processor. Lower it when images take too many tokens, raise it for small print."""
+    max_pixels: int | None = knob(1_048_576, at_least(1))
+    """Pixels of an image above which it is made smaller, in its own shape, before the model's processor or an endpoint
+    gets it; null leaves sizes to them. Lower it when images take too many tokens, raise it for small print."""
     check_share: float = knob(0.0625, share(), only("engine.name", *RENDERING))
     """The share of finished episodes whose tokens are compared with one full render of their messages; those of the
     first round always are. Set it to 1 with a template that is new to you, when CPU time is no matter."""

@@ -114,13 +114,13 @@ def check_sight(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
     if not model.sees or renderer.images is None:
         return
     try:
-        model.look([renderer.images.prepare(_picture())])
+        model.look([renderer.images.prepare(small_picture())])
     except EngineError as error:
         model.sees = False
         say(f"the model reads text only: {error}")
 
 
-def _picture() -> bytes:
+def small_picture() -> bytes:
     """Noise, which no two parts of an image have in common."""
     import numpy as np
     from PIL import Image

@@ -4,20 +4,22 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
 from turnwise.chat.renderer import Renderer
+from turnwise.chat.vision import ImageProcessor
 from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
 from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import Seen, choose, look, rank_devices
 from turnwise.engines.model.sources import ModelSource
-from turnwise.engines.opened import OpenSampler, Say, model_source
+from turnwise.engines.opened import OpenSampler, Say, model_source, small_picture
 from turnwise.engines.opening_own import vocabulary_of
 from turnwise.engines.samplers import vllm_worker
 from turnwise.engines.samplers.in_flight import DecodeText
@@ -64,24 +66,52 @@ async def open_foreign(config: Config, renderer: Renderer, say: Say) -> OpenSamp
     decode = renderer.tokenizer.decode
     vocabulary = vocabulary_of(source, renderer.tokenizer.vocab_size)
     replicas: list[VllmEngine | InferenceServer]
+    images = renderer.images if config.engine.name != EngineName.sglang_server else None
+    if images is not None and not config.engine.servers and not await _reads_images(_python(config)):
+        say("the engine reads text only: its vLLM has no route for token ids with images, as 0.32 has")
+        images = None
     if config.engine.name == EngineName.vllm:
         for name, value in {**(CPU_ENVIRONMENT if not look().gpus else {}), "VLLM_LOGGING_LEVEL": "WARNING"}.items():
             os.environ.setdefault(name, value)
-        options = _options(config, source)
+        options = _options(config, source, sees=images is not None)
         replicas = [VllmEngine(options, vocabulary=vocabulary, decode=decode, capabilities=capabilities)]
     else:
-        replicas = _servers(config, source, capabilities, say, vocabulary=vocabulary, decode=decode)
+        sees = images is not None
+        replicas = _servers(config, source, capabilities, say, vocabulary=vocabulary, decode=decode, sees=sees)
     try:
         await gather_all(one.start() for one in replicas)
         for one in replicas:
             if isinstance(one, SglangServer):
                 one.refuse_unscaled(config.sampling.temperature)
+        if images is not None:
+            await _try_images(replicas, images, say)
         sampler = Replicas(list[Replica](replicas), say)
     except BaseException:
         await asyncio.shield(asyncio.gather(*(one.close() for one in replicas), return_exceptions=True))
         raise
     say(f"{config.engine.name}: {sampler.capabilities}; that its tokens do not depend on batching is not proven")
     return OpenSampler(sampler, usable_cores())
+
+
+async def _reads_images(python: str) -> bool:
+    """Whether the vLLM of an interpreter is new enough; nothing of it is imported."""
+    seek = (
+        "import importlib.util, pathlib, sys; found = importlib.util.find_spec('vllm'); "
+        "places = pathlib.Path(found.origin).parent.glob('entrypoints/**/cli_args.py') if found else (); "
+        "sys.exit(not any('enable_scale_out' in one.read_text() for one in places))"
+    )
+    process = await asyncio.create_subprocess_exec(python, "-c", seek, stdin=asyncio.subprocess.DEVNULL)
+    return await process.wait() == 0
+
+
+async def _try_images(replicas: Sequence[VllmEngine | InferenceServer], images: ImageProcessor, say: Say) -> None:
+    """Show each a small picture before anyone shows it one; what makes something of its own of it reads text only."""
+    picture = await asyncio.to_thread(images.prepare, small_picture())
+    found = await gather_all(one.try_image(images.image_token_id, picture) for one in replicas)
+    if problems := [problem for problem in found if problem is not None]:
+        say(f"the engine reads text only: {problems[0]}")
+        for one in replicas:  # a conversation may come to any of them
+            one.capabilities = replace(one.capabilities, media=False)
 
 
 def check_settings(config: Config) -> None:
@@ -265,7 +295,14 @@ def _capabilities(config: Config) -> Capabilities:
 
 
 def _servers(
-    config: Config, source: ModelSource, capabilities: Capabilities, say: Say, *, vocabulary: int, decode: DecodeText
+    config: Config,
+    source: ModelSource,
+    capabilities: Capabilities,
+    say: Say,
+    *,
+    vocabulary: int,
+    decode: DecodeText,
+    sees: bool,
 ) -> list[VllmEngine | InferenceServer]:
     engine, key = config.engine, os.environ.get(API_KEY_ENV)
     kind = VllmServer if engine.name == EngineName.vllm_server else SglangServer
@@ -293,7 +330,8 @@ def _servers(
             code.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(vllm_worker.__file__, code / "vllm_worker.py")
             extension = ["--worker-extension-cls", "vllm_worker.WeightReader"]
-            command = vllm_command(_python(config), [*extension, *_options(config, source)])
+            route = ["--enable-scale-out"] if sees else []  # that takes token ids and images
+            command = vllm_command(_python(config), [*extension, *route, *_options(config, source, sees=sees)])
             path = os.pathsep.join([str(code.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
             # Said also where there is none: the variable may hold a judge's key, which vLLM would then ask us for.
             environment |= VLLM_ENVIRONMENT | {"PYTHONPATH": path, "VLLM_API_KEY": key or ""}
@@ -308,7 +346,7 @@ def _python(config: Config) -> str:
     return sys.executable if config.engine.python is None else os.path.expanduser(config.engine.python)
 
 
-def _options(config: Config, source: ModelSource) -> list[str]:
+def _options(config: Config, source: ModelSource, *, sees: bool) -> list[str]:
     """vLLM's command line; what the user adds comes last and wins."""
     engine, gpu = config.engine, bool(look().gpus)
     found = [
@@ -318,6 +356,8 @@ def _options(config: Config, source: ModelSource) -> list[str]:
     # On a CPU vLLM dies of a request with a seed whose prompt it reads in parts: its generators have no offset there.
     found += ["--gpu-memory-utilization", str(engine.memory_fraction)] if gpu else CPU_OPTIONS
     found += ["--trust-remote-code"] if config.model.trust_remote_code else []
+    # Else it normalises pixels by what a file of the model says of it, and not at all where the file leaves that out.
+    found += ["--no-mm-device-do-normalize"] if sees else []
     found += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
     found += ["--enable-sleep-mode"] if engine.sleep and gpu else []
     found += OPTIONS if _by_nccl(config) else []

@@ -1,5 +1,6 @@
 """A conversation with a chat endpoint: messages in, messages out, and no tokens to learn from."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.errors import DataError, EpisodeError, PluginError
 from turnwise.rollout.chat_backends import AssistantReply
-from turnwise.rollout.openai_messages import as_openai, assistant_entry
+from turnwise.rollout.openai_messages import as_openai, assistant_entry, shown_url
 from turnwise.types import (
     Completion,
     Image,
@@ -61,15 +62,21 @@ class EndpointBackend:
     sees: frozenset[Role] = frozenset((Role.USER, Role.TOOL))
     lost: list[str] = field(default_factory=list)
     """Always empty: the endpoint's client tries again by itself."""
+    max_pixels: int | None = None
+    """Of an image, above which it is made smaller before it is sent."""
+    _urls: dict[Image, str] = field(default_factory=dict)
+    """The images that were looked at, as they are sent."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _first_prompt: int = 0
     _used: int = 0
 
     async def look(self, images: Sequence[Image]) -> None:
-        return None
+        for image in images:
+            if image not in self._urls:
+                self._urls[image] = await asyncio.to_thread(shown_url, image, self.max_pixels)
 
     def has_seen(self, images: Sequence[Image]) -> bool:
-        return True
+        return all(image in self._urls for image in images)
 
     def open(self, prompt: Sequence[Message]) -> None:
         self._entries = self._sent(prompt)
@@ -122,8 +129,8 @@ class EndpointBackend:
 
     def _sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         try:
-            return as_openai(messages, self.call_format)
-        except DataError as error:  # a file that was there when the run began, or what a loop of its own added
+            return as_openai(messages, self.call_format, self._urls)
+        except DataError as error:  # an image where an endpoint takes none
             raise EpisodeError(str(error)) from error
 
     def _read(self, reply: "EndpointReply", turn: int) -> Message:

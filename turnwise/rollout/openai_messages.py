@@ -2,11 +2,14 @@
 
 import base64
 import binascii
+import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.chat.pictures import shown_size, unpack
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
 from turnwise.image_bytes import KINDS, media_type
@@ -18,10 +21,11 @@ MAX_IMAGE_BYTES = 20 * 2**20
 _HEAD = 64
 
 
-def as_openai(messages: Sequence[Message], call_format: ToolFormat) -> list[dict[str, Any]]:
+def as_openai(messages: Sequence[Message], call_format: ToolFormat, urls: Mapping[Image, str]) -> list[dict[str, Any]]:
     """The messages in order; calls that a text spells in this format are not given a second time.
 
-    What tools drew follows their results as a user's message: results are text there.
+    `urls` are the images as they are sent (`shown_url`). What tools drew follows their results as a user's message:
+    results are text there.
     """
     entries: list[dict[str, Any]] = []
     drawn: list[dict[str, Any]] = []
@@ -30,8 +34,8 @@ def as_openai(messages: Sequence[Message], call_format: ToolFormat) -> list[dict
             entries.append({"role": Role.USER.value, "content": drawn})
             drawn = []
         if message.role is Role.TOOL:
-            drawn += [part for part in _parts(message) if part["type"] == "image_url"]
-        entries.append(_entry(message, call_format))
+            drawn += [part for part in _parts(message, urls) if part["type"] == "image_url"]
+        entries.append(_entry(message, call_format, urls))
     return [*entries, {"role": Role.USER.value, "content": drawn}] if drawn else entries
 
 
@@ -82,37 +86,57 @@ def data_url(image: Image) -> str:
         return source
     if member_of(source) is not None:
         content = read_image(source, MAX_IMAGE_BYTES)
-        return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
+        return _url(content)
     path = _path(image)
     check_image(image)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
-    return f"data:{_check(content, len(content), str(path))};base64,{base64.b64encode(content).decode('ascii')}"
+    _check(content, len(content), str(path))
+    return _url(content)
+
+
+def shown_url(image: Image, max_pixels: int | None) -> str:
+    """The image as `data_url` has it, made smaller where it has more pixels; slow, so not on the event loop.
+
+    A web address stays what it is: whoever fetches it decides.
+    """
+    found = data_url(image)
+    if max_pixels is None or not found.startswith("data:"):
+        return found
+    content = base64.b64decode(found.partition(",")[2])
+    try:
+        if math.prod(shown_size(io.BytesIO(content), None)) <= max_pixels:
+            return found
+        return _url(unpack(content, max_pixels).content)
+    except DataError as error:
+        raise DataError(f"{image.source[:_HEAD]}: {error}") from error
 
 
 def _path(image: Image) -> Path:
     return Path(image.source.removeprefix("file://"))
 
 
-def _check(content: bytes, size: int, name: str) -> str:
-    """The kind of an image of this size with this beginning."""
+def _url(content: bytes) -> str:
+    return f"data:{media_type(content)};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def _check(content: bytes, size: int, name: str) -> None:
+    """DataError for what is no image of this size with this beginning."""
     if size > MAX_IMAGE_BYTES:
         raise DataError(f"the image {name} has {size / 2**20:.1f} MiB; at most {MAX_IMAGE_BYTES // 2**20} MiB are sent")
-    kind = media_type(content)
-    if kind is None:
+    if media_type(content) is None:
         raise DataError(f"the image {name} is not a {KINDS} image")
-    return kind
 
 
-def _entry(message: Message, call_format: ToolFormat) -> dict[str, Any]:
+def _entry(message: Message, call_format: ToolFormat, urls: Mapping[Image, str]) -> dict[str, Any]:
     if message.role is Role.ASSISTANT:
         spelled = bool(call_format.parse(message.text, turn=0, in_reasoning=False).tool_calls)
         entry = assistant_entry(message.text, () if spelled else message.tool_calls)
     else:
         entry = {"role": message.role.value, "content": message.text}
-    parts = _parts(message)
+    parts = _parts(message, urls)
     if message.role is Role.TOOL:
         entry["tool_call_id"] = message.tool_call_id
     elif parts and message.role is not Role.USER:
@@ -122,13 +146,13 @@ def _entry(message: Message, call_format: ToolFormat) -> dict[str, Any]:
     return entry
 
 
-def _parts(message: Message) -> list[dict[str, Any]]:
+def _parts(message: Message, urls: Mapping[Image, str]) -> list[dict[str, Any]]:
     """The parts of a message with images; none for one that is all text."""
     if isinstance(message.content, str) or not any(isinstance(part, Image) for part in message.content):
         return []
     return [
         {"type": "text", "text": part.text}
         if isinstance(part, Text)
-        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        else {"type": "image_url", "image_url": {"url": urls[part]}}
         for part in message.content
     ]

@@ -9,7 +9,8 @@ from typing import Any
 from turnwise.errors import DataError
 from turnwise.storage.images import images_for, stored_name
 from turnwise.types import CallRecord, Image, Message, Sample
-from turnwise.web.json_values import clean_text, plain, plain_text
+from turnwise.web.columns import clean_text
+from turnwise.web.json_values import plain, plain_text
 from turnwise.web.pictures import Pictures, shown_source
 
 Json = dict[str, Any]
@@ -69,9 +70,9 @@ class CallImages:
             "url": given if url is None else url,
             "shown_url": None if url is None or given is None or image is None or _is_same(one, image) else given,
             "name": plain_text(str(one.get("name") or "")),
-            "size": _numbers(one.get("size"), 2),
+            "size": _size(one.get("size")),
             "source_url": sources.get(source) if isinstance(source, str) else None,
-            "source_size": _numbers(one.get("source_size"), 2),
+            "source_size": _size(one.get("source_size")),
             "provenance": provenance,
             "claimed": claimed,
             "box": box_of(told.get("box")),
@@ -112,6 +113,11 @@ def _is_same(one: Json, image: Image) -> bool:
         return stored_name(base64.b64decode(data, validate=True)) == one.get("file")
     except ValueError:
         return True  # no picture, which is then what the page says
+
+
+def _size(value: Any) -> list[float] | None:
+    sides = _numbers(value, 2)
+    return sides if sides is not None and min(sides) > 0 else None
 
 
 def _numbers(value: Any, count: int) -> list[float] | None:

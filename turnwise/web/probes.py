@@ -31,7 +31,8 @@ class ProbeRecord:
 
 def is_probe(run: RunDir) -> bool:
     """Whether a probe is what this run is."""
-    return (run.path / FILE).is_file()
+    path = run.path / FILE
+    return path.is_file() and not path.is_symlink()
 
 
 def read_probe(run: RunDir) -> ProbeRecord | None:

@@ -23,6 +23,8 @@ class SglangServer(InferenceServer):
     Its log-probs are those of the temperature-scaled distribution before top-k and top-p. Started with
     SGLANG_RETURN_ORIGINAL_LOGPROB it leaves the temperature out: the same at temperature 1, and refused at others:
     one cannot be computed from the other without all logits.
+
+    It is shown no images: it writes their tokens anew from decoded text, and does not tell which it read.
     """
 
     unscaled = False
@@ -85,7 +87,12 @@ class SglangServer(InferenceServer):
             "skip_special_tokens": False, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
         }  # fmt: skip
-        body = {"input_ids": draw.token_ids, "sampling_params": sampling, "return_logprob": True, "stream": True}
+        body = {
+            "input_ids": draw.token_ids.tolist(),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": True,
+        }
         if self._adapter is not None:
             body["lora_path"] = self._adapter
         seen = 0

@@ -4,17 +4,23 @@ update of the weights."""
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turnwise import time_budget
 from turnwise.engines.samplers.checked import ROUNDING
 from turnwise.engines.samplers.in_flight import DecodeText, QueuedRequest, RunningRequest, Writers
-from turnwise.engines.samplers.request import Request, SamplingParams, refuse_media
+from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams, refuse_media
 from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.samplers.shown_images import SentImages, with_markers
 from turnwise.engines.updates import Update
 from turnwise.errors import EngineError, EngineLost
+from turnwise.media import Media, MediaSpan
 from turnwise.types import Completion, FinishReason
 
 STRIDE = 0x9E3779B97F4A7C15
@@ -32,12 +38,15 @@ class Piece(NamedTuple):
 class Draw(NamedTuple):
     """What an engine is asked for: so many tokens after these."""
 
-    token_ids: list[int]
+    token_ids: NDArray[np.int64]
     params: SamplingParams
     limit: int
     seed: int
     """A whole number below 2**63: a function of the turn's noise and of how much of it is written."""
     conversation: str
+    media: tuple[MediaSpan, ...] = ()
+    new: Set[str] = frozenset()
+    """Which of the images are sent with it, by digest; the others are named, and the engine has them."""
 
 
 class StreamedSampler(ABC):
@@ -65,8 +74,15 @@ class StreamedSampler(ABC):
         """Whether nobody is to write, and whether the engine has given its memory back."""
         self._failed: EngineError | None = None
         """Why nobody can write: weights that are half new, a server that is gone, the end."""
+        self._marker: int | None = None
+        """The token that it puts an image for, where it can be shown any."""
+        self._sent = SentImages()
 
     # --- what an engine does ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def healthy(self) -> bool:
+        """Whether it would serve a request now."""
 
     @abstractmethod
     def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
@@ -90,11 +106,27 @@ class StreamedSampler(ABC):
 
     # --- the protocol -----------------------------------------------------------------------------------------------
 
+    async def try_image(self, marker: int, image: Media) -> str | None:
+        """Show it one: from now on it takes images, or the answer is why it does not."""
+        self._marker, self.capabilities = marker, replace(self.capabilities, media=True)
+        params, key = SamplingParams(max_tokens=1, temperature=0.0), NoiseKey(0, 0, "a first look", 0)
+        try:
+            await self.generate(Request("a first look", image.token_ids, params, key, (MediaSpan(image, 0),)))
+        except EngineError as error:
+            self.capabilities = replace(self.capabilities, media=False)
+            if not await self.healthy():
+                raise
+            return str(error)
+        return None
+
     async def generate(self, request: Request) -> Completion:
         """Continue a sequence; see the Sampler protocol."""
-        refuse_media(request, self.name)
+        if not self.capabilities.media:
+            refuse_media(request, self.name)
         limit = min(request.params.max_tokens, self.context_length - len(request.token_ids))
-        queued = QueuedRequest(request.conversation, request.token_ids, request.params, request.noise.bits())
+        queued = QueuedRequest(
+            request.conversation, request.token_ids, request.params, request.noise.bits(), request.media
+        )
         turn = RunningRequest(queued, limit, 0, shareable=False, writers=Writers(self.version))
         while len(turn.ids) < limit:
             await self._until_open()
@@ -197,10 +229,9 @@ class StreamedSampler(ABC):
         turn.written_by(self.version)
         written = len(turn.ids)
         seed = (turn.request.noise_bits + (turn.prompt_length + written) * STRIDE) & MOST_SEED
-        draw = Draw(
-            turn.sequence().tolist(), turn.request.params, turn.limit - written, seed, turn.request.conversation
-        )
-        async with aclosing(self._stream(draw)) as pieces:
+        asked = turn.request
+        draw = Draw(turn.sequence(), asked.params, turn.limit - written, seed, asked.conversation, asked.media)
+        async with aclosing(self._shown(draw) if draw.media else self._stream(draw)) as pieces:
             async for piece in pieces:
                 self._check(piece, turn.limit - len(turn.ids))
                 for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
@@ -213,6 +244,31 @@ class StreamedSampler(ABC):
                 if len(turn.ids) == turn.limit:
                     return FinishReason.LENGTH
         raise EngineLost(f"{self.name} ended its answer without saying why")
+
+    async def _shown(self, draw: Draw) -> AsyncGenerator[Piece, None]:
+        """A turn with images. One that the engine was sent is named then, and sent again if it has it no more."""
+        everything = {span.media.digest for span in draw.media}
+        for new in (self._sent.new(draw.media), everything):
+            begun = False
+            try:
+                async with aclosing(self._stream(draw._replace(new=new))) as pieces:
+                    async for piece in pieces:
+                        if not begun:
+                            self._sent.add(draw.media)
+                        begun = True
+                        yield piece
+                return
+            except EngineError as error:
+                if begun or new == everything or isinstance(error, EngineLost):
+                    raise
+                self._sent.forget()
+
+    def _marked(self, draw: Draw) -> list[int]:
+        """Its tokens as the engine is sent them."""
+        if not draw.media or self._marker is None:
+            found: list[int] = draw.token_ids.tolist()
+            return found
+        return with_markers(draw.token_ids, draw.media, self._marker)
 
     def _check(self, piece: Piece, room: int) -> None:
         """Of what an engine answers nothing unchecked is recorded."""

@@ -1,6 +1,7 @@
 """vLLM in this process (`AsyncLLM`): its scheduler and workers are its own processes, its requests are ours."""
 
 import asyncio
+import io
 import itertools
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import FINISH
 from turnwise.engines.samplers.sampler import Capabilities
+from turnwise.engines.samplers.shown_images import check_prompt
 from turnwise.engines.samplers.streamed import Draw, Piece, StreamedSampler
 from turnwise.engines.updates import Adapter, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, one_line
@@ -42,6 +44,7 @@ class VllmEngine(StreamedSampler):
         except Exception as error:  # whatever vLLM raises: a model it does not know, no memory, an option it refuses
             raise EngineError(f"vLLM cannot start: {one_line(error)[:500]}") from error
         self.context_length = int(self._llm.model_config.max_model_len)
+        self._sent.forget()
         ours = (os.getpid(), socket.gethostname())
         await self._order(self._llm.collective_rpc("turnwise_end_with", args=ours))
 
@@ -64,10 +67,15 @@ class VllmEngine(StreamedSampler):
             include_stop_str_in_output=True, skip_special_tokens=False, detokenize=bool(params.stop_strings),
             logprobs=0, output_kind=kinds.RequestOutputKind.DELTA,
         )  # fmt: skip
-        prompt = {"prompt_token_ids": draw.token_ids, "cache_salt": f"version {self.version}"}
+        prompt = {"prompt_token_ids": self._marked(draw), "cache_salt": f"version {self.version}"}
+        if draw.media:
+            prompt["multi_modal_data"] = {"image": await asyncio.to_thread(_pictures, draw)}
+            prompt["multi_modal_uuids"] = {"image": [span.media.digest for span in draw.media]}
         name = f"turn {next(self._numbers)}"
         try:
             async for output in self._llm.generate(prompt, sampling, name, lora_request=self._lora):
+                if draw.media:
+                    check_prompt(self.name, output.prompt_token_ids, draw.token_ids)
                 yield self._piece(output.outputs[0])
         except import_module("vllm.v1.engine.exceptions").EngineDeadError as error:
             raise EngineLost(f"vLLM's engine died: {one_line(error)}") from error
@@ -93,6 +101,8 @@ class VllmEngine(StreamedSampler):
             await self._order(self._llm.resume_generation())
             await self._take_off(None)
         await self._order(self._llm.reset_prefix_cache())
+        if self.capabilities.media:
+            await self._order(self._llm.reset_encoder_cache())
 
     async def _take_off(self, adapter: Any) -> None:
         """Write with this adapter, and forget the one before."""
@@ -120,6 +130,14 @@ class VllmEngine(StreamedSampler):
         llm, self._llm, self._lora = self._llm, None, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+
+
+def _pictures(draw: Draw) -> list[Any]:
+    """The images that are sent, unpacked."""
+    from PIL import Image
+
+    sent = [span.media if span.media.digest in draw.new else None for span in draw.media]
+    return [None if one is None else Image.open(io.BytesIO(one.content)).convert("RGB") for one in sent]
 
 
 def _open(options: Sequence[str]) -> Any:

@@ -1,6 +1,8 @@
-"""A vLLM server as a sampler: token ids in, token ids and log-probs out over its completions API, and new weights by
-its own routes for them."""
+"""A vLLM server as a sampler: token ids in, token ids and log-probs out over its completions API, with images over its
+route for tokens, and new weights by its own routes for them."""
 
+import asyncio
+import base64
 import itertools
 import shlex
 from collections.abc import AsyncGenerator, Callable
@@ -8,9 +10,15 @@ from typing import Any
 
 from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
+from turnwise.engines.samplers.shown_images import check_prompt
 from turnwise.engines.samplers.streamed import Draw, Piece
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
 from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
+from turnwise.image_bytes import media_type
+from turnwise.media import Media
+
+WITH_IMAGES = "/inference/v1/generate"
+"""The only route that takes token ids and images, and tells which tokens it made of them."""
 
 
 class VllmServer(InferenceServer):
@@ -40,6 +48,7 @@ class VllmServer(InferenceServer):
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"{self.name} does not list models as vLLM does: {str(listed)[:300]}") from error
         self._adapter = None
+        self._sent.forget()
         if self.transfer is not None:
             self.transfer.forget()
         if self._process is None:
@@ -76,23 +85,37 @@ class VllmServer(InferenceServer):
 
     async def _stream(self, draw: Draw) -> AsyncGenerator[Piece, None]:
         params = draw.params
-        body = {
-            "model": self._adapter or self._model, "prompt": draw.token_ids, "max_tokens": draw.limit,
-            "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "seed": draw.seed,
-            "stop": list(params.stop_strings), "stop_token_ids": sorted(params.stop_ids), "ignore_eos": True,
-            "include_stop_str_in_output": True, "skip_special_tokens": False, "add_special_tokens": False,
+        sampling = {
+            "max_tokens": draw.limit, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k,
+            "seed": draw.seed, "stop": list(params.stop_strings), "stop_token_ids": sorted(params.stop_ids),
+            "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 0,
             # Said although they are the defaults: a model's generation_config may have others.
             "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-            "logprobs": 0, "return_token_ids": True, "stream": True, "cache_salt": f"version {self.version}",
         }  # fmt: skip
-        async for event in self._server.stream("/v1/completions", body):
+        model, salt = self._adapter or self._model, f"version {self.version}"
+        asked = {"model": model, "return_token_ids": True, "stream": True, "cache_salt": salt}
+        if draw.media:
+            parts = [await asyncio.to_thread(_part, span.media, span.media.digest in draw.new) for span in draw.media]
+            tokens = {"token_ids": self._marked(draw), "content_parts": parts, "sampling_params": sampling}
+            path, body = WITH_IMAGES, asked | tokens
+        else:
+            path = "/v1/completions"
+            body = asked | sampling | {"prompt": draw.token_ids.tolist(), "add_special_tokens": False}
+        first = True
+        async for event in self._server.stream(path, body):
+            if draw.media and first:
+                check_prompt(self.name, event.get("prompt_token_ids"), draw.token_ids)
+            first = False
             for choice in event.get("choices") or ():
                 yield self._piece(choice)
 
     def _piece(self, choice: Any) -> Piece:
         try:
             finish, ids = choice["finish_reason"], choice["token_ids"] or []
-            logprobs = choice["logprobs"]["token_logprobs"] if ids else []
+            given = choice["logprobs"] if ids else {"token_logprobs": []}
+            logprobs = (
+                given["token_logprobs"] if "token_logprobs" in given else [one["logprob"] for one in given["content"]]
+            )
         except (KeyError, TypeError) as error:
             raise EngineError(f"{self.name} answered without tokens and log-probs: {str(choice)[:300]}") from error
         if not isinstance(ids, list) or not isinstance(logprobs, list):
@@ -120,6 +143,8 @@ class VllmServer(InferenceServer):
             await self._order("/collective_rpc", rpc)
             await self._order("/resume")
             await self._take_off(None)
+        if self.capabilities.media:
+            await self._order("/reset_encoder_cache")
         # Its memory: what was computed with other weights is under another salt and would not be found again.
         await self._order("/reset_prefix_cache")
 
@@ -136,6 +161,14 @@ class VllmServer(InferenceServer):
     async def _get_up(self) -> None:
         if self.capabilities.sleeps:
             await self._order("/wake_up")
+
+
+def _part(image: Media, sent: bool) -> dict[str, str]:
+    """An image as it is sent, or as it is named that was sent before."""
+    if not sent:
+        return {"type": "image_url", "uuid": image.digest}
+    content = base64.b64encode(image.content).decode("ascii")
+    return {"type": "image_url", "uuid": image.digest, "url": f"data:{media_type(image.content)};base64,{content}"}
 
 
 def vllm_command(python: str, options: list[str]) -> Callable[[int], list[str]]:

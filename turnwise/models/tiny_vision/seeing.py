@@ -83,20 +83,24 @@ def learn_to_see(
     for step, arrays in enumerate(in_order(Sketches(seed, steps, batch), workers)):
         images, *labels = (torch.from_numpy(part).to(device) for part in arrays)
         features, deep = look(model, images)
-        features = torch.stack([features, *deep]).sum(dim=0)  # the text's first layers add these up too
         labels.append(places.expand(len(images), -1, -1))
-        said = [head(features).unflatten(-1, (label.shape[-1], -1)) for head, label in zip(heads, labels, strict=True)]
-        loss = torch.stack([_loss(*pair) for pair in zip(said, labels, strict=True)]).sum()
+        said = [_said(heads, part, labels) for part in (features, *deep)]
+        loss = torch.stack([_loss(*pair) for one in said for pair in zip(one, labels, strict=True)]).sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == steps - 1:
-            rates = [_found(*pair) for pair in zip(said, labels, strict=True)]
+            rates = [_found(*pair) for pair in zip(said[0], labels, strict=True)]
             shown = ", ".join(f"{name} {rate:.1%}" for name, rate in zip(SAID, rates, strict=True))
             say(f"seeing: step {step} of {steps}, {time.monotonic() - began:.0f} s, loss {loss.item():.4f}, {shown}")
     return min(rates)
+
+
+def _said(heads: torch.nn.ModuleList, features: torch.Tensor, labels: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Logits by cell and class, of each head."""
+    return [head(features).unflatten(-1, (label.shape[-1], -1)) for head, label in zip(heads, labels, strict=True)]
 
 
 def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

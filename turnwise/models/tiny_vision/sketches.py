@@ -64,9 +64,9 @@ class Sketch(Drawing):
         if not isinstance(colour, int):
             self.inks.append((self._named, box, None))
 
-    def marked(self) -> None:
+    def marked(self, colour: str | None = None) -> None:
         """A coloured mark with a digit."""
-        self.marked_digit(self.rng.choice(COLOURS), self.rng.choice(DIGITS))
+        self.marked_digit(colour or self.rng.choice(COLOURS), self.rng.choice(DIGITS))
         colour, box, _ = self.inks.pop()
         self.inks.append((colour, box, len(self.glyphs) - 1))
 
@@ -136,7 +136,7 @@ def looks(rng: random.Random, count: int) -> list[Seen]:
     drawn = sketch(rng)
     step, canvas = drawn.sizes.step, drawn.sizes.canvas
     found = [seen_in(drawn, (0, 0, canvas, canvas))]
-    things = [thing[1] for thing in (*drawn.glyphs, *drawn.inks)] or [(0, 0, canvas, canvas)]
+    things = [glyph[1] for glyph in drawn.glyphs] + [ink[1] for ink in drawn.inks] or [(0, 0, canvas, canvas)]
     while len(found) < count:
         side = rng.choice(SIDES)
         x0, y0, x1, y1 = rng.choice(things)
@@ -144,6 +144,27 @@ def looks(rng: random.Random, count: int) -> list[Seen]:
         box = (left * step, upper * step, (left + side) * step, (upper + side) * step)
         found.append(seen_in(drawn, box, stretched=rng.random() < STRETCHED))
     return found
+
+
+def caption(rng: random.Random) -> tuple[Pixels, str]:
+    """An image with marks of different colours, and where each is: `red 3, 5, 7 blue 12, 8`, with its digit if legible.
+
+    Columns and rows are counted in sixteenths of the image.
+    """
+    drawn = Sketch(rng)
+    for colour in rng.sample(COLOURS, len(COLOURS)):
+        drawn.marked(colour)
+    step, side = drawn.sizes.step, rng.choice((STEPS, STEPS, 8, 4))
+    x0, y0, x1, y1 = rng.choice(drawn.inks)[1]
+    left, upper = (_corner(rng, (low + high) // 2 // step, side) * step for low, high in ((x0, x1), (y0, y1)))
+    seen = seen_in(drawn, (left, upper, left + side * step, upper + side * step))
+    inks, beside = (_by_row(cells) for cells in (seen.inks, seen.beside))
+    said = []
+    for row, column in np.argwhere(inks > 0):
+        digit = GLYPHS[beside[row, column]]
+        said.append(f"{INKS[inks[row, column]]} {column}, {row}" + (f", {digit}" if digit else ""))
+    rng.shuffle(said)
+    return seen.pixels, " ".join(said)
 
 
 def _corner(rng: random.Random, around: int, side: int) -> int:
@@ -155,3 +176,10 @@ def _by_token(cells: NDArray[np.int64]) -> NDArray[np.int64]:
     tokens = GRID // MERGE
     each = len(cells) // tokens
     return cells.reshape(tokens, each, tokens, each).transpose(0, 2, 1, 3).reshape(tokens * tokens, each * each)
+
+
+def _by_row(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The other way round."""
+    tokens = GRID // MERGE
+    each = int(cells.shape[1] ** 0.5)
+    return cells.reshape(tokens, tokens, each, each).transpose(0, 2, 1, 3).reshape(tokens * each, tokens * each)

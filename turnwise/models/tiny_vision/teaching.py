@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen3VLForConditionalGeneration
 
-from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Lessons, Taught
+from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Captions, Lessons, Taught
 from turnwise.models.tiny_vision.network import run_text
 from turnwise.models.tiny_vision.seeing import in_order
 
 
 def learn_habits(
     model: Qwen3VLForConditionalGeneration,
-    lessons: Lessons,
+    lessons: Lessons | Captions,
     *,
     lr: float,
     workers: int,
@@ -40,7 +40,7 @@ def learn_habits(
     return mean
 
 
-def _batches(lessons: Lessons, workers: int) -> Iterator[Arrays]:
+def _batches(lessons: Lessons | Captions, workers: int) -> Iterator[Arrays]:
     for bucket in in_order(lessons, workers):
         yield from bucket
 

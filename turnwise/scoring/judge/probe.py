@@ -71,7 +71,8 @@ def settings_in(options: Mapping[str, Any]) -> JudgeSettings:
 async def probe_all(settings: JudgeSettings) -> list[EndpointReport]:
     """Probe one endpoint after the other, each alone, without cache or budget and with one new try."""
     reports = []
-    asked = dataclasses.replace(settings, cache=None, retries=min(1, settings.retries), **dict.fromkeys(BUDGETS))
+    unlimited: dict[str, Any] = dict.fromkeys(BUDGETS)
+    asked = dataclasses.replace(settings, cache=None, retries=min(1, settings.retries), **unlimited)
     for url in settings.urls():
         judge = Judge(dataclasses.replace(asked, base_urls=(url,)))
         try:

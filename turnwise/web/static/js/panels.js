@@ -18,10 +18,10 @@ export function panelSections(names, spreads = []) {
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
+    { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking(left) },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
-    { title: "Looking", note: "what an episode of a task with images did: whether a crop showed the evidence, and whether a tool was called where none was needed", panels: looking(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
@@ -129,7 +129,7 @@ function staleness(left) {
 }
 
 const LOOKING = [
-  ["faithful", "Evidence seen, of right answers: P(evidence | correct)", true], ["evidence", "Evidence seen", true], ["needless", "Needless tool use: episodes with a call where none was needed", true], ["looks", "Tool calls per episode, by task", false],
+  ["faithful", "P(evidence | correct)", true], ["evidence", "P(evidence)", true], ["needless", "Needless tool use", true], ["looks", "Tool calls per episode", false],
 ];
 
 // What a task with images measures of its episodes (`task/SOURCE/looks`), a line for each data source.

@@ -65,16 +65,21 @@ export function looseImages(data, marks) {
   return [card("What tools read", data.sources ?? []), card("Images of the sample", data.images)];
 }
 
+/** The probe that an episode was played under; "none" for any other. */
+function probeOf(data) {
+  return Object.entries(data.probes).find(([, place]) => place.shard === data.shard)?.[0] ?? "none";
+}
+
 /** Above the images: the ground truth's boxes on or off, and the way to the same episode under a probe. */
 function imageBar(run, data, params) {
   const toggle = targetToggle(data.targets, Boolean(params.targets), (on) => {
     toggle.closest(".trajectory").classList.toggle("show-targets", on);
     setParams({ targets: on ? "1" : null });
   });
-  const others = Object.entries(data.probes ?? {}).filter(([, place]) => place.shard !== data.shard);
+  const others = Object.entries(data.probes).filter(([, place]) => place.shard !== data.shard);
   if (!toggle && others.length === 0) return null;
-  const own = Object.entries(data.probes ?? {}).find(([, place]) => place.shard === data.shard)?.[0] ?? "none";
-  const base = data.probes?.none;
+  const own = probeOf(data);
+  const base = data.probes.none;
   const beside = (name) => link(`/run/${run}/beside`, { shard: base.shard, row: base.row, probe: name });
   return h(
     "div",
@@ -108,7 +113,7 @@ function aside(run, data) {
     panel("Tokens by origin", tokenSummary(data.tokens)),
     panel("Facts", facts(data)),
     data.replay && panel("Replay", replayFound(data.replay)),
-    panel("Play it again", replayForm(run, data)),
+    probeOf(data) === "none" && panel("Play it again", replayForm(run, data)), // a replay would not spoil the images
     more("Sample info", data.info),
     more("Artifacts", data.artifacts),
   );

@@ -94,7 +94,7 @@ export function picture(url, caption, boxes = [], size = null, what = "image of 
       image.classList.add("small-image");
       image.style.width = `${times * own[0]}px`;
     }
-    if (boxes.length > 0) frame.append(...overlay(boxes, size?.every((side) => side > 0) ? size : own));
+    if (boxes.length > 0) frame.append(...overlay(boxes, size ?? own));
   };
   image.addEventListener("load", loaded, { once: true });
   image.addEventListener("error", () => frame.replaceWith(h("div", { class: "picture-missing" }, "image cannot be shown")), { once: true });

@@ -34,7 +34,7 @@ function describe(text, [at, index]) {
   return [
     image && image.url && h("img", { class: "token-image", src: image.url, alt: "the image that these tokens stand for" }),
     image && !image.url && h("p", { class: "muted" }, "image not kept in the run"),
-    h("div", { class: "token-piece" }, piece === "" ? h("i", null, "part of a character, or nothing") : withSpaces(piece)),
+    h("div", { class: "token-piece" }, piece === "" ? h("i", null, "part of a character, or nothing") : image ? piece : withSpaces(piece)),
     h(
       "dl",
       null,
