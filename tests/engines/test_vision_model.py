@@ -200,6 +200,22 @@ def test_copies_look_once_until_one_has_another_tower(kind: str) -> None:
     assert model.look([prepared(kind, 1)])[0] is first
 
 
+def test_a_copy_in_another_format_looks_for_itself(kind: str) -> None:
+    """Else features had the digits of whoever looked first: sampler or learner, before a run was resumed or after."""
+    model = VisionModel(build(kind))
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    assert narrow.look([prepared(kind, 1)])[0].rows.dtype is torch.bfloat16
+    alone = VisionModel(build(kind)).look([prepared(kind, 1)])[0].rows
+    assert torch.equal(model.look([prepared(kind, 1)])[0].rows, alone)
+
+
+def test_a_trained_tower_looks_once_in_a_pass(kind: str) -> None:
+    model = VisionModel(build(kind))
+    model.train_vision(True)
+    first, other, again = model.look([prepared(kind, 1), prepared(kind, 2), prepared(kind, 1)])
+    assert model.looked == 2 and again is first and other is not first and first.rows.requires_grad
+
+
 def test_kept_features_have_a_budget() -> None:
     kept = KeptFeatures(budget=100)
     rows = [Features(torch.zeros(10, 1), (torch.zeros(2, 1),)) for _ in range(4)]

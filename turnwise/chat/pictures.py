@@ -58,6 +58,19 @@ def unpack(content: bytes, max_pixels: int | None) -> Shown:
     return Shown(picture, _as_png(picture) if mended else content)
 
 
+def upright(content: bytes) -> bytes:
+    """The image for readers that know nothing of notes on how it lies: its own bytes unless it has one."""
+    import PIL.Image
+
+    file = io.BytesIO(content)
+    try:
+        with PIL.Image.open(file, formats=FORMATS) as found:
+            turned = _notes(found, file).get(ORIENTATION, 1) in range(2, 9)
+    except Exception:  # a stranger's bytes, which are the reader's affair
+        return content
+    return unpack(content, None).content if turned else content
+
+
 def shown_size(file: BinaryIO, max_pixels: int | None) -> tuple[int, int]:
     """(width, height) of an image as it is shown, read from its head; DataError for what is none."""
     import PIL.Image
