@@ -21,6 +21,7 @@ FOLDERS = {
     "docs": "What a newcomer reads after the README",
     "docs/decisions": "Choices that were not obvious: context, choice, price",
     "docs/results": "What recipes came to, with their curves and transcripts",
+    "docs/results/tinylook": "The task tinylook: what can be had without a look, and what training came to",
 }
 HEAD = """# Layout
 

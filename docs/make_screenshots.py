@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 LARGEST = 200_000
 COLOURS = 128
 SIZE = {"width": 1280, "height": 800}
+TALL = {"width": 1280, "height": 1120}
 NARROW = {"width": 390, "height": 780}
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
         "--disable-sync", "--no-first-run"]  # fmt: skip
@@ -76,6 +77,9 @@ def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str,
     row = rows[0] if rows else ask(f"/api/runs/{run}/trajectories?split=all&limit=1")["rows"][0]
     held_out = (ask(f"/api/runs/{run}/trajectories?split=eval&limit=1")["rows"] or [row])[0]  # of every evaluation
     runs = ask("/api/runs")["runs"]
+    probe = next((one["name"] for one in runs if one["command"] == "probe"), None)
+    asked = f"/api/runs/{probe}/trajectories?split=eval&sort=calls&order=desc&limit=1"
+    looked = ask(asked)["rows"][0] if probe else None
     page.close()
     place = f"shard={row['shard']}&row={row['row']}"
     base = f"#/run/{run}"
@@ -92,7 +96,12 @@ def shots(browser: Browser, address: str, run: str) -> list[tuple[str, str, str,
     }
     if evaluation := next((one["name"] for one in runs if one["command"] == "eval"), None):
         pages["results"] = f"#/run/{evaluation}/curves"
+    if looked:
+        pages["probe"] = f"#/run/{probe}/curves"
     made = [(name, path, "light", SIZE) for name, path in pages.items()]
+    if looked:
+        beside = f"#/run/{probe}/beside?shard={looked['shard']}&row={looked['row']}&probe=noise&targets=1"
+        made.append(("beside", beside, "light", TALL))
     made += [(f"{name}-dark", pages[name], "dark", SIZE) for name in ("curves", "conversation")]
     return [*made, ("conversation-narrow", pages["conversation"], "light", NARROW)]
 

@@ -1,6 +1,9 @@
-"""docs/layout.md is what the files themselves say: every one of them is there, with a purpose."""
+"""docs/layout.md is what the files themselves say: every one of them is there, with a purpose; the wheel has them too."""
 
 import importlib.util
+import subprocess
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -20,3 +23,11 @@ def test_every_file_says_what_it_is_for():
 
 def test_no_purpose_is_kept_of_a_folder_that_is_gone():
     assert [folder for folder in make_layout.FOLDERS if not (ROOT / folder).is_dir()] == []
+
+
+def test_every_file_of_the_package_is_in_its_wheel():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    files = subprocess.run(["git", "ls-files", "turnwise"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [Path(path).name for path in files.splitlines()]
+    assert "model.safetensors" in names
+    assert [name for name in names if not any(fnmatch(name, kind) for kind in ["*.py", *patterns])] == []

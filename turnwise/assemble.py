@@ -210,11 +210,14 @@ def fit_prompts(
 
 def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
     """Blocks of tokens for the images of a prompt, by their sizes; DataError where they cannot be shown."""
-    images, most = images_in(sample.prompt), config.rollout.max_images
-    if renderer.images is None and (images or sample.images):
-        raise DataError(
-            f"sample {sample.id} has images, and {config.model.path} reads text only: its folder has no image processor"
-        )
+    images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
+    if processor is None:
+        if images or sample.images:
+            raise DataError(
+                f"sample {sample.id} has images, and {config.model.path} reads text only: "
+                "its folder has no image processor"
+            )
+        return {}
     for message in sample.prompt:
         if message.images and message.role not in renderer.image_roles:
             raise DataError(
@@ -224,10 +227,10 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
     if most is not None and len(images) > most:
         raise DataError(f"sample {sample.id} has {len(images)} images, and rollout.max_images={most}")
     media: dict[Image, Media] = {}
-    for image in images if renderer.images is not None else ():
+    for image in images:
         try:
             with open_source(image.source) as file:
-                media[image] = renderer.images.measure(file)
+                media[image] = processor.measure(file)
         except DataError as error:
             raise DataError(f"sample {sample.id}: {error}") from error
     return media
@@ -288,11 +291,10 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     """A context whose episodes are written token by token by this sampler."""
 
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
-    if not sampler.capabilities.media and (
-        shown := [one for one in prepared.samples if one.images or images_in(one.prompt)]
-    ):
+    seen = [sample for sample in prepared.samples if sample.images or images_in(sample.prompt)]
+    if seen and not sampler.capabilities.media:
         engine = prepared.config.engine.name
-        raise DataError(f"sample {shown[0].id} has images; the {engine} engine reads text only")
+        raise DataError(f"sample {seen[0].id} has images; the {engine} engine reads text only")
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)

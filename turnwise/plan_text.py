@@ -1,6 +1,7 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
 from turnwise.assemble import Prepared
+from turnwise.chat.renderer import Renderer
 from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, PolicyLoss
 from turnwise.config import Config, RolloutConfig
 from turnwise.config.inputs import FOREIGN
@@ -13,6 +14,7 @@ from turnwise.environment import told
 from turnwise.training.optimise import beside_policy
 from turnwise.training.replay import replayed_per_step
 from turnwise.training.staleness import treatment, unbounded
+from turnwise.types import Role
 
 
 def config_warnings(config: Config) -> list[str]:
@@ -61,6 +63,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         )
         if written.reason:
             lines.append(f"{'' if written.is_known else 'warning':<13}{written.name} calls: {written.reason}")
+        lines += _images(config, renderer)
     sampling = config.sampling
     lines.append(
         f"sampling     temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}, "
@@ -93,6 +96,18 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _images(config: Config, renderer: Renderer) -> list[str]:
+    """Whose images a model that sees is shown, and how many."""
+    if renderer.images is None:
+        return []
+    if not renderer.image_roles:
+        return ["warning      the chat template shows no images: the model reads text only"]
+    roles = " and ".join(f"{role}s" for role in (Role.USER, Role.TOOL) if role in renderer.image_roles)
+    most, pixels = config.rollout.max_images, config.chat.max_pixels
+    line = f"images       of {roles}, {'any number' if most is None else f'at most {most}'} an episode"
+    return [line if pixels is None else f"{line}, made smaller above {pixels:,} pixels"]
 
 
 def _budgets(rollout: RolloutConfig) -> str:

@@ -85,7 +85,7 @@ class ProbeReport(Printable):
     def __rich__(self) -> RenderableType:
         title = f"probes of {len(self.trajectories.get('none', ()))} episodes, {self.seconds:.1f} s"
         table = Table(title=title, caption="± is one standard error; looked: was shown an image of a tool")
-        for name in ("data source", "probe", "n", "looked", "accuracy", "probed", "change"):
+        for name in ("data source", "probe", "n", "looked", "accuracy %", "probed %", "change"):
             table.add_column(name, justify="left" if name in ("data source", "probe") else "right", no_wrap=True)
         for one in self.results:
             table.add_row(
@@ -216,4 +216,4 @@ def _accuracy(trajectories: Iterable[Trajectory]) -> Share | str:
 
 
 def _shown(value: float, stderr: float | None, sign: str = "") -> str:
-    return f"{100 * value:{sign}.1f}%" + ("" if stderr is None else f" ± {100 * stderr:.1f}")
+    return f"{100 * value:{sign}.1f}" + ("" if stderr is None else f" ± {100 * stderr:.1f}")

@@ -1,24 +1,26 @@
-"""The tiny vision-language model learns to look before it answers: TAPO against a reward for right answers alone.
+"""A tiny vision-language model learns to look before it answers: TAPO against a reward for right answers alone.
 
     python examples/tinylook/run.py --out OUT --seeds 0 1 --steps 60
 
-Every RL run lies under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and after on held-out images; one
-that has finished is not repeated, so that the same command goes on where it was stopped. --smoke tries it in a minute.
+First the recipe of `turnwise.models.tiny_vision` makes the model, cold-started on scripted looks (OUT/model; minutes on
+a GPU, hours on two cores). Every RL run lies under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and
+after on held-out images. What has finished is not repeated, so that the same command goes on where it was stopped.
+--smoke tries it in a minute.
 """
 
 import argparse
 import gc
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import results
+import findings
 
 import turnwise as tw
-from turnwise.models import tiny_vision
+from turnwise.models.tiny_vision import recipe as cold_start
 from turnwise.task import load_task
 
-MODEL = Path(tiny_vision.__file__).parent
 PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast"
 REWARDS = {"tapo": 0.5, "accuracy": 0.0}
 """What the evidence in the looks counts, by the reward's name."""
@@ -28,6 +30,7 @@ RL = (
     "rollout.max_assistant_turns=7", "sampling.temperature=1",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL."""
+TINIEST = ("--seeing-steps=1", "--seeing-batch=8", "--steps=4", "--batch=2")
 SMOKE = ("training.groups=2", "training.group_size=2", "eval.samples=8", "learner.warmup=0")
 EVALUATIONS = 5
 """During training, for the curves."""
@@ -64,7 +67,11 @@ def main() -> None:
     asked = (*(SMOKE if args.smoke else ()), *args.set)
     if args.minutes is not None:
         asked = (*asked, f"training.max_minutes={args.minutes}")
-    recipe = Recipe(args.model.resolve(), args.out.resolve(), 1 if args.smoke else args.steps, asked)
+    out = args.out.resolve()
+    recipe = Recipe(args.model or out / "model", out, 1 if args.smoke else args.steps, asked)
+    if args.model is None and not (recipe.model / "model.safetensors").exists():
+        given = TINIEST if args.smoke else ("--puzzles", args.puzzles, "--workers", str((os.cpu_count() or 2) - 1))
+        cold_start.main(["--out", str(recipe.model), *given])
     for reward in args.rewards:  # a mistake is found before the first run
         for seed in args.seeds:
             recipe.config(reward, seed)
@@ -77,14 +84,12 @@ def main() -> None:
             gc.collect()  # engines are over: the next run's find their memory free
             print(f"== {reward}, seed {seed}: {found.steps} steps in {found.seconds:.0f} s", flush=True)
     if not args.no_report:
-        print(results.write(recipe.out))
+        print(findings.write(recipe.out))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", type=Path, default=MODEL, help="a folder that the recipe made (default: the bundled)"
-    )
+    parser.add_argument("--model", type=Path, help="a folder that the recipe made (default: OUT/model, made once)")
     parser.add_argument("--out", type=Path, default=Path("tinylook"), help="everything is written here")
     parser.add_argument("--rewards", nargs="+", choices=REWARDS, default=list(REWARDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -92,7 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="for each run at most")
     parser.add_argument("--puzzles", default=PUZZLES, help=f"kinds of question with weights (default {PUZZLES})")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config of every run")
-    parser.add_argument("--no-report", action="store_true", help="runs only; results.py OUT writes the report later")
+    parser.add_argument("--no-report", action="store_true", help="runs only; findings.py OUT writes the report later")
     parser.add_argument("--smoke", action="store_true", help="a few rows and one step, to see everything work")
     return parser.parse_args()
 

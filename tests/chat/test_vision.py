@@ -1,6 +1,7 @@
 """A model's own image processor: blocks of tokens and arrays, the same picture however it is stored, hostile bytes."""
 
 import io
+import json
 import pickle
 import struct
 import threading
@@ -15,7 +16,7 @@ import vision_processors as made
 from PIL import Image
 
 from turnwise.chat import vision
-from turnwise.chat.pictures import unpack
+from turnwise.chat.pictures import shown_size, unpack
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
 from turnwise.errors import DataError, TemplateError
@@ -186,3 +187,34 @@ def test_folders_without_a_processor_read_text_and_broken_ones_are_named(tmp_pat
     for name in vision.PROCESSOR_FILES:
         (folder / name).unlink()
     assert find_image_processor(folder, tokenizer, None) is None
+
+
+def test_the_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
+    folder = made.build("llava_next", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": made.LLAVA_TEMPLATE}))
+    assert Tokenizer(folder).templates == {"default": made.LLAVA_TEMPLATE}
+    (folder / "chat_template.json").write_text("{")
+    with pytest.raises(TemplateError, match="the chat template cannot be read"):
+        Tokenizer(folder)
+
+
+def test_what_is_measured_is_bounded_too(seeing: Find, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = seeing("qwen2_5_vl")
+    with pytest.raises(DataError, match="9000x9000 pixels: at most 64000000"):
+        images.measure(io.BytesIO(bomb(9_000, 9_000)))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    lying = made.picture(112, 56)
+    ahead = made.encoded(lying, exif=turned)
+    start, end = ahead.index(b"eXIf") - 4, ahead.index(b"eXIf") + 8 + len(turned.tobytes().removeprefix(b"Exif\0\0"))
+    behind = ahead[:start] + ahead[end:-12] + ahead[start:end] + ahead[-12:]
+    for content in (ahead, behind, made.encoded(lying, "jpeg", exif=turned)):
+        assert shown_size(io.BytesIO(content), None) == unpack(content, None).picture.size == (56, 112)
+    cut = made.encoded(lying)[:200]
+    assert shown_size(io.BytesIO(cut), None) == (112, 56), "its head is enough"
+    monkeypatch.setattr(vision, "MOST_SIZES", 2)
+    for side in (28, 56, 84, 112):
+        held = io.BytesIO(made.encoded(made.picture(side, side)))
+        assert len(images.measure(held).token_ids) == len(images.prepare(held.getvalue()).token_ids)
+    assert len(images._blocks) <= 2

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pillow
 
+from turnwise.chat.pictures import unpack
 from turnwise.cli import main
 from turnwise.data.loader import load_samples
 from turnwise.image_bytes import data_url
@@ -217,3 +219,24 @@ def test_help_says_how(capsys: Any) -> None:
         main(["data", "--help"])
     said = capsys.readouterr().out
     assert "examples:" in said and "--images-from" in said and "extra_info.image_file_name" in said
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg"])
+def test_another_form_shows_the_same_picture(form: str, tmp_path: Path) -> None:
+    """Upright though the new file does not note how it lies, and not white for its 16 bits a pixel."""
+    lying = Pillow.linear_gradient("L").resize((40, 20))
+    notes = lying.getexif()
+    notes[0x0112] = 6
+    wide = Pillow.fromarray(np.linspace(0, 60_000, 400).astype(np.uint16).reshape(20, 20))
+    contents = []
+    for picture, options in ((lying, {"format": "WEBP", "exif": notes, "lossless": True}), (wide, {"format": "PNG"})):
+        held = io.BytesIO()
+        picture.save(held, **options)
+        contents.append(held.getvalue())
+    source = table(tmp_path / "t.parquet", contents, **names_of("a.webp", "b.png"))
+    assert main(["data", "extract-images", str(source), "--out", str(tmp_path / "o"), "--format", form]) == 0
+    files = sorted((tmp_path / "o/images").iterdir())
+    assert len(files) == 2
+    for content, file in zip(contents, files, strict=True):
+        before, after = (np.asarray(unpack(one, None).picture, np.float64) for one in (content, file.read_bytes()))
+        assert before.shape == after.shape and np.abs(before - after).max() < 16

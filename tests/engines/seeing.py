@@ -22,6 +22,9 @@ from transformers import (
 )
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from turnwise.engines.model.attention import packed
+from turnwise.engines.model.policy_model import ModelInputs, PolicyModel
+from turnwise.engines.model.seeing import Stretch, joined_positions, seen_in
 from turnwise.media import Media, MediaSpan, digest_of
 
 IMAGE, FAKE, GLOBAL, NEWLINE, ROWS = 90, 91, 92, 93, 40
@@ -186,3 +189,18 @@ def plain_logits(kind: str, model: PreTrainedModel, sequence: Shown) -> torch.Te
     ids = torch.from_numpy(sequence.ids)[None]
     types = {"mm_token_type_ids": (ids == IMAGE).long()} if kind.startswith("qwen") and sequence.media else {}
     return model(input_ids=ids, use_cache=False, **plain_arrays(kind, sequence.media), **types).logits[0].float()
+
+
+def logits(model: PolicyModel, *sequences: Shown) -> torch.Tensor:
+    """Of our own model, with sequences packed into one pass."""
+    stretches = [
+        Stretch(list(zip(one.media, model.look([span.media for span in one.media]), strict=True)), 0, len(one.ids))
+        for one in sequences
+    ]
+    inputs = ModelInputs(
+        torch.from_numpy(np.concatenate([one.ids for one in sequences])),
+        torch.from_numpy(joined_positions([model.positions(one.ids, one.media) for one in sequences])),
+        seen_in(stretches, torch.device("cpu")),
+    )
+    with torch.no_grad():
+        return model.logits(model(inputs, packed([len(one.ids) for one in sequences])))

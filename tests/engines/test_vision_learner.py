@@ -154,6 +154,23 @@ def test_narrow_products_are_the_decoder_s_affair(trained: bool) -> None:
     assert losses[1] < losses[0]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.bfloat16])
+def test_on_a_gpu_it_is_the_same(kind: str, precision: Precision) -> None:
+    given = packed(sequences(kind))
+    config = LearnerConfig(lr=1e-3, precision=precision, device="cuda")
+    learner = LocalLearner(VisionModel(build(kind)), config, temperature=TEMPERATURE, reference=True)
+    expected = scored(kind, sequences(kind))
+    for who in (Who.POLICY, Who.REFERENCE):
+        apart = np.abs(learner.score(given, who) - expected)
+        assert apart.max() < 0.01 if precision is Precision.float32 else np.median(apart) < 0.3
+    losses = [learner.update([given], SUPERVISED).metrics["loss"] for _ in range(3)]
+    assert losses[0] > losses[-1]
+    assert isinstance(learner.model, VisionModel)
+    assert {p.dtype for _, p in learner.model.vision_parameters()} == {getattr(torch, precision.value)}
+
+
 def test_images_that_are_not_where_they_should_be_are_refused() -> None:
     learner, given = learner_of("qwen3_vl", critic=False), packed(sequences("qwen3_vl"))
     first = given.media[0]

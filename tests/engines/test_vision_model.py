@@ -7,37 +7,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from seeing import END, IMAGE, KINDS, START, Shown, build, plain_logits, prepared, shown
-from torch import Tensor
+from seeing import END, IMAGE, KINDS, START, Shown, build, logits, plain_logits, prepared, shown
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from turnwise.choices import ModelImplementation
-from turnwise.engines.model.attention import packed
 from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts, read_model
-from turnwise.engines.model.policy_model import Features, ModelInputs, PolicyModel
-from turnwise.engines.model.seeing import KeptFeatures, Stretch, joined_positions, seen_in
+from turnwise.engines.model.policy_model import Features
+from turnwise.engines.model.seeing import KeptFeatures
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.errors import EngineError
 from turnwise.media import Media, MediaSpan
 
-CPU = torch.device("cpu")
 PARTS: tuple[int | tuple[int, int], ...] = (5, (16, 16), 3, (32, 16), 4, (20, 40), 6)
-
-
-def logits(model: PolicyModel, *sequences: Shown) -> Tensor:
-    """Of sequences packed into one pass."""
-    stretches = [
-        Stretch(list(zip(one.media, model.look([span.media for span in one.media]), strict=True)), 0, len(one.ids))
-        for one in sequences
-    ]
-    inputs = ModelInputs(
-        torch.from_numpy(np.concatenate([one.ids for one in sequences])),
-        torch.from_numpy(joined_positions([model.positions(one.ids, one.media) for one in sequences])),
-        seen_in(stretches, CPU),
-    )
-    with torch.no_grad():
-        return model.logits(model(inputs, packed([len(one.ids) for one in sequences])))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -216,6 +198,22 @@ def test_copies_look_once_until_one_has_another_tower(kind: str) -> None:
     copied.load([(name, tensor + 0.1) for name, tensor in copied.weights()])
     assert not torch.equal(copied.look([prepared(kind, 1)])[0].rows, first.rows)
     assert model.look([prepared(kind, 1)])[0] is first
+
+
+def test_a_copy_in_another_format_looks_for_itself(kind: str) -> None:
+    """Else features had the digits of whoever looked first: sampler or learner, before a run was resumed or after."""
+    model = VisionModel(build(kind))
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    assert narrow.look([prepared(kind, 1)])[0].rows.dtype is torch.bfloat16
+    alone = VisionModel(build(kind)).look([prepared(kind, 1)])[0].rows
+    assert torch.equal(model.look([prepared(kind, 1)])[0].rows, alone)
+
+
+def test_a_trained_tower_looks_once_in_a_pass(kind: str) -> None:
+    model = VisionModel(build(kind))
+    model.train_vision(True)
+    first, other, again = model.look([prepared(kind, 1), prepared(kind, 2), prepared(kind, 1)])
+    assert model.looked == 2 and again is first and other is not first and first.rows.requires_grad
 
 
 def test_kept_features_have_a_budget() -> None:

@@ -11,15 +11,13 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 from turnwise.models.tiny_vision import recipe
 from turnwise.models.tiny_vision.folder import IMAGE, make_processor, make_tokenizer, write_folder
-from turnwise.models.tiny_vision.habits import Habits, Taught, Trace, encode, pad, trace_of
+from turnwise.models.tiny_vision.habits import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.network import TOKENS, fresh_model, look, patches, run_text
 from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
 from turnwise.tasks.tinylook.canvas import Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text, pieces
 from turnwise.tasks.tinylook.scenes import draw
 from turnwise.tasks.tinylook.solvers import Glance
-
-DILIGENT = Habits(missed=0, guessed=0, needless=0, prior=0)
 
 
 def _scene(puzzle: Puzzle):  # type: ignore[no-untyped-def]
@@ -92,6 +90,7 @@ def test_a_sketch_names_what_stands_in_its_cells() -> None:
     assert near and max(int(one.glyphs.max()) for one in near) < len(GLYPHS)
     for one in seen:
         assert one.pixels.shape == (64, 64, 3) and one.glyphs.shape == (16, 4) and one.inks.shape == (16, 16)
+        assert not one.beside[one.inks == 0].any()
         cells = one.inks.reshape(4, 4, 4, 4).transpose(0, 2, 1, 3).reshape(FINE, FINE)
         for row, column in np.argwhere(cells > 0):
             cell = one.pixels[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].astype(int)

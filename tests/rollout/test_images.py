@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
-from turnwise.errors import PluginError
+from turnwise.errors import EpisodeError, PluginError
 from turnwise.image_bytes import data_url
 from turnwise.rollout.conversation import Conversation
 from turnwise.types import (
@@ -306,3 +307,29 @@ async def by_ids(chat: Conversation) -> None:
 async def by_other_ids(chat: Conversation) -> None:
     """From ids of its own."""
     await chat.generate_ids([1, 2, 3])
+
+
+def test_prompts_that_could_not_be_shown_take_nothing_of_the_budget(theatre: Any, seeing: Seeing) -> None:
+    show = theatre.show(
+        ["done"],
+        renderer=seeing("qwen2_5_vl"),
+        samples=[asks(image(), "?")],
+        agent=f"{__file__}:tries_again",
+        max_images=1,
+    )
+    trajectory = show.play()
+    assert trajectory.failure is None and trajectory.stop_reason is not StopReason.IMAGE_BUDGET
+    assert sorted(trajectory.artifacts["said"]) == ["PluginError", "written"], "one writes, from its first moment on"
+    assert len(trajectory.turns) == len(trajectory.segments) == len(trajectory.segments[0].media) == 1
+
+
+async def tries_again(chat: Conversation) -> None:
+    """With prompts that cannot be shown, then twice at once with one that can."""
+    good = list(chat.messages)
+    for _ in range(3):
+        chat.reprompt(asks(BROKEN, "?").prompt)
+        with contextlib.suppress(EpisodeError):
+            await chat.generate()
+    chat.reprompt(good)
+    found = await asyncio.gather(chat.generate(), chat.generate(), return_exceptions=True)
+    chat.artifacts["said"] = [type(one).__name__ if isinstance(one, Exception) else "written" for one in found]

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image as Pillow
 
 from turnwise.choices import SandboxLevel
 from turnwise.code_blocks import program
@@ -118,7 +119,6 @@ def test_code_is_taken_out_of_fences_and_tags(text: str, code: str) -> None:
 def test_images_come_in_by_name_and_their_provenance_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from PIL import Image as Pillow
 
     drawing: list[int] = []
     real = Picture.png
@@ -177,9 +177,9 @@ def test_what_a_session_only_claims_of_an_image_is_set_aside(tmp_path: Path) -> 
 
 
 def test_data_urls_are_read_and_missing_files_end_the_episode(tmp_path: Path) -> None:
-    content = base64.b64encode(b"bytes").decode()
+    content = base64.b64encode(b"\xff\xd8\xffbytes").decode()
     (found,) = input_images(context(0, Image(f"data:image/jpeg;base64,{content}")))
-    assert (found.name, found.data) == ("image_0.jpeg", b"bytes")
+    assert (found.name, found.data) == ("image_0.jpeg", b"\xff\xd8\xffbytes")
     with pytest.raises(EpisodeError, match="image 0 of the sample cannot be read"):
         input_images(context(0, Image(str(tmp_path / "no.png"))))
 
@@ -235,3 +235,25 @@ def test_the_picture_can_be_written_as_a_file() -> None:
 
     picture = Picture("show", "L", (2, 1), b"\x00\xff", Provenance(None, None))
     assert Pillow.open(io.BytesIO(picture.png())).tobytes() == b"\x00\xff"
+
+
+def test_code_is_not_given_a_file_of_the_host_that_is_no_image(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_text("a key of the user's")
+    for images, kwargs in (((Image(str(secret)),), {}), ((), {"create_kwargs": {"image": f"file://{secret}"}})):
+        sample = Sample("s", (), "x", images=images, tools_kwargs={"python": kwargs})
+        with pytest.raises(EpisodeError, match="is not a PNG, JPEG, GIF, WebP or BMP image"):
+            input_images(ToolContext(sample, kwargs, 0, ()))
+
+
+def test_code_is_given_images_as_the_model_sees_them(tmp_path: Path) -> None:
+    """Upright: boxes in what the model was shown are boxes in what its code opens."""
+    for orientation, size in ((1, (30, 10)), (6, (10, 30))):
+        lying = Pillow.new("RGB", (30, 10), "red")
+        notes = lying.getexif()
+        notes[0x0112] = orientation
+        lying.save(tmp_path / "a.jpg", exif=notes)
+        (found,) = input_images(context(0, Image(str(tmp_path / "a.jpg"))))
+        with Pillow.open(io.BytesIO(found.data)) as seen:
+            assert (found.name, seen.size, seen.getexif().get(0x0112, 1)) == ("a.jpg", size, 1)
+        assert orientation == 6 or found.data == (tmp_path / "a.jpg").read_bytes()

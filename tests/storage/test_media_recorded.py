@@ -1,5 +1,6 @@
 """Images among recorded tokens: in a run's files by digest and place, read back without a processor, prepared again."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from turnwise.storage.images import Album, prepare_again
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows, read_trajectories, write_trajectories
 from turnwise.storage.trajectory_rows import from_row, to_row
-from turnwise.types import Message, Role, Sample, StopReason, Trajectory
+from turnwise.types import FinishReason, Image, Message, Role, Sample, StopReason, Text, Trajectory, Turn
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,15 @@ def test_text_only_rows_are_what_they_were(images: ImageProcessor) -> None:
     row = to_row(trajectory(images))
     assert "media" not in row["artifacts"]
     assert np.array_equal(from_row(row).segments[0].token_ids, [3, 4])
+
+
+def test_siblings_that_hold_the_same_image_keep_it_once(tmp_path: Path) -> None:
+    shown = Image(f"data:image/png;base64,{base64.b64encode(np.random.default_rng(0).bytes(300_000)).decode()}")
+    asked = Message(Role.USER, (shown, Text("?")))
+    drawn = Turn(0, Message(Role.ASSISTANT, "a"), FinishReason.STOP, 0, 1, 1, replies=[Message(Role.TOOL, (shown,))])
+    kwargs = {"look": {"create_kwargs": {"image": shown.source}}}
+    sample = Sample("s", (asked,), "x", images=(shown,), tools_kwargs=kwargs)
+    group = [Trajectory(sample, at, 0, [asked], [drawn], [], StopReason.ANSWERED, 1.0) for at in range(16)]
+    write_trajectories(tmp_path / "a.parquet", group)
+    assert (tmp_path / "a.parquet").stat().st_size < 6 * 300_000, "once a column, not once an episode"
+    assert read_trajectories(tmp_path / "a.parquet") == group

@@ -112,3 +112,23 @@ def test_a_function_alone_is_a_task_of_rows() -> None:
     assert isinstance(task, Task) and task.rows is not None and config_values(f"{SHOP}:rows") == {}
     with pytest.raises(PluginError, match="neither a Task nor a function"):
         load_task(f"{SHOP}:PRICES")
+
+
+def test_several_data_sources_have_one_scorer_and_one_set_of_metrics(tmp_path: Path) -> None:
+    place = tmp_path / "two.py"
+    place.write_text(
+        "from turnwise import Reduction, Task\n"
+        "def rows(split, seed):\n"
+        "    for kind in ('a', 'b'):\n"
+        "        yield {'data_source': f'two/{kind}', 'prompt': 'x', 'reward_model': {'ground_truth': kind}}\n"
+        "async def right(trajectory):\n"
+        "    return float(trajectory.answers[-1].visible == trajectory.sample.ground_truth)\n"
+        "TASK = Task(name='two', data_source='two', further_sources=('two/a', 'two/b', 'two/c'), rows=rows, scorer=right,\n"
+        "    reductions={'long': Reduction.MEAN}, metrics=lambda one: {'long': len(one.turns)})\n"
+    )
+    config = configure(f"task={place}", "engine=scripted", f"runs_dir={tmp_path}/runs")
+    assert config.scoring.scorers == {"default": f"{place}:right"}
+    config.engine.script = ["a"]
+    report = evaluate(config)
+    assert {name: source.accuracy for name, source in report.sources.items()} == {"two/a": 1.0, "two/b": 0.0}
+    assert all(source.task == {"episodes": 1.0, "long": 1.0} for source in report.sources.values())

@@ -10,7 +10,8 @@ import pytest
 from turnwise.errors import StorageError
 from turnwise.storage.index import record
 from turnwise.types import CallStatus, Image, Message, Remark, RenderCheck, Role, Text
-from turnwise.web.conversation import conversation, measured, plain, waterfall, weights_of
+from turnwise.web.conversation import conversation, measured, waterfall, weights_of
+from turnwise.web.json_values import plain
 from turnwise.web.table import NotThere, Table
 
 FILE, SHARD = "trajectories/step_000001.parquet", "trajectories/step_000001"
@@ -101,8 +102,8 @@ def test_images_of_tools_come_with_their_crop_and_its_source(run_dir, make, call
     assert first["url"].startswith("/api/runs/first/image?name=images%2F") and first["url"] != first["source_url"]
     assert found["images"][0]["source"] == str(source)
     assert found["images"][1]["url"] == drawn and len(found["images"][1]["source"]) <= 200
-    nothing = dict.fromkeys(("url", "size", "source_url", "source_size", "provenance", "box"))
-    assert second == nothing | {"name": "figure", "steps": []}
+    nothing = dict.fromkeys(("url", "shown_url", "size", "source_url", "source_size", "provenance", "box", "matrix"))
+    assert second == nothing | {"name": "figure", "claimed": False, "steps": []}
 
 
 def test_images_in_messages(run_dir, make):
@@ -163,14 +164,20 @@ def test_the_judges_words_are_found_wherever_they_were_recorded(run_dir, make, c
     ]
 
 
-def test_what_a_judge_said_with_its_score_comes_first(run_dir, make):
+def test_what_a_judge_said_of_a_turn_stands_with_it_and_of_the_whole_comes_first(run_dir, make):
     told = make()
     told.artifacts = {"judge": "later"}
     told.remarks = [Remark("llm", "it shows the sign", 0.75, 0), Remark("rule exact_match", "right\ud800")]
-    assert page(run_dir, [told])["verdicts"] == [
-        {"name": "turn 0, llm, 0.75", "text": "it shows the sign"},
+    told.remarks += [Remark("llm", "of a turn that never was", 0.5, 9)]
+    found = page(run_dir, [told])
+    assert found["verdicts"] == [
         {"name": "rule exact_match", "text": "right\ufffd"},
+        {"name": "turn 9, llm, 0.5", "text": "of a turn that never was"},
         {"name": "judge", "text": "later"},
+    ]
+    assert [turn["remarks"] for turn in found["turns"]] == [
+        [{"by": "llm", "text": "it shows the sign", "value": 0.75}],
+        [],
     ]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from turnwise.errors import DataError, one_line
 from turnwise.image_bytes import KINDS, media_type
 
 if TYPE_CHECKING:
+    from PIL.Image import Exif
     from PIL.Image import Image as Picture
 
 MOST_BYTES = 50_000_000
@@ -41,8 +43,7 @@ def unpack(content: bytes, max_pixels: int | None) -> Shown:
     try:
         with PIL.Image.open(io.BytesIO(content), formats=FORMATS) as found:
             width, height = found.size
-            if width * height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
-                raise DataError(f"an image of {width}x{height} pixels: at most {MOST_PIXELS} are unpacked")
+            _check_size(width, height)  # read from its head; nothing is unpacked yet
             turned = found.getexif().get(ORIENTATION, 1) in range(2, 9)
             found.load()
             picture, mended = _in_rgb(found)
@@ -57,6 +58,19 @@ def unpack(content: bytes, max_pixels: int | None) -> Shown:
     return Shown(picture, _as_png(picture) if mended else content)
 
 
+def upright(content: bytes) -> bytes:
+    """The image for readers that know nothing of notes on how it lies: its own bytes unless it has one."""
+    import PIL.Image
+
+    file = io.BytesIO(content)
+    try:
+        with PIL.Image.open(file, formats=FORMATS) as found:
+            turned = _notes(found, file).get(ORIENTATION, 1) in range(2, 9)
+    except Exception:  # a stranger's bytes, which are the reader's affair
+        return content
+    return unpack(content, None).content if turned else content
+
+
 def shown_size(file: BinaryIO, max_pixels: int | None) -> tuple[int, int]:
     """(width, height) of an image as it is shown, read from its head; DataError for what is none."""
     import PIL.Image
@@ -64,13 +78,43 @@ def shown_size(file: BinaryIO, max_pixels: int | None) -> tuple[int, int]:
     try:
         with PIL.Image.open(file, formats=FORMATS) as found:
             width, height = found.size
-            if found.getexif().get(ORIENTATION, 1) in range(5, 9):  # it lies on its side
+            _check_size(width, height)
+            if _notes(found, file).get(ORIENTATION, 1) in range(5, 9):  # it lies on its side
                 width, height = height, width
+    except DataError:
+        raise
     except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
         raise DataError(f"the image cannot be read: {one_line(error)}") from error
     if max_pixels is not None and width * height > max_pixels:
         return _smaller((width, height), max_pixels)
     return width, height
+
+
+def _notes(found: "Picture", file: BinaryIO) -> "Exif":
+    """What it says of itself. Pillow unpacks the whole of a PNG to see what follows its pixels, which is seldom
+    anything."""
+    import PIL.Image
+
+    return PIL.Image.Image.getexif(found) if found.format == "PNG" and not _goes_on(file) else found.getexif()
+
+
+def _goes_on(file: BinaryIO) -> bool:
+    """Whether a PNG has words behind its pixels."""
+    at, behind = file.tell(), False
+    file.seek(8)
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        behind = behind or kind == b"IDAT"
+        if behind and kind in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+            break
+        file.seek(length + 4, io.SEEK_CUR)
+    file.seek(at)
+    return len(head) == 8
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise DataError(f"an image of {width}x{height} pixels: at most {MOST_PIXELS} are unpacked")
 
 
 def _in_rgb(found: "Picture") -> tuple["Picture", bool]:

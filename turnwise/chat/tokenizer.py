@@ -46,6 +46,8 @@ class Tokenizer:
             raise TemplateError(f"{name} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
             self._hf.chat_template = load_template(template)
+        elif not self._hf.chat_template:
+            self._hf.chat_template = _processor_template(folder)
         if not self._hf.chat_template:
             raise TemplateError(f"{name} has no chat template; name one with chat.template=FILE or chatml_hermes")
         self._backend: Any = self._hf.backend_tokenizer
@@ -123,6 +125,17 @@ class Tokenizer:
             messages, tools=tools or None, add_generation_prompt=reply, tokenize=False, **kwargs
         )
         return text
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The template of a model that sees, in the file in which older versions of its processor keep it."""
+    path = folder / "chat_template.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise TemplateError(f"{path}: the chat template cannot be read: {one_line(error)}") from error
+    text = found.get("chat_template") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def occurrences(words: Sequence[str], text: str) -> list[tuple[int, int]]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 KEPT_BYTES = 256 << 20
 """Of arrays that nobody may ask for again; those of an older image are made anew from its bytes."""
+MOST_SIZES = 1024
+"""Sizes of images whose block is kept: photographs come in tens of thousands, and a block has thousands of tokens."""
 _OF_THE_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -64,6 +66,8 @@ class ImageProcessor:
         self.image_token, blank = self._find_marker()
         """What a chat template writes where an image goes; the block stands in its place."""
         self.image_token_id = tokenizer.added_ids[self.image_token]
+        self.blank = recorded("blank", blank)
+        """A small image, for trying a template out."""
         texts = {number: text for text, number in tokenizer.added_ids.items()}
         self.tokens = frozenset(texts[one] for one in {*blank.tolist(), *self._feature_ids} if one in texts)
         """Control tokens that show images: nobody's words may spell them."""
@@ -115,6 +119,8 @@ class ImageProcessor:
         if ids is None:
             import PIL.Image
 
+            if len(self._blocks) >= MOST_SIZES:
+                self._blocks.clear()
             ids = self._blocks[size] = self._process(PIL.Image.new("RGB", size), self.image_token)[0]
         return recorded(f"{size[0]}x{size[1]}", ids)
 

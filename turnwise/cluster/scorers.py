@@ -12,10 +12,11 @@ from turnwise.metrics import Metric, reduce
 from turnwise.retrying import AttemptFailed
 from turnwise.scoring.answers import read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
+from turnwise.scoring.judge.budget import refuse_budget
 from turnwise.scoring.judge.judge import Judge
 from turnwise.scoring.judge.stats import metrics_of
 from turnwise.scoring.loop_resources import loop_resources
-from turnwise.scoring.scorer import Score, Scorer, ScorerSpec
+from turnwise.scoring.scorer import BUILTIN, Score, Scorer, ScorerSpec
 from turnwise.scoring.scorer_wire import score_to_wire
 from turnwise.scoring.service import Runner, make_runner
 from turnwise.storage.trajectory_rows import from_row, to_row
@@ -83,6 +84,8 @@ class ClusterRunner:
     def scorer(self, spec: ScorerSpec) -> Scorer:
         """Names and options are checked here, nothing is started."""
         spec.make()
+        if spec.name in BUILTIN:
+            refuse_budget(spec.options, "cluster=ray")
         try:
             key = _key(spec.name, spec.options)
         except (TypeError, ValueError) as error:

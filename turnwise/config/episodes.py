@@ -71,7 +71,7 @@ class RolloutConfig:
     when no failure is normal, raise it when a service is known to be shaky."""
 
 
-LOCAL = ("sandbox.url", "None")
+LOCAL = ("sandbox.url", "null")
 
 
 @dataclass

@@ -115,16 +115,20 @@ def encoded(content: bytes, form: ImageForm) -> bytes:
     """The image in this form; DataError for one that cannot be unpacked."""
     if form is ImageForm.keep or file_ending(content) == {"jpeg": "jpg"}.get(form.value, form.value):
         return content
-    from PIL import Image
+    import numpy as np
+    from PIL import Image, ImageOps
 
     held = io.BytesIO()
     try:
-        with Image.open(io.BytesIO(content)) as picture:
-            if picture.width * picture.height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
-                raise DataError(f"{picture.width}x{picture.height} pixels are too many")
+        with Image.open(io.BytesIO(content)) as found:
+            if found.width * found.height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
+                raise DataError(f"{found.width}x{found.height} pixels are too many")
+            picture = ImageOps.exif_transpose(found)  # the note that it lies on its side is not written again
             if form is ImageForm.png:
                 picture.save(held, "PNG")
                 return held.getvalue()
+            if picture.mode.startswith(("I", "F")):  # 16 bits a pixel, which a conversion would clip to white
+                picture = Image.fromarray(np.clip(np.asarray(picture, np.float64) / 256, 0, 255).astype(np.uint8))
             clear = picture.convert("RGBA")
             white = Image.new("RGBA", clear.size, "white")
             Image.alpha_composite(white, clear).convert("RGB").save(held, "JPEG", quality=QUALITY)

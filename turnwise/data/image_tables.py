@@ -183,8 +183,8 @@ class _Walk:
             case list() as numbers if here and is_array_of_bytes(numbers):
                 self._note(field, bytes(numbers), None, holder, key)
             case {"bytes": str() | bytes() as inner, **rest} if here:
-                content = from_base64(inner, certain=True) if isinstance(inner, str) else inner
-                self._note(field, content or b"", _name(rest.get("path")), holder, key)
+                decoded = from_base64(inner, certain=True) if isinstance(inner, str) else inner
+                self._note(field, decoded or b"", _name(rest.get("path")), holder, key)
             case {"bytes": list() as numbers, **rest} if here and is_array_of_bytes(numbers):
                 self._note(field, bytes(numbers), _name(rest.get("path")), holder, key)
             case {"path": str() as path} if here:

@@ -1,9 +1,10 @@
 """Prompts: messages with their images, read from the values of one row."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from turnwise.data.image_cells import RowImages, is_array_of_bytes
+from turnwise.data.image_cells import ImageCells, RowImages, is_array_of_bytes
 from turnwise.data.values import FieldError, as_text, describe, join, shorten
 from turnwise.errors import unknown
 from turnwise.types import Image, Message, Part, Role, Text
@@ -12,12 +13,15 @@ MARKER = "<image>"
 _MESSAGE_KEYS = ("role", "content", "name", "tool_call_id")
 
 
-def read_prompt(value: Any, field: str, images: Any, cells: RowImages) -> tuple[tuple[Message, ...], tuple[Image, ...]]:
+def read_prompt(
+    value: Any, field: str, images: Any, cells: RowImages | None = None
+) -> tuple[tuple[Message, ...], tuple[Image, ...]]:
     """The messages, and every image in them in order.
 
     `images` is the row's `images` column. When it is not None, each `<image>` in a string and each image part
     without a source takes the next of them, and none may be left over.
     """
+    cells = cells or ImageCells().of_row(Path("."), None)  # of no file
     supply = None if images is None else _read_images(images, cells)
     waiting = iter(supply or ())
     if isinstance(value, str):

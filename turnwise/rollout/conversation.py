@@ -157,11 +157,7 @@ class Conversation:
         if self._awaits_reply:
             raise PluginError("the agent loop generates twice in a row: a reply must be added in between")
         if not self._opened:
-            if not self._shared.show_images(len(images_in(self.messages))):
-                self._end(StopReason.IMAGE_BUDGET)
-            await look_at(self.backend, self.messages)
-            self.backend.open(self.messages)
-            self._opened = True
+            await self._open()
         reason = await self._write(max_tokens, stop)
         turn = self.turns[-1]
         self.messages.append(turn.message)
@@ -280,16 +276,28 @@ class Conversation:
         entries = {name: entry for name, entry in self._shared.tools.entries.items() if name in names}
         self._tools = dataclasses.replace(self._shared.tools, entries=entries)
 
+    async def _open(self) -> None:
+        """Show the prompt; while its images are prepared nobody else may."""
+        if not self._shared.may_show(images := len(images_in(self.messages))):
+            self._end(StopReason.IMAGE_BUDGET)
+        self._shared.images, self._writing = self._shared.images + images, True
+        try:
+            await look_at(self.backend, self.messages)
+            self.backend.open(self.messages)
+            self._opened = True
+        finally:
+            self._writing = False
+            self._shared.images -= 0 if self._opened else images
+
     def _show(self, replies: Sequence[Message], before: int) -> StopReason | None:
         """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
         free = self._shared.free()
         budget, images = None if free is None else free - 1, len(images_in(replies))
-        if not self._shared.show_images(images):
+        if not self._shared.may_show(images):
             return StopReason.IMAGE_BUDGET
         messages = self.messages if before == len(self.messages) else self.messages[:before]
         full = self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
-        if full is not None:
-            self._shared.show_images(-images)
+        self._shared.images += images if full is None else 0
         return full
 
     async def _show_held(self) -> None:

@@ -18,7 +18,7 @@ from turnwise.rollout.sample_images import opened, png_url
 from turnwise.rollout.tool_images import ShowImages
 from turnwise.types import Image, Role, Sample, Trajectory
 
-NOISE = 110.0
+NOISE = 200.0
 """Standard deviation of the noise that is added to each channel, of 255 levels, at each grain of GRAINS pixels: fine
 noise alone is averaged out in what was enlarged."""
 GRAINS = (1, 2, 4, 8)
@@ -30,7 +30,7 @@ class Probe(enum.StrEnum):
     BLANK = "blank"
     """One even grey, its own mean."""
     SWAP = "swap"
-    """What tools showed for another sample of the same data source."""
+    """What tools showed for another sample, of the same data source where that has one."""
     NOISE = "noise"
     """Its pixels with so much noise that nothing small can be read in them."""
 
@@ -56,15 +56,16 @@ class Donors:
         return cls(found, truths)
 
     def image_for(self, sample: Sample, number: int) -> Image:
-        """That of another sample, with another answer if there is one; the same each time it is asked."""
-        known = self.images.get(sample.data_source, {})
-        others = sorted(name for name in known if name != sample.id)
-        differing = [name for name in others if self.truths[name] != repr(sample.ground_truth)]
-        chosen = differing or others
-        if not chosen:
-            raise EpisodeError(f"no other sample of {sample.data_source} was shown an image to swap with")
-        images = known[chosen[_seed(sample, number) % len(chosen)]]
-        return images[number % len(images)]
+        """That of another sample, of its data source and with another answer if there is one; the same each time."""
+        own = self.images.get(sample.data_source, {})
+        every = {name: images for known in self.images.values() for name, images in known.items()}
+        for known in (own, every):
+            others = sorted(name for name in known if name != sample.id)
+            chosen = [name for name in others if self.truths[name] != repr(sample.ground_truth)] or others
+            if chosen:
+                images = known[chosen[_seed(sample, number) % len(chosen)]]
+                return images[number % len(images)]
+        raise EpisodeError("no other sample was shown an image of a tool to swap with")
 
 
 def shown_images(trajectory: Trajectory) -> Iterable[Image]:

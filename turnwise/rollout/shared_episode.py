@@ -96,13 +96,10 @@ class SharedEpisode:
         limit = self.rollout.max_assistant_turns
         return limit is not None and self._turns >= limit
 
-    def show_images(self, number: int) -> bool:
-        """Count images that are shown, unless the budget forbids it; fewer than none takes them back."""
+    def may_show(self, images: int) -> bool:
+        """Whether the budget has room for so many more."""
         limit = self.rollout.max_images
-        if number > 0 and limit is not None and self.images + number > limit:
-            return False
-        self.images += number
-        return True
+        return not images or limit is None or self.images + images <= limit
 
     def left(self) -> int | None:
         """Tokens of the budget that nobody has used; None without a budget."""

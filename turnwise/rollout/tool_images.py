@@ -45,7 +45,8 @@ def _with_images(result: ToolResult, size: Size | None) -> tuple[ToolResult, lis
         {"name": f"image_{number}", "data": image.source} for number, image in enumerate(read, 1)
     ]
     own = isinstance(noted, list) and len(noted) == len(read) and all(isinstance(one, dict) for one in noted)
-    facts = list(noted) if own else facts
+    if own and isinstance(noted, list):
+        facts = list(noted)
     made = [
         MadeImage(str(fact.get("name") or f"image_{number}"), image, trail_in(fact))
         for number, (image, fact) in enumerate(zip(read, facts, strict=True), 1)

@@ -34,8 +34,17 @@ BATCH = 64
 _OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     "write_page_checksum": True,
+    # Images that stand in a row: siblings of a group hold the same ones, megabytes each.
+    "use_dictionary": [
+        "images.list.element",
+        "tools_kwargs",
+        *(
+            f"{name}.list.element.parts.list.element.value"
+            for name in ("prompt", "messages", "turns.list.element.replies")
+        ),
+    ],
+    "dictionary_pagesize_limit": 64 << 20,
     # Token ids and logprobs hardly repeat, but their high bytes do: a fifth smaller than dictionaries, and faster.
-    "use_dictionary": False,
     "use_byte_stream_split": [
         f"segments.list.element.{name}.list.element"
         for name in ("token_ids", "logprobs", *(f"training.{name}" for name in TOKEN_TRAINING))

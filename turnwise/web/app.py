@@ -27,7 +27,7 @@ MOST_RUNS = 32
 MOST_SERIES = 400
 
 Names = Annotated[str, Query(max_length=16_000)]
-Split = Literal["train", "eval", "greedy", "reused", "all"]
+Split = Literal["train", "eval", "greedy", "reused", "probe", "all"]
 Shard = Annotated[str, Query(max_length=200)]
 Row = Annotated[int, Query(ge=0, le=10_000_000)]
 Expression = Annotated[str, Query(max_length=2000)]
@@ -305,6 +305,12 @@ def _add_trajectories(app: FastAPI, runs: Runs) -> None:
 
         return _ask(runs, run, lambda it: conversation(it.dir, it.table, shard, row))
 
+    @app.get("/api/runs/{run}/probe")
+    def probes(run: str) -> Response:
+        from turnwise.web.probes import probe
+
+        return _ask(runs, run, lambda it: probe(it.dir, it.table))
+
     @app.get("/api/runs/{run}/tokens")
     def token_view(run: str, shard: Shard, row: Row) -> Response:
         from turnwise.web.tokens import tokens
@@ -319,7 +325,7 @@ def _add_replays(app: FastAPI, runs: Runs, replays: Replays | None) -> None:
 
     @app.post("/api/runs/{run}/replay")
     async def replay(run: str, asked: ReplayRequest) -> Response:
-        from turnwise.web.conversation import plain
+        from turnwise.web.json_values import plain
 
         if replays is None:  # the gate lets no POST through either
             raise HTTPException(405, "this board plays nothing again; start it with --replay")

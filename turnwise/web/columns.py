@@ -16,11 +16,13 @@ from turnwise.storage.index import COLUMNS, Entry, Shard, ToolUse
 from turnwise.storage.json_values import clean
 
 Array = npt.NDArray[Any]
-SPLITS = ("train", "eval", "greedy", "reused")
+SPLITS = ("train", "eval", "greedy", "reused", "probe")
 GROUPED = ("group_mean", "group_std", "group_size")
 """Of the rewards of all rows with the same file and sample; computed when first asked for."""
 _UNKNOWN = -1
-_FILE = re.compile(r"(?P<shard>(?P<folder>trajectories|reused|eval)/[A-Za-z0-9][\w.-]{0,150})\.parquet", re.ASCII)
+_FILE = re.compile(
+    r"(?P<shard>(?P<folder>trajectories|reused|eval|probes)/[A-Za-z0-9][\w.-]{0,150})\.parquet", re.ASCII
+)
 _STEP = re.compile(r"step_(\d{1,12})", re.ASCII)
 
 
@@ -126,7 +128,7 @@ def shard_name(file: str) -> str | None:
 def info_of(shard: str, size: int, steps: Sequence[int]) -> ShardInfo:
     """What a file's name says of it; its step is that of its trajectories when the name has none."""
     folder, _, name = shard.partition("/")
-    folders = {"trajectories": "train", "reused": "reused"}
+    folders = {"trajectories": "train", "reused": "reused", "probes": "probe"}
     split = folders.get(folder, "greedy" if name.startswith("greedy_") else "eval")
     found = _STEP.search(name)
     return ShardInfo(shard, split, int(found[1]) if found else max(steps, default=0), size)

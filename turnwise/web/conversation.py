@@ -3,25 +3,23 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 from typing import Any
 
-from turnwise.errors import DataError, StorageError
+from turnwise.errors import StorageError
 from turnwise.ledger import origin_counts
-from turnwise.storage.images import images_for
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_rows
-from turnwise.types import CallRecord, Image, Message, Remark, Role, ToolCall, Trajectory, Turn
+from turnwise.types import CallRecord, Message, Remark, Role, ToolCall, Trajectory, Turn
+from turnwise.web.call_images import CallImages, target_boxes
 from turnwise.web.columns import clean_text
 from turnwise.web.configs import read_config
-from turnwise.web.pictures import Pictures, shown_source
+from turnwise.web.json_values import DEEPEST, plain, plain_text
+from turnwise.web.pictures import Pictures
+from turnwise.web.probes import counterparts
 from turnwise.web.replays import replay_of
 from turnwise.web.table import NotThere, Table
 
 Json = dict[str, Any]
-DEEPEST = 40
-LONGEST = 100_000
-"""Characters of a text inside info or artifacts; the words of a conversation are never cut."""
 VERDICT_WORDS = ("verdict", "judge", "reason", "rationale", "critique", "explanation", "feedback", "note", "notes")
 _MOST_VERDICTS = 100
 _CLOSE = 1e-6
@@ -34,7 +32,8 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
     pictures = Pictures(run, name)
     sample, check = trajectory.sample, trajectory.render_check
     last = table.shard_size(shard) - 1
-    drawn = _CallImages(pictures, trajectory)
+    drawn = CallImages(pictures, sample)
+    remarks = _turn_remarks(trajectory)
     return {
         "shard": shard,
         "row": row,
@@ -42,13 +41,13 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "neighbours": {"previous": row - 1 if row > 0 else None, "next": row + 1 if row < last else None},
         "siblings": table.siblings(shard, entry["sample_id"]),
         "prompt": [message_json(message, pictures) for message in trajectory.prompt],
-        "turns": [_turn_json(turn, pictures, drawn) for turn in trajectory.turns],
+        "turns": [_turn_json(turn, pictures, drawn, remarks) for turn in trajectory.turns],
         "branches": [
             {
                 "name": clean_text(branch.name),
                 "trained": branch.trained,
                 "prompt": [message_json(message, pictures) for message in branch.prompt],
-                "turns": [_turn_json(turn, pictures, drawn) for turn in branch.turns],
+                "turns": [_turn_json(turn, pictures, drawn, remarks) for turn in branch.turns],
             }
             for branch in trajectory.branches
         ],
@@ -63,6 +62,9 @@ def conversation(run: RunDir, table: Table, shard: str, row: int, *, name: str |
         "info": plain(sample.info),
         "artifacts": plain(trajectory.artifacts),
         "images": pictures.references(sample.images),
+        "sources": drawn.sources(),
+        "targets": target_boxes(sample),
+        "probes": counterparts(run, table, shard, row),
         "tokens": _token_counts(trajectory),
         "render_check": check
         and {"exact": check.exact, "same_text": check.same_text, "position": plain(check.position)},
@@ -86,7 +88,6 @@ def read_all(table: Table, shard: str, rows: list[int]) -> list[Trajectory]:
 
 def message_json(message: Message, pictures: Pictures) -> Json:
     """A message as the page wants it."""
-    parts = () if isinstance(message.content, str) else message.content
     return {
         "role": message.role.value,
         "text": clean_text(message.text),
@@ -95,31 +96,8 @@ def message_json(message: Message, pictures: Pictures) -> Json:
         "name": plain_text(message.name),
         "tool_call_id": plain_text(message.tool_call_id),
         "tool_calls": [_call_json(call) for call in message.tool_calls],
-        "images": pictures.references(part for part in parts if isinstance(part, Image)),
+        "images": pictures.references(message.images),
     }
-
-
-def plain(value: Any, depth: int = 0) -> Any:
-    """Any recorded value as JSON that a browser reads: no nan, no bytes, no lone surrogates, not without end."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        text = clean_text(value)
-        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
-    if isinstance(value, bytes):
-        return f"({len(value)} bytes)"
-    if depth >= DEEPEST:
-        return "…"
-    if isinstance(value, dict):
-        return {clean_text(str(key)): plain(entry, depth + 1) for key, entry in value.items()}
-    return [plain(entry, depth + 1) for entry in value]
-
-
-def plain_text(text: str | None) -> str | None:
-    """A text of any length, or None."""
-    return None if text is None else clean_text(text)
 
 
 def _call_json(call: ToolCall) -> Json:
@@ -131,7 +109,7 @@ def _call_json(call: ToolCall) -> Json:
     }
 
 
-def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
+def _turn_json(turn: Turn, pictures: Pictures, drawn: CallImages, remarks: Mapping[int, list[Json]]) -> Json:
     replies = {reply.tool_call_id: reply for reply in turn.replies if reply.role is Role.TOOL}
     answered = {record.call.id for record in turn.calls}
     others = [reply for reply in turn.replies if reply.role is not Role.TOOL or reply.tool_call_id not in answered]
@@ -146,6 +124,7 @@ def _turn_json(turn: Turn, pictures: Pictures, drawn: "_CallImages") -> Json:
         "reply_seconds": plain(turn.reply_seconds),
         "user_score": plain(turn.user_score),
         "scores": plain(turn.scores),
+        "remarks": remarks.get(turn.index, []),
         "calls": [_record_json(record, replies.get(record.call.id), pictures, drawn) for record in turn.calls],
         "replies": [message_json(reply, pictures) for reply in others],
         "replied": [_place(reply, turn.calls, others) for reply in turn.replies],
@@ -160,7 +139,7 @@ def _place(reply: Message, calls: list[CallRecord], others: list[Message]) -> tu
     return "calls", next(at for at, record in enumerate(calls) if record.call.id == reply.tool_call_id)
 
 
-def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: "_CallImages") -> Json:
+def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, drawn: CallImages) -> Json:
     return _call_json(record.call) | {
         "status": record.status.value,
         "seconds": plain(record.seconds),
@@ -170,78 +149,6 @@ def _record_json(record: CallRecord, reply: Message | None, pictures: Pictures, 
         "reply": None if reply is None else message_json(reply, pictures),
         "images": drawn.images(record, reply),
     }
-
-
-class _CallImages:
-    """The pictures that calls gave back, each with the part of which source it shows."""
-
-    def __init__(self, pictures: Pictures, trajectory: Trajectory) -> None:
-        self._pictures = pictures
-        self._sample = trajectory.sample
-        self._sources: dict[str, dict[str, str | None]] = {}
-        """By tool, and by the name that the tool's session has for it."""
-
-    def images(self, record: CallRecord, reply: Message | None) -> list[Json]:
-        """Those that a call's info tells of; else those its reply shows."""
-        parts = () if reply is None or isinstance(reply.content, str) else reply.content
-        shown = [part for part in parts if isinstance(part, Image)]
-        recorded = record.info.get("images")
-        recorded = [one for one in recorded if isinstance(one, dict)] if isinstance(recorded, list) else []
-        if recorded:
-            same = len(recorded) == len(shown)  # then the reply shows them in this order
-            sources = self._sources_of(record.call.name)
-            return [
-                self._recorded(one, shown[number] if same else None, sources) for number, one in enumerate(recorded)
-            ]
-        return [self._shown(image) for image in shown]
-
-    def _sources_of(self, tool: str) -> dict[str, str | None]:
-        if tool not in self._sources:
-            try:
-                found = images_for(self._sample, self._sample.tools_kwargs.get(tool, {}))
-            except DataError:  # another tool's word for something else
-                found = {}
-            self._sources[tool] = {name: self._pictures.url(image.source) for name, image in found.items()}
-        return self._sources[tool]
-
-    def _recorded(self, one: Json, image: Image | None, sources: dict[str, str | None]) -> Json:
-        url = self._pictures.file_url(one.get("file"))
-        if url is None and isinstance(one.get("data"), str):
-            url = self._pictures.url(one["data"])
-        if url is None and image is not None:
-            url = self._pictures.url(image.source)
-        source = one.get("source")
-        return {
-            "url": url,
-            "name": plain_text(str(one.get("name") or "")),
-            "size": _numbers(one.get("size"), 2),
-            "source_url": sources.get(source) if isinstance(source, str) else None,
-            "source_size": _numbers(one.get("source_size"), 2),
-            "provenance": plain_text(str(one.get("provenance") or "")) or None,
-            "box": _numbers(one.get("box"), 4),
-            "steps": plain(one.get("steps") if isinstance(one.get("steps"), list) else []),
-        }
-
-    def _shown(self, image: Image) -> Json:
-        name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
-        url = self._pictures.url(image.source)
-        return {
-            "url": url,
-            "name": name,
-            "size": None,
-            "source_url": None,
-            "source_size": None,
-            "provenance": None,
-            "box": None,
-            "steps": [],
-        }
-
-
-def _numbers(value: Any, count: int) -> list[float] | None:
-    if not isinstance(value, list | tuple) or len(value) != count:
-        return None
-    good = all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in value)
-    return list(value) if good else None
 
 
 def _reward_json(trajectory: Trajectory, weights: Mapping[str, float]) -> Json:
@@ -287,13 +194,24 @@ def weights_of(run: RunDir) -> dict[str, float]:
 
 
 def verdicts(trajectory: Trajectory) -> list[Json]:
-    """What judges said with their scores, and what they and simulated users left in artifacts and calls' info."""
-    found = [(_remark_name(remark), remark.text) for remark in trajectory.remarks]
+    """What judges said of the whole, and what they and simulated users left in artifacts and calls' info."""
+    of_turns = {turn.index for turn in trajectory.every_turn}
+    found = [(_remark_name(remark), remark.text) for remark in trajectory.remarks if remark.turn not in of_turns]
     found += _words(trajectory.artifacts, "", 0, is_verdict=False)
     for turn in trajectory.every_turn:
         for record in turn.calls:
             found += _words(record.info, f"turn {turn.index}, {record.call.name}", 0, is_verdict=False)
     return [{"name": clean_text(name), "text": plain(text)} for name, text in found[:_MOST_VERDICTS]]
+
+
+def _turn_remarks(trajectory: Trajectory) -> dict[int, list[Json]]:
+    """What judges said of single turns, with their grades, by turn."""
+    found: dict[int, list[Json]] = {}
+    for remark in trajectory.remarks[:_MOST_VERDICTS]:
+        if remark.turn is not None:
+            told = {"by": clean_text(remark.by), "text": plain(remark.text), "value": plain(remark.value)}
+            found.setdefault(remark.turn, []).append(told)
+    return found
 
 
 def _remark_name(remark: Remark) -> str:

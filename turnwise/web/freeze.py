@@ -27,6 +27,7 @@ from turnwise.web.groups import group
 from turnwise.web.health import health
 from turnwise.web.pictures import image_bytes
 from turnwise.web.presets import fields
+from turnwise.web.probes import is_probe, probe, with_counterparts
 from turnwise.web.runs import Run, Runs
 from turnwise.web.sample_history import sample_history
 from turnwise.web.spread import spread
@@ -50,7 +51,7 @@ FLIPPED_TO_RIGHT = "first_right == false and right == true"
 _DIGITS = 7
 """Of the numbers of tokens and curves: as many as a 32-bit float has, more than a reader or a chart tells apart."""
 _SHORT = 200
-_IMAGE_KEYS = ("url", "source_url")
+_IMAGE_KEYS = ("url", "source_url", "shown_url")
 
 Place = tuple[str, int]
 """A trajectory by shard and row."""
@@ -63,10 +64,11 @@ _START = """\
   const show = (node) => {
     for (const [key, one] of Object.entries(node)) {
       if (one !== null && typeof one === "object") show(one);
-      else if ((key === "url" || key === "source_url") && Object.hasOwn(images, one)) node[key] = images[one];
+      else if (/^(source_|shown_)?url$/.test(key) && Object.hasOwn(images, one)) node[key] = images[one];
     }
   };
-  for (const [address, answer] of Object.entries(answers)) if (/\\/(trajectory|group)\\?/.test(address)) show(answer);
+  const pictured = ([address]) => /\\/(trajectory|group|tokens)\\?/.test(address);
+  for (const [, answer] of Object.entries(answers).filter(pictured)) show(answer);
   globalThis.FROZEN = answers;
   if (!location.hash) history.replaceState(null, "", start);
 }
@@ -92,6 +94,7 @@ def freeze(path: Path, *, most: int = MOST, filter: str = "") -> Report:
     run.table.refresh(None)
     found = health(run.table, run.series)
     wanted = _passing(run.table, filter, most) if filter.strip() else _notable(run.table, found["findings"], most)
+    wanted = with_counterparts(run.dir, run.table, wanted)
     frozen = _Frozen(run)
     frozen.left_out += [f"{damaged['file']}: {damaged['reason']}" for damaged in run.table.damaged]
     frozen.add("/api/runs", {"runs": runs.summaries(time.time())})
@@ -211,13 +214,15 @@ class _Frozen:
         self.add(f"{base}/tools", tools(run.table))
         self.add(f"{base}/health", found)
         self.add(f"{base}/fields", fields())
+        if is_probe(run.dir):
+            self.add(f"{base}/probe", probe(run.dir, run.table))
 
     def add_trajectory(self, shard: str, row: int) -> bool:
         """One trajectory, its tokens and its group; False for one that cannot be read, which is then told."""
         run, base = self._run, self._base
         try:
             answer = conversation(run.dir, run.table, shard, row, name=run.name)
-            counted = tokens(run.dir, run.table, shard, row)
+            counted = self._with_images(tokens(run.dir, run.table, shard, row, name=run.name))
             sample = answer["entry"]["sample_id"]
             together = address(f"{base}/group", shard=shard, sample=sample)
             if together not in self.answers:

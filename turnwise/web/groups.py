@@ -7,7 +7,8 @@ from typing import Any
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Trajectory
 from turnwise.web.columns import clean_text
-from turnwise.web.conversation import message_json, plain, read_all
+from turnwise.web.conversation import message_json, read_all
+from turnwise.web.json_values import plain
 from turnwise.web.pictures import Pictures
 from turnwise.web.table import NotThere, Table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from turnwise.image_bytes import media_type
+from turnwise.image_bytes import ENDINGS, media_type
 from turnwise.storage.images import IMAGES, STORED_NAME
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image
@@ -42,6 +42,12 @@ class Pictures:
         if not isinstance(file, str) or not STORED_NAME.fullmatch(file):
             return None
         return f"/api/runs/{quote(self._name, safe='')}/image?name={quote(file, safe='')}"
+
+    def shown_url(self, digest: str) -> str | None:
+        """Where a page finds an image that the model was shown, by what its ledger calls it."""
+        names = [f"images/{digest}.{ending}" for ending in ENDINGS]
+        kept = (name for name in names if STORED_NAME.fullmatch(name) and (self._run.path / name).is_file())
+        return self.file_url(next(kept, None))
 
     def reference(self, image: Image) -> dict[str, Any]:
         """`{"url", "source"}` of an image; the source of an inline one is cut short."""

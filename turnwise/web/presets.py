@@ -41,7 +41,7 @@ _DOCS = {
     "entropy": "mean entropy of the policy's tokens",
     "question": "the last user message of the prompt, at most 160 characters",
     "answer": "the last visible words, at most 160 characters",
-    "split": "train, eval or greedy",
+    "split": "train, eval, greedy, reused or probe",
     "group_mean": "mean reward of the rows with the same file and sample",
     "group_std": "standard deviation of those rewards",
     "group_size": "how many rows the group has",

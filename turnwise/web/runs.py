@@ -195,6 +195,7 @@ class Run:
 
     def details(self, now: float) -> dict[str, Any]:
         """The summary and what a run's own page shows besides."""
+        from turnwise.web.probes import is_probe
         from turnwise.web.results import results
 
         self.refresh()
@@ -210,6 +211,7 @@ class Run:
             "trajectories": sum(one.size for one in shards),
             "checkpoints": self._checkpoints(),
             "results": results(self.dir),
+            "probe": is_probe(self.dir),
             "has_tokenizer": (self.dir.path / "tokenizer.json").is_file(),
             "pending": table.pending,
             "left_out": table.left_out,

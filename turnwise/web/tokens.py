@@ -13,6 +13,7 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.types import Ledger, Origin, TokenTrainingData, Trajectory
 from turnwise.web.columns import Array, clean_text
 from turnwise.web.conversation import read_trajectory
+from turnwise.web.pictures import Pictures
 from turnwise.web.table import Table
 
 if TYPE_CHECKING:
@@ -35,14 +36,14 @@ class TokenDecoder:
     problem: str | None = None
 
 
-def tokens(run: RunDir, table: Table, shard: str, row: int) -> dict[str, Any]:
+def tokens(run: RunDir, table: Table, shard: str, row: int, *, name: str | None = None) -> dict[str, Any]:
     """The JSON of a trajectory's token view; NotThere for a shard or row that is not there."""
     trajectory = read_trajectory(table, shard, row)
-    decoder = decoder_of(run)
+    decoder, pictures = decoder_of(run), Pictures(run, name)
     written = [ledger.versions[ledger.loss_mask] for ledger in trajectory.segments]
     several = len(np.unique(np.concatenate(written))) > 1 if written else False
     return {
-        "segments": [_segment(ledger, decoder.pieces, several) for ledger in trajectory.segments],
+        "segments": [_segment(ledger, decoder.pieces, several, pictures) for ledger in trajectory.segments],
         "branches": _branch_names(trajectory),
         "origin_names": [origin.name.lower() for origin in Origin],
         "ids_are_real": decoder.ids_are_real,
@@ -59,7 +60,7 @@ def _branch_names(trajectory: Trajectory) -> list[str | None]:
     return names
 
 
-def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str, Any]:
+def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool, pictures: Pictures) -> dict[str, Any]:
     policy, ids = ledger.loss_mask, ledger.token_ids.tolist()
     training = ledger.training or TokenTrainingData()
     ours, new = training.logprobs, training.new_logprobs
@@ -73,6 +74,10 @@ def _segment(ledger: Ledger, pieces: Pieces, several_versions: bool) -> dict[str
     return {
         "pieces": _with_images([clean_text(piece) for piece in pieces(ids)], ledger),
         "ids": ids,
+        "images": [
+            {"start": span.start, "end": span.end, "url": pictures.shown_url(span.media.digest)}
+            for span in ledger.media
+        ],
         "origins": ledger.origins.tolist(),
         "turns": ledger.turns.tolist(),
         "logprobs": _numbers(ledger.logprobs, policy),

@@ -10,11 +10,16 @@ from io import BytesIO
 import anthropic
 import openai
 import pytest
+import vision_processors
 from PIL import Image as Picture
 from rich.console import Console
 from sdk_clients import ask, async_anthropic, async_openai
 
 from turnwise import configure, evaluate
+from turnwise.chat.formats import hermes
+from turnwise.chat.renderer import Renderer
+from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.vision import find_image_processor
 
 
 def png():
@@ -127,3 +132,29 @@ def test_an_engine_that_reads_text_only_says_so_in_each_dialect(theatre, agent):
 
     found = theatre.show(["ok"], client=agent(run)).play()
     assert found.failure is None and len(found.turns) == 1
+
+
+def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, tmp_path):
+    folder = vision_processors.build("qwen2_5_vl", tmp_path)
+    tokenizer = Tokenizer(folder)
+    renderer = Renderer(tokenizer, hermes, images=find_image_processor(folder, tokenizer, None))
+    broken = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + DATA[:60]}}]
+
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client, async_anthropic(base_url) as other:
+            with pytest.raises(openai.BadRequestError, match="image cannot be read") as caught:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": broken}])
+            assert caught.value.code == "invalid_image"
+            first = await client.chat.completions.create(model="m", messages=CHAT)
+            said = [{"role": "assistant", "content": first.choices[0].message.content}]
+            await client.chat.completions.create(model="m", messages=[*CHAT, *said, *CHAT])
+            with pytest.raises(anthropic.BadRequestError, match="counted only when the model answers"):
+                await other.messages.count_tokens(model="m", messages=BLOCKS)
+
+    show = theatre.show(["one", "two"], client=agent(run), renderer=renderer)
+    found = show.play()
+    assert found.failure is None, found.failure
+    (ledger,) = found.segments
+    assert [len(request.media) for request in show.sampler.seen] == [1, 2] and len(ledger.media) == 2
+    assert ledger.media[0].media is ledger.media[1].media
+    assert found.render_check is not None and found.render_check.exact

@@ -70,3 +70,18 @@ def test_unreadable_images_say_so(tmp_path: Path) -> None:
             data_url(Image(source), 100)
     with pytest.raises(DataError, match="not fetched"):
         data_url(Image("http://example.com/a.png"), 100)
+
+
+def test_a_judge_is_shown_an_image_upright_as_the_policy_is(tmp_path: Path) -> None:
+    lying = pillow.new("RGB", (30, 10), "red")
+    notes = lying.getexif()
+    notes[0x0112] = 6
+    lying.save(tmp_path / "lying.jpg", exif=notes)
+    assert opened(data_url(Image(str(tmp_path / "lying.jpg")), 10_000)).size == (10, 30)
+
+
+def test_no_file_makes_pillow_start_a_program() -> None:
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    url = "data:application/postscript;base64," + base64.b64encode(script).decode()
+    with pytest.raises(ScoringFailed, match="cannot identify image file"):
+        data_url(Image(url), 10_000)

@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from looking import write_looked, write_probed
 
 from turnwise.metrics import Share
 from turnwise.report import EpisodeResult, EvalReport, measured, summarise
@@ -225,11 +227,11 @@ def evaluations(runs_folder):
     run.run.log("the last thing it said")
 
 
-@pytest.fixture(scope="session")
-def board(runs_folder, growing, other, evaluations):
-    """The address of a board over all these runs."""
+@contextmanager
+def serving(folder):
+    """The address of a board over the runs of a folder."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(runs_folder)],
+        [sys.executable, "-c", SERVE, str(folder)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -243,6 +245,31 @@ def board(runs_folder, growing, other, evaluations):
         process.terminate()
         process.wait(60)
         process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def board(runs_folder, growing, other, evaluations):
+    """The address of a board over all these runs."""
+    with serving(runs_folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """A folder with two runs that looked at pictures: `looked`, whose second episode is hostile, and a probe."""
+    folder = tmp_path_factory.mktemp("pictured")
+    for name, write in (("looked", lambda run: write_looked(run, HOSTILE)), ("probed", write_probed)):
+        (folder / name).mkdir()
+        run = RunDir(folder / name)
+        write(run)
+        write_status(run, Status.beginning("probe" if name == "probed" else "train").ended(State.FINISHED, ""))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def picture_board(pictured):
+    with serving(pictured) as url:
+        yield url
 
 
 @dataclass

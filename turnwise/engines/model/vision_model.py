@@ -96,14 +96,17 @@ class VisionModel(TransformersModel):
     def look(self, media: Sequence[Media]) -> list[Features]:
         """The features of each image, kept for later passes while the tower is frozen."""
         if self.vision_trained:
-            return [self._look(one) for one in media]
+            once = {one.digest: one for one in media}  # siblings of a group show the same
+            looked = {digest: self._look(one) for digest, one in once.items()}
+            return [looked[one.digest] for one in media]
         found: list[Features] = []
+        form = str(self.model.get_input_embeddings().weight.dtype)  # a copy in another makes other features
         for one in media:
-            kept = self._kept.get(one.digest)
+            kept = self._kept.get(f"{one.digest} {form}")
             if kept is None:
                 with self._plainly():
                     kept = self._look(one)
-                self._kept.put(one.digest, kept)
+                self._kept.put(f"{one.digest} {form}", kept)
             found.append(kept)
         return found
 

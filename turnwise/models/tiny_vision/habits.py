@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.models.tiny_vision.folder import IMAGE
 from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
+from turnwise.models.tiny_vision.sketches import caption
 from turnwise.rollout.tools.look import SEEN, look
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
@@ -40,6 +41,10 @@ class Habits:
     """Looks where nothing needs it."""
     prior: float = 0.5
     """Answers a `prior` with its common digit at once."""
+
+
+DILIGENT = Habits(missed=0, guessed=0, needless=0, prior=0)
+"""Somebody who knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +137,45 @@ class Lessons(Dataset[list[Arrays]]):
         return batches
 
 
+class Captions(Dataset[list[Arrays]]):
+    """Captions in the same form: many places and digits by colour in one image, before one of them is looked for."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, batch: int) -> None:
+        self.tokenizer, self.seed, self.batch, self.count = tokenizer, seed, batch, -(-steps // BUCKETS)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> list[Arrays]:
+        if index >= self.count:
+            raise IndexError(index)
+        rng = random.Random(f"captions/{self.seed}/{index}")
+        return [
+            pad(self.tokenizer, [_captioned(self.tokenizer, rng) for _ in range(self.batch)]) for _ in range(BUCKETS)
+        ]
+
+
+def _captioned(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> "Encoded":
+    pixels, text = caption(rng)
+    asked: dict[str, object] = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "colour"}]}
+    ids, learned = encode_messages(tokenizer, [asked, {"role": "assistant", "content": text}])
+    return ids, learned, [pixels]
+
+
 Encoded = tuple[NDArray[np.int64], NDArray[np.bool_], list[Pixels]]
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, trace: Trace) -> Encoded:
     """Token ids, which of them the assistant wrote, and the images."""
-    text = tokenizer.apply_chat_template(trace.messages(), tools=TOOLS, tokenize=False)
+    ids, learned = encode_messages(tokenizer, trace.messages())
+    return ids, learned, [trace.view, *(shown for _, shown in trace.looks)]
+
+
+def encode_messages(
+    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Token ids, and which of them the assistant wrote."""
+    text = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
     ids = np.array(tokenizer(text.replace(IMAGE, IMAGE * TOKENS)).input_ids, dtype=np.int64)
     start, end, assistant = (
         tokenizer.convert_tokens_to_ids(one) for one in ("<|im_start|>", "<|im_end|>", "assistant")
@@ -146,7 +184,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, trace: Trace) -> Encoded:
     for begin in np.flatnonzero((ids[:-1] == start) & (ids[1:] == assistant)):
         stop = begin + int(np.argmax(ids[begin:] == end))
         learned[begin + 3 : stop + 1] = True
-    return ids, learned, [trace.view, *(shown for _, shown in trace.looks)]
+    return ids, learned
 
 
 def pad(tokenizer: PreTrainedTokenizerFast, found: Sequence[Encoded]) -> Arrays:

@@ -103,7 +103,8 @@ def _attend(attention: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.
     query, key, value = attention.qkv(hidden).view(count, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     query, key = (x * cos + _rotated(x) * sin for x in (query, key))
     mixed = F.scaled_dot_product_attention(query, key, value)
-    return attention.proj(mixed.transpose(1, 2).reshape(count, length, width))
+    projected: torch.Tensor = attention.proj(mixed.transpose(1, 2).reshape(count, length, width))
+    return projected
 
 
 def _rotated(x: torch.Tensor) -> torch.Tensor:
@@ -114,23 +115,24 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
 def run_text(
     model: Qwen3VLForConditionalGeneration, token_ids: torch.Tensor, images: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states of padded conversations, [B, T, hidden]; `images` are theirs in reading order.
+    """Hidden states of padded conversations, [B, T, hidden]; `images` are theirs in reading order, for a tower at rest.
 
     Padding stands behind: what comes before never sees it.
     """
     text = model.model.language_model
     embedded = text.embed_tokens(token_ids)
     shown = token_ids == model.config.image_token_id
-    features, deep = look(model, images)
+    with torch.no_grad():
+        features, deep = look(model, images)
     embedded = embedded.masked_scatter(shown[..., None], features.to(embedded.dtype))
-    found = text(
+    found: torch.Tensor = text(
         inputs_embeds=embedded,
         position_ids=positions,
         visual_pos_masks=shown,
         deepstack_visual_embeds=[one.flatten(0, 1) for one in deep],
         use_cache=False,
-    )
-    return found.last_hidden_state
+    ).last_hidden_state
+    return found
 
 
 def positions_of(token_ids: NDArray[np.int64], image_token: int) -> NDArray[np.int64]:

@@ -1,9 +1,10 @@
 """How the tiny vision-language model was made: tokenizer, fresh weights, seeing, then scripted looks.
 
-Run `python -m turnwise.models.tiny_vision.recipe --out DIR`; with `--out` at this folder the package data is made anew.
-First the tower names what stands in every patch of sketches, then the whole model imitates scripted conversations of
-the task `tinylook`. The script misses, guesses and looks needlessly on purpose (`habits.py`): what is left to learn is
-for RL. All of it follows from `--seed`; a GPU is used where there is one.
+Run `python -m turnwise.models.tiny_vision.recipe --out DIR`; no weights come with the package.
+First the tower names what stands in every patch of sketches. It rests from then on, while the language model writes
+captions (where is which colour, with which digit), then imitates scripted conversations of the task `tinylook`. In the
+end the script misses, guesses and looks needlessly on purpose (`habits.py`): what is left to learn is for RL. All of it
+follows from `--seed`; a GPU is used where there is one.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import torch
 from transformers import Qwen3VLForConditionalGeneration
 
 from turnwise.models.tiny_vision.folder import write_folder
-from turnwise.models.tiny_vision.habits import Habits, Lessons
+from turnwise.models.tiny_vision.habits import DILIGENT, Captions, Habits, Lessons
 from turnwise.models.tiny_vision.network import fresh_model
 from turnwise.models.tiny_vision.seeing import learn_to_see
 from turnwise.models.tiny_vision.teaching import learn_habits
@@ -31,8 +32,12 @@ def main(given: Sequence[str] | None = None) -> None:
     learn_to_see(
         model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
     )
-    lessons = Lessons(tokenizer, args.seed, args.steps, args.batch, Habits(), read_knobs(args.puzzles))
-    learn_habits(model, lessons, lr=1.5e-3, workers=args.workers, say=_say)
+    knobs = read_knobs(args.puzzles)
+    steps, batch = args.steps, args.batch
+    learn_habits(model, Captions(tokenizer, args.seed, steps, batch), lr=2e-3, workers=args.workers, say=_say)
+    for number, (habits, count, lr) in enumerate(((DILIGENT, steps, 1e-3), (Habits(), steps // 4, 5e-4))):
+        lessons = Lessons(tokenizer, 2 * args.seed + number, count, batch, habits, knobs)
+        learn_habits(model, lessons, lr=lr, workers=args.workers, say=_say)
     save(model, args.out)
 
 

@@ -33,6 +33,8 @@ class Seen:
     pixels: Pixels
     glyphs: NDArray[np.int64]
     inks: NDArray[np.int64]
+    beside: NDArray[np.int64]
+    """The digit of a mark, in the cell of the mark."""
 
 
 class Sketch(Drawing):
@@ -41,7 +43,8 @@ class Sketch(Drawing):
     def __init__(self, rng: random.Random) -> None:
         super().__init__(Sizes(), rng, "train")
         self.glyphs: list[tuple[str, Box]] = []
-        self.inks: list[tuple[str, Box]] = []
+        self.inks: list[tuple[str, Box, int | None]] = []
+        """Each with the number of the glyph that it marks, if any."""
         self._named = ""
 
     def write(self, character: str, left: int, upper: int, ink: int, scale: int = 1) -> Box:
@@ -59,11 +62,13 @@ class Sketch(Drawing):
         """As the drawing does."""
         super().fill(box, colour)
         if not isinstance(colour, int):
-            self.inks.append((self._named, box))
+            self.inks.append((self._named, box, None))
 
-    def marked(self) -> None:
+    def marked(self, colour: str | None = None) -> None:
         """A coloured mark with a digit."""
-        self.marked_digit(self.rng.choice(COLOURS), self.rng.choice(DIGITS))
+        self.marked_digit(colour or self.rng.choice(COLOURS), self.rng.choice(DIGITS))
+        colour, box, _ = self.inks.pop()
+        self.inks.append((colour, box, len(self.glyphs) - 1))
 
     def tile(self) -> None:
         """A letter with a digit behind it, both faint."""
@@ -108,18 +113,22 @@ def seen_in(drawn: Sketch, box: Box, *, stretched: bool = False) -> Seen:
     part = Image.fromarray(np.ascontiguousarray(drawn.pixels[upper:lower, left:right]))
     pixels = view_of(np.asarray(ImageOps.autocontrast(part) if stretched else part), VIEW)
     glyphs = np.zeros((GRID, GRID), dtype=np.int64)
-    inks = np.zeros((FINE, FINE), dtype=np.int64)
+    inks, beside = np.zeros((2, FINE, FINE), dtype=np.int64)
     across, down = VIEW / (right - left), VIEW / (lower - upper)
-    for character, (x0, y0, x1, y1) in drawn.glyphs:
+    legible = {}
+    for number, (character, (x0, y0, x1, y1)) in enumerate(drawn.glyphs):
         if x0 >= left and y0 >= upper and x1 <= right and y1 <= lower and (y1 - y0) * down > LEGIBLE:
             row, column = (((y0 + y1) / 2 - upper) * down, ((x0 + x1) / 2 - left) * across)
-            glyphs[int(row * GRID / VIEW), int(column * GRID / VIEW)] = GLYPHS.index(character)
-    for colour, (x0, y0, x1, y1) in drawn.inks:
+            legible[number] = GLYPHS.index(character)
+            glyphs[int(row * GRID / VIEW), int(column * GRID / VIEW)] = legible[number]
+    for colour, (x0, y0, x1, y1), marked in drawn.inks:
         middle = (x0 + x1) / 2, (y0 + y1) / 2
         if left <= middle[0] < right and upper <= middle[1] < lower and (x1 - x0) * across > VISIBLE:
             row, column = (middle[1] - upper) * down, (middle[0] - left) * across
-            inks[int(row * FINE / VIEW), int(column * FINE / VIEW)] = INKS.index(colour)
-    return Seen(pixels, _by_token(glyphs), _by_token(inks))
+            cell = int(row * FINE / VIEW), int(column * FINE / VIEW)
+            inks[cell] = INKS.index(colour)
+            beside[cell] = 0 if marked is None else legible.get(marked, 0)
+    return Seen(pixels, _by_token(glyphs), _by_token(inks), _by_token(beside))
 
 
 def looks(rng: random.Random, count: int) -> list[Seen]:
@@ -127,7 +136,7 @@ def looks(rng: random.Random, count: int) -> list[Seen]:
     drawn = sketch(rng)
     step, canvas = drawn.sizes.step, drawn.sizes.canvas
     found = [seen_in(drawn, (0, 0, canvas, canvas))]
-    things = [box for _, box in (*drawn.glyphs, *drawn.inks)] or [(0, 0, canvas, canvas)]
+    things = [glyph[1] for glyph in drawn.glyphs] + [ink[1] for ink in drawn.inks] or [(0, 0, canvas, canvas)]
     while len(found) < count:
         side = rng.choice(SIDES)
         x0, y0, x1, y1 = rng.choice(things)
@@ -135,6 +144,27 @@ def looks(rng: random.Random, count: int) -> list[Seen]:
         box = (left * step, upper * step, (left + side) * step, (upper + side) * step)
         found.append(seen_in(drawn, box, stretched=rng.random() < STRETCHED))
     return found
+
+
+def caption(rng: random.Random) -> tuple[Pixels, str]:
+    """An image with marks of different colours, and where each is: `red 3, 5, 7 blue 12, 8`, with its digit if legible.
+
+    Columns and rows are counted in sixteenths of the image.
+    """
+    drawn = Sketch(rng)
+    for colour in rng.sample(COLOURS, len(COLOURS)):
+        drawn.marked(colour)
+    step, side = drawn.sizes.step, rng.choice((STEPS, STEPS, 8, 4))
+    x0, y0, x1, y1 = rng.choice(drawn.inks)[1]
+    left, upper = (_corner(rng, (low + high) // 2 // step, side) * step for low, high in ((x0, x1), (y0, y1)))
+    seen = seen_in(drawn, (left, upper, left + side * step, upper + side * step))
+    inks, beside = (_by_row(cells) for cells in (seen.inks, seen.beside))
+    said = []
+    for row, column in np.argwhere(inks > 0):
+        digit = GLYPHS[beside[row, column]]
+        said.append(f"{INKS[inks[row, column]]} {column}, {row}" + (f", {digit}" if digit else ""))
+    rng.shuffle(said)
+    return seen.pixels, " ".join(said)
 
 
 def _corner(rng: random.Random, around: int, side: int) -> int:
@@ -146,3 +176,10 @@ def _by_token(cells: NDArray[np.int64]) -> NDArray[np.int64]:
     tokens = GRID // MERGE
     each = len(cells) // tokens
     return cells.reshape(tokens, each, tokens, each).transpose(0, 2, 1, 3).reshape(tokens * tokens, each * each)
+
+
+def _by_row(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The other way round."""
+    tokens = GRID // MERGE
+    each = int(cells.shape[1] ** 0.5)
+    return cells.reshape(tokens, tokens, each, each).transpose(0, 2, 1, 3).reshape(tokens * each, tokens * each)

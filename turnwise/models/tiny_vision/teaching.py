@@ -7,22 +7,22 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen3VLForConditionalGeneration
 
-from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Lessons, Taught
+from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Captions, Lessons, Taught
 from turnwise.models.tiny_vision.network import run_text
 from turnwise.models.tiny_vision.seeing import in_order
 
 
 def learn_habits(
     model: Qwen3VLForConditionalGeneration,
-    lessons: Lessons,
+    lessons: Lessons | Captions,
     *,
     lr: float,
     workers: int,
     say: Callable[[str], None],
 ) -> float:
-    """Train the whole model on the tokens of the assistant; gives the last loss."""
+    """Train the language model on the tokens of the assistant, with the tower as it is; gives the last loss."""
     device = next(model.parameters()).device
-    learned = list(model.parameters())
+    learned = list(model.model.language_model.parameters())
     optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
     steps = len(lessons) * BUCKETS
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
@@ -30,7 +30,7 @@ def learn_habits(
     for step, arrays in enumerate(_batches(lessons, workers)):
         loss = _loss(model, Taught.of(arrays, device))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
@@ -40,7 +40,7 @@ def learn_habits(
     return mean
 
 
-def _batches(lessons: Lessons, workers: int) -> Iterator[Arrays]:
+def _batches(lessons: Lessons | Captions, workers: int) -> Iterator[Arrays]:
     for bucket in in_order(lessons, workers):
         yield from bucket
 

@@ -116,6 +116,8 @@ class Session:
         if not isinstance(backend, TokenBackend):
             raise Refused("this run's engine counts tokens only when it answers")
         self._check(call)
+        if images_in(call.messages):
+            raise Refused("messages: tokens of images are counted only when the model answers", code="no_images")
         prompt = [self._as_written(message) for message in call.messages]
         try:
             return len(backend.renderer.open(prompt, interning.tools(call.tools)))

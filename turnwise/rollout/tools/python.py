@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from turnwise.chat.pictures import upright
 from turnwise.code_blocks import program
 from turnwise.config import SandboxConfig
 from turnwise.errors import DataError, EpisodeError, ToolError
-from turnwise.image_sources import read_source
+from turnwise.image_sources import read_image
 from turnwise.rollout.sample_images import given_images
 from turnwise.rollout.tool_images import MOST_IMAGES
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
@@ -113,11 +114,11 @@ python = PythonTool()
 
 
 def input_images(context: ToolContext) -> list[InputImage]:
-    """What the row gives the session, read; EpisodeError for an image that cannot be had, which is the row's fault."""
+    """What the row gives the session, as the model sees it; EpisodeError for an image that cannot be had: the row's fault."""
     found = []
     for number, (name, image) in enumerate(given_images(context).items()):
         try:
-            found.append(InputImage(name, read_source(image.source)))
+            found.append(InputImage(name, upright(read_image(image.source))))
         except DataError as error:
             raise EpisodeError(f"image {number} of the sample cannot be read: {error}") from error
     return found

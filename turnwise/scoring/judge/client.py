@@ -13,6 +13,7 @@ import httpx
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.scoring.judge.breaker import Breaker
+from turnwise.scoring.judge.budget import Budget
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.scoring.judge.stats import JudgeStats
 
@@ -66,6 +67,7 @@ class JudgeClient:
     def __init__(self, settings: JudgeSettings, stats: JudgeStats | None = None) -> None:
         self.settings = settings
         self.stats = stats or JudgeStats()
+        self.budget = Budget(settings, self.stats)
         self.endpoints = [
             Endpoint(url, Breaker(settings.breaker_failures, settings.breaker_seconds)) for url in settings.urls()
         ]
@@ -98,10 +100,12 @@ class JudgeClient:
             self.stats.latencies.append(time.monotonic() - started)
             return reply
 
-        reply = await self._retrying(ask)
+        reply = await self._retrying(ask, self.budget)
         if reply.prompt_tokens is None or reply.completion_tokens is None:
             self.stats.unmetered_replies += 1
+            self.budget.take_tokens(None)
         else:
+            self.budget.take_tokens(reply.prompt_tokens + reply.completion_tokens)
             self.stats.prompt_tokens += reply.prompt_tokens
             self.stats.completion_tokens += reply.completion_tokens
         return reply
@@ -139,7 +143,7 @@ class JudgeClient:
             raise ConfigError(f"judge: {endpoint.url} serves {len(served)} models ({listed}); choose one with model")
         return served[0]
 
-    async def _retrying(self, work: Callable[[Endpoint], Awaitable[Result]]) -> Result:
+    async def _retrying(self, work: Callable[[Endpoint], Awaitable[Result]], budget: Budget | None = None) -> Result:
         """Do it at the least loaded healthy endpoint; after what may pass, again, elsewhere if possible."""
         tried: Counter[str] = Counter()
 
@@ -149,6 +153,8 @@ class JudgeClient:
                     endpoint = await self._available(tried)
                     if endpoint is None:
                         raise EndpointFailed(self._outage())
+                    if budget is not None:
+                        budget.take_request()
                     tried[endpoint.url] += 1
                     return await self._at(endpoint, work)
             except EndpointFailed as error:

@@ -5,6 +5,7 @@ import io
 import math
 from typing import TYPE_CHECKING
 
+from turnwise.chat.pictures import FORMATS
 from turnwise.errors import ConfigError, DataError, ScoringFailed
 from turnwise.image_sources import read_source
 from turnwise.types import Image
@@ -21,18 +22,18 @@ def data_url(image: Image, max_pixels: int) -> str:
     """The image as a JPEG in a data URL, with at most this many pixels; transparent parts become white."""
     try:
         from PIL import Image as pillow
-        from PIL import UnidentifiedImageError
+        from PIL import ImageOps, UnidentifiedImageError
     except ModuleNotFoundError as error:
         raise ConfigError("showing images to a judge needs Pillow: pip install pillow") from error
 
     content = _content(image)
     try:
-        with pillow.open(io.BytesIO(content)) as picture:
+        with pillow.open(io.BytesIO(content), formats=(*FORMATS, "TIFF")) as picture:
             if picture.width * picture.height > MAX_SOURCE_PIXELS:
                 raise ScoringFailed(f"{_name(image)} is too large to be shown: {picture.width} x {picture.height}")
             if picture.format == "JPEG":
                 picture.draft("RGB", fitting(*picture.size, max_pixels))  # decoded at a fraction of its size
-            flat = _on_white(picture)
+            flat = _on_white(ImageOps.exif_transpose(picture))  # upright, as the policy saw it
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise ScoringFailed(f"{_name(image)} cannot be read: {error}") from error
     size = fitting(*flat.size, max_pixels)

@@ -153,8 +153,9 @@ class Judge:
 
 def take_metrics() -> dict[str, float]:
     """What the judges of the running event loop did since this was last called: `judge/requests` and so on."""
-    stats = [judge.stats for judge in loop_resources(Judge)]
-    metrics = reduce(metrics_of(stats))
-    for one in stats:
-        one.reset()
+    judges = loop_resources(Judge)
+    left = [metric for judge in judges for metric in judge.client.budget.metrics()]
+    metrics = reduce([*metrics_of(judge.stats for judge in judges), *left])
+    for judge in judges:
+        judge.stats.reset()
     return metrics

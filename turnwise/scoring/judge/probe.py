@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.errors import ConfigError, ScoringFailed
 from turnwise.scoring.judge.judge import Judge
 from turnwise.scoring.judge.prompts import Inquiry, equivalence, evidence_only
-from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.scoring.judge.settings import BUDGETS, JudgeSettings
 from turnwise.scoring.judge.stats import quantile
 
 _CAPITAL = "What is the capital of France?"
@@ -69,10 +69,12 @@ def settings_in(options: Mapping[str, Any]) -> JudgeSettings:
 
 
 async def probe_all(settings: JudgeSettings) -> list[EndpointReport]:
-    """Probe one endpoint after the other, each alone, without cache and with one new try."""
+    """Probe one endpoint after the other, each alone, without cache or budget and with one new try."""
     reports = []
+    unlimited: dict[str, Any] = dict.fromkeys(BUDGETS)
+    asked = dataclasses.replace(settings, cache=None, retries=min(1, settings.retries), **unlimited)
     for url in settings.urls():
-        judge = Judge(dataclasses.replace(settings, base_urls=(url,), cache=None, retries=min(1, settings.retries)))
+        judge = Judge(dataclasses.replace(asked, base_urls=(url,)))
         try:
             reports.append(await _probe(judge, url))
         finally:

@@ -1,6 +1,7 @@
 """How a judge is reached and asked: the options that every scorer with a judge takes."""
 
 import dataclasses
+import enum
 import functools
 import json
 import os
@@ -16,6 +17,16 @@ from turnwise.errors import ConfigError, unknown
 
 DEFAULT_URL = "http://localhost:18901/v1"
 REASON_TOKENS = 240
+BUDGETS = ("max_requests", "max_tokens_total")
+
+
+class WhenSpent(enum.StrEnum):
+    """What becomes of a trajectory that the budget does not reach for."""
+
+    leave_out = "leave_out"
+    """It has no reward and says why, as with every failure of scoring; scoring.max_failures ends the run in time."""
+    stop = "stop"
+    """The run ends at once; resumed, it has as much again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,12 @@ class JudgeSettings:
     cache: str | None = None
     """A local folder where verdicts are kept, by the content of the request; take another when the served weights
     change under the same name."""
+    max_requests: int | None = None
+    """Requests for a verdict that a run may send, each try counted; null has no limit."""
+    max_tokens_total: int | None = None
+    """Tokens, read and written, after which no further request is sent; those under way may go beyond it."""
+    when_spent: WhenSpent = WhenSpent.leave_out
+    """What becomes of what cannot be asked any more; never a score of 0."""
     breaker_failures: int = 5
     """Failures in a row after which an endpoint is left alone."""
     breaker_seconds: float = 15.0
@@ -73,6 +90,9 @@ class JudgeSettings:
         for name in ("concurrency", "asks", "max_tokens", "max_pixels", "max_images", "breaker_failures"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"judge: {name}={getattr(self, name)} must be at least 1")
+        for name in BUDGETS:
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ConfigError(f"judge: {name}={most} must be at least 1")
         for name in ("retries", "backoff", "breaker_seconds", "temperature"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"judge: {name}={getattr(self, name)} must not be negative")

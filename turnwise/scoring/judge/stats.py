@@ -9,8 +9,8 @@ from turnwise.metrics import Metric, Reduction
 
 KEPT_LATENCIES = 10_000
 COUNTS = (
-    "rule_hits", "unasked", "verdicts", "failed_verdicts", "requests", "failed_requests", "unreadable_replies",
-    "cache_hits", "joined", "prompt_tokens", "completion_tokens", "unmetered_replies",
+    "rule_hits", "unasked", "verdicts", "failed_verdicts", "requests", "failed_requests", "over_budget",
+    "unreadable_replies", "cache_hits", "joined", "prompt_tokens", "completion_tokens", "unmetered_replies",
 )  # fmt: skip
 
 
@@ -29,6 +29,8 @@ class JudgeStats:
     requests: int = 0
     """HTTP requests for a reply or the model's name, each try counted."""
     failed_requests: int = 0
+    over_budget: int = 0
+    """Requests that were not sent, because the budget was spent."""
     unreadable_replies: int = 0
     """Replies that were none of the allowed verdicts."""
     cache_hits: int = 0

@@ -18,7 +18,8 @@ from turnwise.errors import ConfigError, PluginError
 from turnwise.retrying import AttemptFailed
 from turnwise.scoring.answers import Answer, read_answer
 from turnwise.scoring.failures import ScoringStats, retry_policy, score_retrying
-from turnwise.scoring.scorer import KEPT_SCORERS, Score, Scorer, ScorerSpec
+from turnwise.scoring.judge.budget import refuse_budget
+from turnwise.scoring.scorer import BUILTIN, KEPT_SCORERS, Score, Scorer, ScorerSpec
 from turnwise.scoring.worker import FRAME
 from turnwise.storage.trajectory_rows import to_row
 from turnwise.types import Trajectory
@@ -53,6 +54,8 @@ class PoolRunner:
 
     def scorer(self, spec: ScorerSpec) -> Scorer:
         spec.make()
+        if spec.name in BUILTIN:
+            refuse_budget(spec.options, "scoring.run=pool")
         values = {"name": spec.name, "options": spec.options}
         try:
             head = json.dumps(values)

@@ -109,9 +109,17 @@ class Drawing:
 
     def tint(self, colour: str) -> Colour:
         """A colour by name, paler or stronger: how much of it there is must not tell how many things have it."""
-        share = self.rng.uniform(0.45, 1.0)
+        share = self.rng.uniform(0.3, 1.0)
         red, green, blue = (round(PALE + (level - PALE) * share) for level in RGB[colour])
         return red, green, blue
+
+    def soil(self, box: Box, count: int) -> None:
+        """Specks of one pixel around a digit and none in it: in the view they weigh as much as its ink."""
+        for _ in range(count):
+            left, upper = (self.rng.randint(max(0, box[axis] - 5), box[axis + 2] + 4) for axis in (0, 1))
+            near = box[0] - 1 <= left <= box[2] and box[1] - 1 <= upper <= box[3]
+            if not near and max(left, upper) < self.sizes.canvas:
+                self.fill((left, upper, left + 1, upper + 1), self.ground - self.rng.randint(40, 140))
 
     def is_free(self, box: Box) -> bool:
         """Whether nothing stands there."""

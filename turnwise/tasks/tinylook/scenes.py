@@ -18,6 +18,8 @@ PRIOR_DIGIT, PRIOR_SHARE = "7", 0.7
 DOTS, CELL = (4, 5), 6
 """Pixels of dots, and of the place of each on a plate."""
 TILES = 8, 16
+SPECKS = 24
+"""The most that lie around a tile's digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def _search(drawing: Drawing) -> Scene:
                 break
         drawing.write(letter, left, upper, drawing.ground - rng.randint(60, 140), scale)
         box = drawing.write(digit, *at, drawing.ground - rng.randint(40, 140))
+        drawing.soil(box, rng.randint(0, SPECKS))
         if number == 0:
             target, tile = box, (left, upper, left + width, upper + height)
     return Scene(Puzzle.SEARCH, read_question(Puzzle.SEARCH), answer, (target,), drawing.pixels, (tile,))

@@ -162,7 +162,8 @@ def _correlation(left: NDArray[np.float32], right: NDArray[np.float32]) -> float
 
 def _distances(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     palette = np.array([RGB[colour] for colour in COLOURS], dtype=np.float32)
-    return np.linalg.norm(pixels[:, None] - palette[None], axis=2)
+    found: NDArray[np.float32] = np.linalg.norm(pixels[:, None] - palette[None], axis=2)
+    return found
 
 
 def _tinted(region: Pixels, colour: str) -> NDArray[np.bool_]:
@@ -171,7 +172,9 @@ def _tinted(region: Pixels, colour: str) -> NDArray[np.bool_]:
     palette = PALE - np.array([RGB[one] for one in COLOURS], dtype=np.float32)
     size = np.linalg.norm(away, axis=2)
     alike = away @ (palette / np.linalg.norm(palette, axis=1, keepdims=True)).T
-    return (size > 40) & (alike.max(2) > 0.985 * size) & (alike.argmax(2) == COLOURS.index(colour))
+    is_own = alike.argmax(2) == COLOURS.index(colour)
+    found: NDArray[np.bool_] = (size > 40) & (alike.max(2) > 0.985 * size) & is_own
+    return found
 
 
 def _islands(mask: NDArray[np.bool_]) -> int:

@@ -7,6 +7,7 @@ import { ago, moment, number, seconds } from "board/format.js";
 import { badge, progress } from "board/parts/run.js";
 import { lightWhenPrinted } from "board/printing.js";
 import { on, page, link, start } from "board/router.js";
+import * as beside from "board/pages/beside.js";
 import * as compare from "board/pages/compare.js";
 import * as config from "board/pages/config.js";
 import * as conversation from "board/pages/conversation.js";
@@ -20,10 +21,11 @@ import * as tools from "board/pages/tools.js";
 import * as trajectories from "board/pages/trajectories.js";
 
 const TABS = [["curves", "Curves"], ["tools", "Tools & users"], ["trajectories", "Trajectories"], ["health", "Health"], ["config", "Config"]];
-const TAB_OF = { group: "trajectories", sample: "trajectories", trajectory: "trajectories" };
+const TAB_OF = { group: "trajectories", sample: "trajectories", beside: "trajectories", trajectory: "trajectories" };
 const places = new Map(); // where each history entry was scrolled to
 
 on("runs", runs);
+on("beside", beside);
 on("compare", compare);
 on("curves", curves);
 on("config", config);
@@ -217,7 +219,7 @@ function runTabs(route) {
 }
 
 function runLine(body) {
-  shown.first = body.results ? "Results" : TABS[0][1];
+  shown.first = body.results ? "Results" : body.probe ? "Probe" : TABS[0][1];
   fill(head.lastElementChild.firstElementChild, shown.first);
   const failing = body.reason && body.state !== "running" && body.state !== "finished";
   fill(head.firstElementChild, h("span", { class: "run-name" }, body.name), badge(body.state), progress(body),

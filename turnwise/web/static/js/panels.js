@@ -18,6 +18,7 @@ export function panelSections(names, spreads = []) {
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
+    { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking(left) },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
@@ -125,6 +126,19 @@ function staleness(left) {
   if (!lines.length) return []; // on-policy: lines of zeros, among all other metrics
   const shares = panel("Trained tokens by age", lines, { percent: true, stacked: true });
   return [shares, ...families(left, ["staleness/", "groups/waited_for", "groups/ahead", "replay/"])];
+}
+
+const LOOKING = [
+  ["faithful", "P(evidence | correct)", true], ["evidence", "P(evidence)", true], ["needless", "Needless tool use", true], ["looks", "Tool calls per episode", false],
+];
+
+// What a task with images measures of its episodes (`task/SOURCE/looks`), a line for each data source.
+function looking(left) {
+  return LOOKING.map(([measure, title, percent]) => {
+    const names = [...left].filter((name) => name.startsWith("task/") && name.endsWith(`/${measure}`)).sort();
+    names.forEach((name) => left.delete(name));
+    return names.length ? panel(title, names.map((name) => ({ label: name.slice("task/".length, -measure.length - 1), metric: name })), { percent }) : null;
+  }).filter(Boolean);
 }
 
 const LEARNING = [

@@ -6,8 +6,9 @@ import { badge, words } from "board/parts/badges.js";
 import { codeBlock, jsonBlock } from "board/parts/code.js";
 import { timeSummary, tokenSummary, waterfall } from "board/parts/figures.js";
 import { messageCard, prose } from "board/parts/messages.js";
-import { cropsOf, messageImages } from "board/parts/pictures.js";
+import { marksOf, messageImages, targetToggle } from "board/parts/pictures.js";
 import { replayForm, replayFound } from "board/parts/replay.js";
+import { link, setParams } from "board/router.js";
 import { placeOf, trajectoryHead } from "board/parts/trajectory_head.js";
 import { turnCard } from "board/parts/turns.js";
 import { visible } from "board/parts/visible.js";
@@ -21,40 +22,71 @@ export async function render(node, context) {
   fill(node, h("p", { class: "loading late", role: "status" }, "Loading the conversation…"));
   const data = await get(runPath(run, "trajectory"), placeOf(params));
   const head = trajectoryHead(run, data, params, "");
-  fill(node, h("article", { class: "trajectory" }, head.node, h("div", { class: "columns" }, timeline(data), aside(run, data))));
+  const article = h("article", { class: ["trajectory", params.targets && "show-targets"] }, head.node, h("div", { class: "columns" }, timeline(run, data, params), aside(run, data)));
+  fill(node, article);
   return () => head.stop();
 }
 
-function timeline(data) {
+function timeline(run, data, params) {
   const every = everyTurn(data);
-  const crops = cropsOf(every);
+  const marks = marksOf(data);
   const longest = Math.max(0, ...every.map((turn) => (turn.generate_seconds ?? 0) + (turn.reply_seconds ?? 0)));
   const version = data.turns[0]?.policy_version;
-  const shown = new Set(data.prompt.flatMap((message) => (message.images ?? []).map((image) => image.url)));
-  const loose = data.images.filter((image) => !shown.has(image.url));
   return h(
     "div",
     { class: "timeline" },
-    loose.length > 0 &&
-      h(
-        "div",
-        { class: "message role-user" },
-        h("div", { class: "message-head" }, h("span", { class: "role" }, "Images of the sample")),
-        messageImages(loose, crops),
-      ),
-    data.prompt.map((message) => messageCard(message, crops)),
+    imageBar(run, data, params),
+    data.prompt.map((message) => messageCard(message, marks)),
+    looseImages(data, marks),
     data.turns.length === 0 && h("p", { class: "muted" }, "The policy never wrote a turn."),
-    data.turns.map((turn) => turnCard(turn, { longest, crops, version })),
+    data.turns.map((turn) => turnCard(turn, { longest, marks, version })),
     h("p", { class: "the-end" }, `ended: ${words(data.stop_reason)}`),
     data.branches.map((branch) =>
       h(
         "details",
         { class: "more branch", open: true },
         h("summary", null, visible(`Branch: ${branch.name}`), !branch.trained && [" ", badge("not trained", "plain")]),
-        branch.prompt.map((message) => messageCard(message, crops)),
-        branch.turns.map((turn) => turnCard(turn, { longest, crops, version })),
+        branch.prompt.map((message) => messageCard(message, marks)),
+        branch.turns.map((turn) => turnCard(turn, { longest, marks, version })),
       ),
     ),
+  );
+}
+
+/** Images of the sample that no message shows: what tools read, of which the model may have seen a small view only. */
+export function looseImages(data, marks) {
+  const shown = new Set(data.prompt.flatMap((message) => (message.images ?? []).map((image) => image.url)));
+  const card = (title, images) => {
+    const loose = images.filter((image) => !shown.has(image.url));
+    for (const image of loose) shown.add(image.url);
+    if (loose.length === 0) return null;
+    return h("div", { class: "message role-tool" }, h("div", { class: "message-head" }, h("span", { class: "role" }, title)), messageImages(loose, marks));
+  };
+  return [card("What tools read", data.sources ?? []), card("Images of the sample", data.images)];
+}
+
+/** The probe that an episode was played under; "none" for any other. */
+function probeOf(data) {
+  return Object.entries(data.probes).find(([, place]) => place.shard === data.shard)?.[0] ?? "none";
+}
+
+/** Above the images: the ground truth's boxes on or off, and the way to the same episode under a probe. */
+function imageBar(run, data, params) {
+  const toggle = targetToggle(data.targets, Boolean(params.targets), (on) => {
+    toggle.closest(".trajectory").classList.toggle("show-targets", on);
+    setParams({ targets: on ? "1" : null });
+  });
+  const others = Object.entries(data.probes).filter(([, place]) => place.shard !== data.shard);
+  if (!toggle && others.length === 0) return null;
+  const own = probeOf(data);
+  const base = data.probes.none;
+  const beside = (name) => link(`/run/${run}/beside`, { shard: base.shard, row: base.row, probe: name });
+  return h(
+    "div",
+    { class: "image-bar" },
+    toggle,
+    base && own !== "none" && h("a", { class: "button", href: beside(own) }, visible(`Beside the episode without the probe ${own}`)),
+    base && own === "none" && others.map(([name]) => h("a", { class: "button", href: beside(name) }, visible(`Beside the probe ${name}`))),
   );
 }
 
@@ -81,7 +113,7 @@ function aside(run, data) {
     panel("Tokens by origin", tokenSummary(data.tokens)),
     panel("Facts", facts(data)),
     data.replay && panel("Replay", replayFound(data.replay)),
-    panel("Play it again", replayForm(run, data)),
+    probeOf(data) === "none" && panel("Play it again", replayForm(run, data)), // a replay would not spoil the images
     more("Sample info", data.info),
     more("Artifacts", data.artifacts),
   );

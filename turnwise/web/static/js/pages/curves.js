@@ -4,6 +4,7 @@ import { frozen, get, runPath } from "board/api.js";
 import { warm } from "board/charts.js";
 import { h, fill } from "board/dom.js";
 import { panelSections } from "board/panels.js";
+import { probeResults } from "board/parts/probes.js";
 import { resultTable } from "board/parts/results.js";
 import { link, setParams } from "board/router.js";
 import { around, sheet } from "board/sheet.js";
@@ -19,6 +20,7 @@ export async function render(node, { run, params, live, info }) {
   spreading.catch(() => {}); // told below, if the page gets that far
   const about = await info();
   if (about.results) return evaluation(node, run, about, live, info);
+  if (about.probe) return probeResults(node, run);
 
   const load = async (metrics, points) => {
     // A report holds one answer with every metric; a live page asks for what is in view.
@@ -32,7 +34,7 @@ export async function render(node, { run, params, live, info }) {
   });
   choice.setAttribute("aria-busy", "true"); // lines stand without their bands until the spread is here
   const episodes = (first, last) => link(`/run/${run}/trajectories`, { split: "train", filter: first === last ? `step == ${first}` : `step >= ${first} and step <= ${last}` });
-  const empty = h("p", { class: "empty" }, about.command === "eval" ? "The result table appears here when the evaluation is done." : "This run has written no metrics yet; they appear here as it does.");
+  const empty = h("p", { class: "empty" }, about.command === "eval" || about.command === "probe" ? "The result table appears here when it is done." : "This run has written no metrics yet; they appear here as it does.");
   fill(node, h("h1", { class: "sr" }, `Curves of ${run}`), empty);
   const board = sheet(node, { params, seconds: about.seconds, load, lines: (panel) => panelLines(panel, loaded, band), extra: [choice], episodes });
   const show = (body) => {
@@ -53,7 +55,7 @@ export async function render(node, { run, params, live, info }) {
 
   live(async () => {
     const [body, next] = await Promise.all([info(), get(runPath(run, "spread"))]);
-    if (body.results) return dispatchEvent(new HashChangeEvent("hashchange")); // an evaluation that is done has a table instead of curves
+    if (body.results || body.probe) return dispatchEvent(new HashChangeEvent("hashchange")); // an evaluation that is done has a table instead of curves
     loaded.spread = next.series;
     show(body);
     board.refresh();

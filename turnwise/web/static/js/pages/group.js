@@ -192,7 +192,7 @@ function sideBySide(run, data, params, answers) {
             style: { "--column": String(column) }, // on paper one sibling follows the other
           },
           cell.messages.map((message, index) =>
-            messageCard(message, [], index === 0 && cell.sameAs !== null && badge(`same as #${cell.sameAs}`, "plain", "word for word")),
+            messageCard(message, undefined, index === 0 && cell.sameAs !== null && badge(`same as #${cell.sameAs}`, "plain", "word for word")),
           ),
           cell.messages.length === 0 && h("span", { class: "muted" }, "–"),
         ),

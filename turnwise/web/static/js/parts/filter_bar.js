@@ -8,6 +8,7 @@ const SPLITS = [
   ["eval", "Eval"],
   ["greedy", "Greedy"],
   ["reused", "Trained on again"],
+  ["probe", "Probed"],
 ];
 
 function later(wait, action) {

@@ -3,7 +3,7 @@ import { h } from "board/dom.js";
 import { count } from "board/format.js";
 import { badge } from "board/parts/badges.js";
 import { argumentsOf, codeBlock } from "board/parts/code.js";
-import { messageImages } from "board/parts/pictures.js";
+import { NO_MARKS, messageImages } from "board/parts/pictures.js";
 import { visible } from "board/parts/visible.js";
 
 const ROLES = { system: "System", user: "User", assistant: "Assistant", tool: "Tool" };
@@ -58,10 +58,10 @@ export function asWritten(message) {
 }
 
 /** The words of a message without its frame. */
-export function body(message, crops = []) {
+export function body(message, marks = NO_MARKS) {
   const said = message.role === "assistant" ? (message.answer ?? message.text) : message.text;
   return [
-    messageImages(message.images, crops),
+    messageImages(message.images, marks),
     reasoning(message.reasoning),
     said.trim() !== "" && (message.role === "tool" ? output(said) : prose(said)),
   ];
@@ -85,7 +85,7 @@ function asked(message) {
 }
 
 /** A message in its frame; a long system prompt starts folded. */
-export function messageCard(message, crops = [], extra = null) {
+export function messageCard(message, marks = NO_MARKS, extra = null) {
   const name = message.name && message.role !== "assistant" ? ` · ${message.name}` : "";
   const title = [h("span", { class: "role" }, ROLES[message.role] ?? message.role, visible(name)), extra];
   const attributes = { class: `message role-${message.role}` };
@@ -95,8 +95,8 @@ export function messageCard(message, crops = [], extra = null) {
       "details",
       { ...attributes, open: short },
       h("summary", { class: "message-head" }, title, !short && h("span", { class: "preview" }, visible(preview(message.text)))),
-      body(message, crops),
+      body(message, marks),
     );
   }
-  return h("div", attributes, h("div", { class: "message-head" }, title), body(message, crops), asked(message));
+  return h("div", attributes, h("div", { class: "message-head" }, title), body(message, marks), asked(message));
 }

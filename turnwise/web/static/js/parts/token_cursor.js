@@ -9,13 +9,15 @@ function placeOf(span) {
 }
 
 /** The card of one token. */
-function describe(data, [at, index]) {
+function describe(text, [at, index]) {
+  const { data } = text;
+  const image = text.images[at].get(index);
   const segment = data.segments[at];
   const piece = segment.pieces[index];
   const origin = data.origin_names[segment.origins[index]];
   const rows = [
     [data.ids_are_real ? "id" : "id (made up)", String(segment.ids[index])],
-    ["position", `${number(index)} / ${number(segment.ids.length)}${data.segments.length > 1 ? `, sequence ${at + 1}` : ""}`],
+    ["position", `${number(index)}${image ? ` to ${number(image.end - 1)}` : ""} / ${number(segment.ids.length)}${data.segments.length > 1 ? `, sequence ${at + 1}` : ""}`],
     ["turn", String(segment.turns[index])],
     [
       "origin",
@@ -30,7 +32,9 @@ function describe(data, [at, index]) {
     ...numbersOf(segment, index),
   ];
   return [
-    h("div", { class: "token-piece" }, piece === "" ? h("i", null, "part of a character, or nothing") : withSpaces(piece)),
+    image && image.url && h("img", { class: "token-image", src: image.url, alt: "the image that these tokens stand for" }),
+    image && !image.url && h("p", { class: "muted" }, "image not kept in the run"),
+    h("div", { class: "token-piece" }, piece === "" ? h("i", null, "part of a character, or nothing") : image ? piece : withSpaces(piece)),
     h(
       "dl",
       null,
@@ -97,7 +101,7 @@ export class TokenCursor {
   }
 
   #show(span) {
-    fill(this.card, describe(this.text.data, placeOf(span)));
+    fill(this.card, describe(this.text, placeOf(span)));
     this.card.hidden = false;
     const spot = span.getClientRects()[0] ?? span.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.card;
@@ -134,10 +138,13 @@ export class TokenCursor {
 
   #beside(step, [at, index] = this.place) {
     const spans = this.text.spans;
-    if (index + step >= 0 && index + step < spans[at].length) return [at, index + step];
+    const image = this.text.images[at].get(index + step);
+    const next = image === undefined ? index + step : step < 0 ? image.start : image.start === index + step ? index + step : image.end;
+    if (next >= 0 && next < spans[at].length) return [at, next];
     const other = at + step;
     if (other < 0 || other >= spans.length || spans[other].length === 0) return null;
-    return [other, step > 0 ? 0 : spans[other].length - 1];
+    const last = spans[other].length - 1;
+    return [other, step > 0 ? 0 : (this.text.images[other].get(last)?.start ?? last)];
   }
 
   /** The token above or below: the first on another line that comes nearest to this one's left edge. */

@@ -49,6 +49,8 @@ export class TokenText {
     this.spans = data.segments.map((segment) => Array.from(segment.ids, () => null));
     this.channel = null;
     this.bins = data.segments.map(() => null);
+    // Of an image the first token stands for all, which read alike: [segment] -> Map of index -> {start, end, url}.
+    this.images = data.segments.map((segment) => new Map((segment.images ?? []).flatMap((image) => Array.from({ length: image.end - image.start }, (_, nth) => [image.start + nth, image]))));
     this.blocks = []; // {at, from, to, node}, in order
     this.painting = 0; // which paint is the latest
     this.node = h("div", { class: "token-text" });
@@ -96,6 +98,10 @@ export class TokenText {
     let lines = 1;
     let width = 0;
     for (let index = start.index; index < end; index += 1) {
+      if (this.isInside(at, index)) {
+        this.spans[at][index] = this.spans[at][this.images[at].get(index).start];
+        continue;
+      }
       const text = drawn(segment.pieces[index]);
       const span = document.createElement("span");
       span.className = this.#classOf(at, index);
@@ -120,10 +126,17 @@ export class TokenText {
     return start.turned ? [h("div", { class: "block-label" }, labelOf(segment, start.index)), block] : [block];
   }
 
+  /** Whether a token belongs to an image and is not its first. */
+  isInside(at, index) {
+    const image = this.images[at].get(index);
+    return image !== undefined && image.start < index;
+  }
+
   #classOf(at, index) {
-    if (this.channel === null) return "token";
+    const kind = this.images[at].has(index) ? "token image-chip" : "token";
+    if (this.channel === null) return kind;
     const bin = this.bins[at][index];
-    return bin === NOTHING ? "token nothing" : `token ${this.channel.classes[bin]}`;
+    return bin === NOTHING ? `${kind} nothing` : `${kind} ${this.channel.classes[bin]}`;
   }
 
   /** Colours every token by a channel: what is in sight at once, the rest in slices. Returns how many fell in each bin. */
@@ -143,7 +156,7 @@ export class TokenText {
   }
 
   #colour({ at, from, to }) {
-    for (let index = from; index < to; index += 1) this.spans[at][index].className = this.#classOf(at, index);
+    for (let index = from; index < to; index += 1) if (!this.isInside(at, index)) this.spans[at][index].className = this.#classOf(at, index);
   }
 
   async #colourLater(blocks) {
@@ -163,7 +176,7 @@ export class TokenText {
   /** The next token after `from` ([segment, index] or null) that lies in a bin, going round; null if there is none. */
   nextIn(bin, from) {
     const places = this.bins.flatMap((bins, at) =>
-      Array.from(bins.keys(), (index) => [at, index]).filter(([, index]) => bins[index] === bin),
+      Array.from(bins.keys(), (index) => [at, index]).filter(([, index]) => bins[index] === bin && !this.isInside(at, index)),
     );
     if (places.length === 0) return null;
     return places.find(([at, index]) => from === null || at > from[0] || (at === from[0] && index > from[1])) ?? places[0];

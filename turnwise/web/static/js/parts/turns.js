@@ -4,7 +4,7 @@ import { number, seconds, signed } from "board/format.js";
 import { badge, callBadge, words } from "board/parts/badges.js";
 import { argumentsOf, jsonBlock } from "board/parts/code.js";
 import { turnTiming } from "board/parts/figures.js";
-import { asWritten, body, messageCard, output } from "board/parts/messages.js";
+import { asWritten, body, messageCard, output, prose } from "board/parts/messages.js";
 import { callImages, messageImages } from "board/parts/pictures.js";
 import { visible } from "board/parts/visible.js";
 
@@ -18,7 +18,7 @@ function replyImages(call) {
   return (call.images ?? []).length >= images.length ? null : messageImages(images);
 }
 
-function callCard(call, crops) {
+function callCard(call, marks) {
   return h(
     "section",
     { class: `call call-${call.status === "ok" || call.status === "unknown" ? "ok" : "failed"}`, "aria-label": `call of ${call.name}` },
@@ -37,7 +37,7 @@ function callCard(call, crops) {
       "div",
       { class: "call-reply" },
       call.reply ? output(call.reply.text) : h("p", { class: "muted" }, "no reply: the episode ended here"),
-      callImages(call, crops),
+      callImages(call, marks),
       replyImages(call),
     ),
     hasKeys(call.info) && h("details", { class: "more" }, h("summary", null, "recorded with the call"), jsonBlock(call.info)),
@@ -50,13 +50,23 @@ function userScore(turn) {
     : null;
 }
 
-/** A turn with its replies. `longest` is the longest turn's time, `crops` all crops of the trajectory. */
-export function turnCard(turn, { longest, crops, version }) {
+/** What a judge said of the turn, with its grade. */
+function remarkCard(remark) {
+  return h(
+    "blockquote",
+    { class: "verdict turn-remark" },
+    h("cite", null, visible(remark.by), remark.value !== null && [" ", badge(number(remark.value), remark.value < 0 ? "bad" : "accent", "the grade of this turn")]),
+    prose(remark.text),
+  );
+}
+
+/** A turn with its replies. `longest` is the longest turn's time, `marks` what is drawn on images; `id` names it in the page. */
+export function turnCard(turn, { longest, marks, version, id = `turn-${turn.index}` }) {
   const scores = Object.entries(turn.scores ?? {});
   const unparsed = turn.message.tool_calls.filter((asked) => !turn.calls.some((call) => call.id === asked.id));
   return h(
     "section",
-    { class: "turn", id: `turn-${turn.index}`, "aria-label": `turn ${turn.index}` },
+    { class: "turn", id, "aria-label": `turn ${turn.index}` },
     h("div", { class: "turn-mark", "aria-hidden": "true" }, String(turn.index)),
     h(
       "div",
@@ -74,8 +84,8 @@ export function turnCard(turn, { longest, crops, version }) {
           userScore(turn),
           scores.map(([name, value]) => badge(`${words(name)} ${signed(value)}`, value < 0 ? "bad" : "accent")),
         ),
-        body(turn.message, crops),
-        turn.calls.map((call) => callCard(call, crops)),
+        body(turn.message, marks),
+        turn.calls.map((call) => callCard(call, marks)),
         unparsed.map((asked) =>
           h(
             "section",
@@ -90,10 +100,11 @@ export function turnCard(turn, { longest, crops, version }) {
             h("div", { class: "call-arguments" }, argumentsOf(asked.arguments ?? {})),
           ),
         ),
+        (turn.remarks ?? []).map(remarkCard),
         asWritten(turn.message),
         turnTiming(turn, longest),
       ),
-      turn.replies.map((reply) => messageCard(reply, crops, reply.role === "user" && h("span", { class: "muted" }, "feedback"))),
+      turn.replies.map((reply) => messageCard(reply, marks, reply.role === "user" && h("span", { class: "muted" }, "feedback"))),
     ),
   );
 }

@@ -1,6 +1,6 @@
 """What the runs of run.py came to: OUT/report/ gets a page, numbers as JSON, curves, and episodes with their images.
 
-python examples/tinylook/results.py OUT     # again, from the runs that are there
+python examples/tinylook/findings.py OUT     # again, from the runs that are there
 """
 
 import io

@@ -1,0 +1,133 @@
+"""examples/code_with_images: both launches resolve without a GPU or weights, and the smoke run trains for real."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turnwise.compose import compose, unread
+from turnwise.data.loader import load_samples
+from turnwise.engines import opening_foreign
+from turnwise.engines.devices import Gpu, Seen, rank_devices
+from turnwise.scoring.judge.settings import JudgeSettings
+from turnwise.types import Image
+
+FOLDER = Path(__file__).parent.parent / "examples" / "code_with_images"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The model and the data of tiny.py."""
+    made: tuple[Path, Path] = runpy.run_path(str(FOLDER / "tiny.py"))["make"](tmp_path_factory.mktemp("tiny"))
+    return made
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return SimpleNamespace(**runpy.run_path(str(FOLDER / "launch.py")))
+
+
+@pytest.mark.parametrize(("profile", "groups"), [("h200", 256), ("l40s", 64)])
+def test_the_recipe_is_the_notes_and_every_key_of_it_is_read(profile: str, groups: int) -> None:
+    found = compose([f"profile='{FOLDER / profile}.yaml'"], FOLDER / "codev_7b.yaml")
+    config, options = found.config, found.config.scoring.options["tapo"]
+    assert unread(found) == []
+    assert (config.training.groups, config.training.group_size, config.training.steps) == (groups, 8, 200)
+    assert (config.learner.lr, config.sampling.temperature, config.training.minibatches) == (1e-6, 1.0, 1)
+    assert [options[f"{part}_weight"] for part in ("acc", "format", "tool")] == [1.0, 0.3, 0.5]
+    own = ("tag", "rule", "rule_options")
+    for_answers = {key: value for key, value in options["accuracy_options"].items() if key not in own}
+    both = [JudgeSettings.of(one) for one in (options["judge_options"], for_answers)]
+    assert both[0].key == both[1].key and both[0].max_requests  # one judge, one budget
+
+
+@pytest.mark.parametrize("profile", ["h200", "l40s"])
+def test_servers_and_learner_share_eight_gpus_in_turn(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose([f"profile='{FOLDER / profile}.yaml'"], FOLDER / "codev_7b.yaml").config
+    seen = Seen(tuple(Gpu("NVIDIA", 48 * 2**30) for _ in range(8)))
+    monkeypatch.setattr(opening_foreign, "look", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert rank_devices(config, seen) == tuple(f"cuda:{number}" for number in range(8))
+    assert len(set(opening_foreign.devices_of(config, config.engine.replicas))) == 8
+    assert "some are shared" in (opening_foreign.check_apart(config, seen) or "")
+
+
+def test_the_script_resolves_with_the_environment_and_without_a_gpu(small: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = map(str, small)
+    named = {"BASE_MODEL_PATH": model, "VLLM_MODEL_PATH": model, "DATA_REPO": data, "WANDB_PROJECT": "mine"}
+    environment = {
+        **os.environ,
+        **named,
+        "LLM_AS_A_JUDGE_BASE": "http://a:1/v1,http://b:1/v1",
+        "PYTHON": sys.executable,
+    }
+    command = ["bash", str(FOLDER / "codev_7b_l40s.sh"), "--dry-run", "--save-path", "there", "training.groups=4"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in (
+        "runs_dir                        there   (command line)", f"{model}   (environment BASE_MODEL_PATH)",
+        f"['{data}/train.jsonl']   (environment DATA_REPO)", "mine   (environment WANDB_PROJECT)",
+        "LLM_AS_A_JUDGE_BASE=http://a:1/v1,http://b:1/v1: the judge's endpoints", "optimizer   (profile l40s.yaml)",
+        "images       of users and tools, at most 9 an episode", "not here training: ",
+        "ok       tool schemas: shown to the model and read back: python", "the config resolves; nothing was written",
+    ):  # fmt: skip
+        assert said in done.stdout, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dry_run_needs_is_one_line(
+    small: tuple[Path, Path], launch: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATA_REPO", str(small[1]))
+    monkeypatch.delenv("VLLM_MODEL_PATH", raising=False)
+    monkeypatch.setenv("BASE_MODEL_PATH", "Qwen/Qwen2.5-VL-7B-Instruct")
+    assert launch.main(["h200", "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Qwen/Qwen2.5-VL-7B-Instruct (BASE_MODEL_PATH) is no folder here" in line and "tiny.py" in line
+    monkeypatch.setenv("BASE_MODEL_PATH", str(small[0]))
+    assert launch.main(["h200", "--dry-run", "training.group=4"]) == 2
+    assert "training.groups" in capsys.readouterr().err
+
+
+def test_rows_are_read_from_the_tar_with_the_system_prompt_once(small: tuple[Path, Path]) -> None:
+    kind = runpy.run_path(str(FOLDER / "rows.py"))["WithSystemPrompt"]
+    files = [str(small[1] / f"{name}.jsonl") for name in ("train", "test")]
+    plain = load_samples(files, prompt_key="prompt")
+    assert [sample.ground_truth for sample in plain] == ["red", "1", "blue", "2", "green", "3", "black", "4"]
+    assert all(isinstance(sample.images[0], Image) and "images.tar!/" in sample.images[0].source for sample in plain)
+    rows = kind(files, SimpleNamespace(prompt_key="prompt"))
+    for number in range(len(rows)):
+        assert [one["role"] for one in rows[number]["prompt"]] == ["system", "user"]
+        assert rows[number]["prompt"][0]["content"] == (FOLDER / "system_prompt.txt").read_text().strip()
+    assert len(rows) == 8
+
+
+def test_the_smoke_run_trains_with_sandbox_judge_and_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DATA_REPO", "BASE_MODEL_PATH", "VLLM_MODEL_PATH", "LLM_AS_A_JUDGE_BASE"):
+        monkeypatch.setenv(name, "unset")  # smoke.py sets them: they go back with the test
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["smoke.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "smoke.py"), run_name="__main__")
+    said = capfd.readouterr()
+    assert ended.value.code == 0, said.err
+    run = tmp_path / "runs" / "codev_7b_smoke"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [one for one in steps if "actor/grad_norm" in one]
+    assert len(trained) == 2 and all(one["scoring/failures"] == 0 for one in trained)
+    assert all(one["training/rollout_probs_diff_mean"] < 1e-4 for one in trained)  # with the tools' images
+    assert sum(one["judge/requests"] for one in trained) > 0 and trained[-1]["judge/requests_left"] < 2_000_000
+    found = re.search(r"2 steps, 32 episodes: (\d+) programs ran and showed the model (\d+) images", said.out)
+    assert found is not None and int(found[1]) >= int(found[2]) > 0
+    assert sorted((run / "eval").glob("step_*.json")) and (tmp_path / "verdicts" / "verdicts.sqlite").exists()
+    assert (tmp_path / "board.html").stat().st_size > 100_000

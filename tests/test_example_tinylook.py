@@ -1,0 +1,37 @@
+"""The recipe of examples/tinylook: a model made on the spot, both rewards, and a report with images."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "examples" / "tinylook"
+
+
+def test_the_model_is_made_and_both_rewards_train_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--smoke", "--out", str(tmp_path), "--set", "engine.threads=1"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *given])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    said = _run()
+    assert "habits: step" in said and "== tapo, seed 0: 1 steps" in said and "== accuracy, seed 0: 1 steps" in said
+    found = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
+    assert {*found} == {"tapo_0", "accuracy_0"}
+    for run in found.values():
+        assert [sum(one["n"] for one in run[when].values()) for when in ("before", "after")] == [8, 8]
+    page = (tmp_path / "report" / "README.md").read_text(encoding="utf-8")
+    assert "| share right | cold start | right answers alone, seed 0 | TAPO, seed 0 |" in page
+    shown = (tmp_path / "report" / "episodes.md").read_text(encoding="utf-8")
+    assert "![what was shown](tapo_0_" in shown and [*(tmp_path / "report").glob("tapo_0_*.png")]
+    assert str(tmp_path) not in page + shown
+    assert "habits: step" not in _run()
+
+
+def _run() -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        runpy.run_path(str(FOLDER / "run.py"), run_name="__main__")
+    return out.getvalue()
