@@ -146,6 +146,8 @@ def test_keys_that_this_run_never_reads_are_found() -> None:
     assert "rollout.interaction" in unread(compose(["task=null", "rollout.interaction_kwargs.max_turns=2"]))[0]
     assert unread(compose(["engine.retries=1", "cluster=ray"])) == [], "a turn whose node went away is asked for again"
     assert unread(compose(["engine.retries=1"]))[0].endswith("module:name, or cluster.name is ray")
+    assert unread(compose(["sandbox.memory_mb=1024", "sandbox.level=L3"])) == [], "the sandbox is here"
+    assert "sandbox.url" in unread(compose(["sandbox.memory_mb=1024", "sandbox.url=http://127.0.0.1:1"]))[0]
 
 
 def test_mistakes_are_found_before_torch_is_imported() -> None:

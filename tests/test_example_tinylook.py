@@ -20,9 +20,8 @@ def test_the_model_is_made_and_both_rewards_train_it_once(tmp_path: Path, monkey
     assert "habits: step" in said and "== tapo, seed 0: 1 steps" in said and "== accuracy, seed 0: 1 steps" in said
     found = json.loads((tmp_path / "report" / "results.json").read_text(encoding="utf-8"))
     assert {*found} == {"tapo_0", "accuracy_0"}
-    before = found["tapo_0"]["before"]
-    assert sum(one["n"] for one in before.values()) == 8
-    assert before == found["accuracy_0"]["before"]  # the same model and images; the reward comes later
+    for run in found.values():
+        assert [sum(one["n"] for one in run[when].values()) for when in ("before", "after")] == [8, 8]
     page = (tmp_path / "report" / "README.md").read_text(encoding="utf-8")
     assert "| share right | cold start | right answers alone, seed 0 | TAPO, seed 0 |" in page
     shown = (tmp_path / "report" / "episodes.md").read_text(encoding="utf-8")

@@ -82,9 +82,9 @@ def sample_ids(report: TrainReport) -> list[str]:
 
 
 def test_tokens_are_as_old_as_max_lag_allows_and_weighed_from_there_on(tmp_path: Path) -> None:
-    used = []
+    used, own = [], "algorithm.old_logprobs=learner"  # beside the sampler's, ppo_clip's own ratio is the weight
     for lag in (0, 1, 2):
-        report = run(tmp_path, f"run=lag{lag}", f"training.max_lag={lag}", "training.steps=3")
+        report = run(tmp_path, f"run=lag{lag}", f"training.max_lag={lag}", "training.steps=3", own)
         oldest = check_metrics(report, lag)
         assert oldest[: lag + 1] == list(range(lag + 1)), "what was collected at the start is of the first weights"
         weighed = ["rollout_corr/rollout_is_mean" in line for line in steps(report)]

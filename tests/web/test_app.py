@@ -288,6 +288,9 @@ def test_one_trajectory_its_group_its_tokens_and_the_search(board):
     assert found(board, "/api/runs/first/group", 404, shard=TRAIN, sample="x")["title"] == "No such group"
     tokens = found(board, "/api/runs/first/tokens", shard=TRAIN, row=1)
     assert tokens["segments"][0]["ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert one["probes"] == {} and one["targets"] == [] and one["sources"] == []
+    assert found(board, "/api/runs/first/probe", 404)["title"] == "No such probe"
+    assert not found(board, "/api/runs/first")["probe"]
     hits = found(board, "/api/runs/first/search", text="It is 21")["hits"]
     assert [(hit["shard"], hit["row"]) for hit in hits] == [(TRAIN, 3)]
 

@@ -54,6 +54,9 @@ _OURS = (
     "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
 )  # fmt: skip
 _SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
+AS_WE_SEE = ["--mm-processor-kwargs", '{"use_fast": false}', "--no-mm-device-do-normalize"]
+"""The same pixels as the learner's: torchvision scales otherwise than Pillow does, and vLLM's own normalising goes by a
+file of the model's, not by its processor, and does nothing where the file leaves that out."""
 CPU_OPTIONS = ["--enforce-eager", "--no-enable-chunked-prefill"]
 
 
@@ -356,8 +359,7 @@ def _options(config: Config, source: ModelSource, *, sees: bool) -> list[str]:
     # On a CPU vLLM dies of a request with a seed whose prompt it reads in parts: its generators have no offset there.
     found += ["--gpu-memory-utilization", str(engine.memory_fraction)] if gpu else CPU_OPTIONS
     found += ["--trust-remote-code"] if config.model.trust_remote_code else []
-    # Else it normalises pixels by what a file of the model says of it, and not at all where the file leaves that out.
-    found += ["--no-mm-device-do-normalize"] if sees else []
+    found += AS_WE_SEE if sees else []
     found += ["--max-num-seqs", str(engine.max_batch)] if engine.max_batch else []
     found += ["--enable-sleep-mode"] if engine.sleep and gpu else []
     found += OPTIONS if _by_nccl(config) else []

@@ -65,7 +65,7 @@ def test_a_run_may_be_stopped_and_a_probe_has_no_budget() -> None:
             given = settings(url, max_requests=1, when_spent="stop")
             judge = Judge(given)
             await judge.decide(inquiry(42))
-            with pytest.raises(TurnwiseError, match=r"spent \(max_requests=1\): raise it and resume"):
+            with pytest.raises(TurnwiseError, match=r"spent \(max_requests=1\): the run can be resumed"):
                 await judge.decide(inquiry(41))
             await judge.close()
             assert [report.is_good for report in await probe_all(given)] == [True]

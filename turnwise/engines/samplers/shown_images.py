@@ -29,7 +29,7 @@ def with_markers(token_ids: NDArray[np.int64], media: Sequence[MediaSpan], marke
             )
         found += [*text.tolist(), marker]
         before = span.end
-    return found + token_ids[before:].tolist()
+    return [*found, *token_ids[before:].tolist()]
 
 
 def check_prompt(who: str, found: object, wanted: NDArray[np.int64]) -> None:

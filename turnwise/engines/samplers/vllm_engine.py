@@ -67,7 +67,7 @@ class VllmEngine(StreamedSampler):
             include_stop_str_in_output=True, skip_special_tokens=False, detokenize=bool(params.stop_strings),
             logprobs=0, output_kind=kinds.RequestOutputKind.DELTA,
         )  # fmt: skip
-        prompt = {"prompt_token_ids": self._marked(draw), "cache_salt": f"version {self.version}"}
+        prompt: dict[str, Any] = {"prompt_token_ids": self._marked(draw), "cache_salt": f"version {self.version}"}
         if draw.media:
             prompt["multi_modal_data"] = {"image": await asyncio.to_thread(_pictures, draw)}
             prompt["multi_modal_uuids"] = {"image": [span.media.digest for span in draw.media]}

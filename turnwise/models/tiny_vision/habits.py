@@ -157,7 +157,7 @@ class Captions(Dataset[list[Arrays]]):
 
 def _captioned(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> "Encoded":
     pixels, text = caption(rng)
-    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "colour"}]}
+    asked: dict[str, object] = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "colour"}]}
     ids, learned = encode_messages(tokenizer, [asked, {"role": "assistant", "content": text}])
     return ids, learned, [pixels]
 

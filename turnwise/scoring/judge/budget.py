@@ -26,7 +26,7 @@ class Budget:
         self._stats.over_budget += 1
         said = f"the judge's budget is spent ({', '.join(spent)})"
         if self._settings.when_spent is WhenSpent.stop:
-            raise TurnwiseError(f"{said}: raise it and resume the run, which begins to count anew")
+            raise TurnwiseError(f"{said}: the run can be resumed, and then has as much again")
         raise ScoringFailed(said)
 
     def take_tokens(self, count: int | None) -> None:

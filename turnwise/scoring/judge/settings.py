@@ -26,7 +26,7 @@ class WhenSpent(enum.StrEnum):
     leave_out = "leave_out"
     """It has no reward and says why, as with every failure of scoring; scoring.max_failures ends the run in time."""
     stop = "stop"
-    """The run ends at once; resumed with a larger budget it goes on."""
+    """The run ends at once; resumed, it has as much again."""
 
 
 @dataclass(frozen=True, slots=True)
