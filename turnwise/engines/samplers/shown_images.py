@@ -29,7 +29,8 @@ def with_markers(token_ids: NDArray[np.int64], media: Sequence[MediaSpan], marke
             )
         found += [*text.tolist(), marker]
         before = span.end
-    return [*found, *token_ids[before:].tolist()]
+    found += token_ids[before:].tolist()
+    return found
 
 
 def check_prompt(who: str, found: object, wanted: NDArray[np.int64]) -> None:

@@ -114,7 +114,7 @@ python = PythonTool()
 
 
 def input_images(context: ToolContext) -> list[InputImage]:
-    """What the row gives the session, as the model sees it; EpisodeError, the row's fault, where one cannot be had."""
+    """What the row gives the session, as the model sees it; EpisodeError for what cannot be had, a row's fault."""
     found = []
     for number, (name, image) in enumerate(given_images(context).items()):
         try:
