@@ -22,7 +22,7 @@ from turnwise.scoring.tool_misuse import _size
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
-from turnwise.trust import needs_trust, reaches
+from turnwise.trust import check_sample, needs_trust, reaches
 from turnwise.types import FinishReason, Image, InteractionSpec, Message, Role, Sample, StopReason, Trajectory, Turn
 
 
@@ -389,3 +389,18 @@ def test_a_tool_that_sends_queries_to_an_address_of_the_environment_is_reached_f
 )  # fmt: skip
 def test_files_and_addresses_of_built_in_users_are_reached_for(overrides, found, tmp_path):
     assert reaches(configure(*overrides), tmp_path) == found
+
+
+@pytest.mark.parametrize("where", ["images", "prompt", "tool", "tools"])
+def test_a_recorded_sample_that_names_image_files_is_played_again_only_when_trusted(run, where: str):
+    file, inline = Image("/home/me/.ssh/id_rsa"), Image("data:image/png;base64,iVBORw0KGgo=")
+    given = {name: file if name == where else inline for name in ("images", "prompt", "tool", "tools")}
+    kwargs = {"look": {"create_kwargs": {"image": {"image": given["tool"].source}}}}
+    kwargs["python"] = {"create_kwargs": {"image": [given["tools"].source]}}
+    prompt = (Message(Role.USER, (given["prompt"],)),)
+    sample = Sample("s", prompt, "seen", images=(given["images"],), tools_kwargs=kwargs)
+    directory = RunDir.open(run())
+    with pytest.raises(ConfigError, match="names the image file /home/me/.ssh/id_rsa"):
+        check_sample(directory, sample, trusted=False)
+    check_sample(directory, sample, trusted=True)
+    check_sample(directory, dataclasses.replace(sample, images=(), prompt=(), tools_kwargs={}), trusted=False)

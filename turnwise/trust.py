@@ -62,8 +62,25 @@ def check_trust(run: RunDir, found: Config, given: Config, *, trusted: bool, sec
 
 def check_sample(run: RunDir, sample: Sample, *, trusted: bool) -> None:
     """Refuse to play a recorded sample again that names what was not told: a record is the run's word too."""
-    if not trusted and (plugin := _plugin_of(sample)):
+    if trusted:
+        return
+    if plugin := _plugin_of(sample):
         _refuse(run, [f"the recorded sample {sample.id} names {plugin}"])
+    if file := next(_image_files(sample), None):  # of whoever plays it again, if the run was sent
+        _refuse(run, [f"the recorded sample {sample.id} names the image file {file}"])
+
+
+def _image_files(sample: Sample) -> Iterator[str]:
+    """Images that are not in the record itself: what the model is shown, and what tools look at."""
+    sources = [image.source for message in sample.prompt for image in message.images]
+    sources += [image.source for image in sample.images]
+    for kwargs in sample.tools_kwargs.values():
+        created = kwargs.get("create_kwargs")
+        own = created.get("image") if isinstance(created, Mapping) else None
+        for one in own if isinstance(own, list) else [own]:
+            named = one.get("image", one.get("path")) if isinstance(one, Mapping) else one
+            sources += [named] if isinstance(named, str) else []
+    yield from (source for source in sources if not source.startswith("data:"))
 
 
 def needs_trust(config: Config, place: Path) -> bool:
