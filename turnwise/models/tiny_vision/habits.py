@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from turnwise.models.tiny_vision.folder import IMAGE
 from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
 from turnwise.models.tiny_vision.sketches import caption
-from turnwise.rollout.tools.look import SEEN, look
+from turnwise.rollout.look_words import SEEN
+from turnwise.rollout.tools.look import look
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
 from turnwise.tasks.tinylook.rows import view_of

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from turnwise.models.tiny_vision.network import GRID, MERGE, VIEW
-from turnwise.rollout.tools.look import STEPS
+from turnwise.rollout.look_words import STEPS
 from turnwise.tasks.tinylook.canvas import Box, Colour, Drawing, NoRoom, Pixels, Sizes
 from turnwise.tasks.tinylook.font import DIGITS, HEIGHT, LETTERS, WIDTH
 from turnwise.tasks.tinylook.language import COLOURS, SEARCHED

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import EpisodeError, ToolError
+from turnwise.rollout.look_words import NOWHERE, SEEN, STEPS, TURNS, VIEW
 from turnwise.rollout.sample_images import as_result, find_picture, stretched
 from turnwise.rollout.tools.tool import ToolContext, ToolSession
 from turnwise.sandbox.inside.trail import IDENTITY, turned
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 Box = tuple[int, int, int, int]
-STEPS, VIEW = 16, 64
-TURNS = (90, 180, 270)
-SEEN = "seen"
-NOWHERE = f"this box is no region of the image: x1 < x2 and y1 < y2, from 0 to {STEPS}"
 LARGEST_VIEW = 1024
 _WAYS = {90: 4, 180: 3, 270: 2}
 """Pillow's transpositions: it counts the other way."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.rollout.tools.look import STEPS, VIEW
+from turnwise.rollout.look_words import STEPS, VIEW
 from turnwise.tasks.tinylook.font import HEIGHT, WIDTH, glyph
 from turnwise.tasks.tinylook.language import CANVAS
 

@@ -23,7 +23,7 @@ import enum
 import string
 from collections.abc import Sequence
 
-from turnwise.rollout.tools.look import NOWHERE, SEEN, TURNS
+from turnwise.rollout.look_words import NOWHERE, SEEN, TURNS
 
 CANVAS = 256
 """Pixels of the side of what tools read; VIEW are those of what the policy is shown."""

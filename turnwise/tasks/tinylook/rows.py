@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from turnwise.data.write import write_rows
 from turnwise.errors import ConfigError, DataError, unknown
 from turnwise.image_bytes import data_url
-from turnwise.rollout.tools.look import VIEW
+from turnwise.rollout.look_words import VIEW
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import CANVAS, Puzzle
 from turnwise.tasks.tinylook.scenes import Knobs, Scene, scene_at

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.rollout.tools.look import STEPS, box_of, looked_at
+from turnwise.rollout.look_words import STEPS
+from turnwise.rollout.tools.look import box_of, looked_at
 from turnwise.tasks.tinylook.canvas import PALE, RGB, Box, Pixels, Sizes
 from turnwise.tasks.tinylook.font import DIGITS, HEIGHT, WIDTH, glyph
 from turnwise.tasks.tinylook.language import COLOURS, SIDES, Puzzle
