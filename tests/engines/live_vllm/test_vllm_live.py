@@ -36,6 +36,8 @@ CLOSE = 2e-4
 """Of log-probs: two programs that add in another order."""
 END = 2
 PROMPT = [1, 320, 45, 600, 77, 5, 9, 33]
+LONG = 1500
+"""Tokens of a turn that is still written when the next weights come, on a quick machine too."""
 
 
 def request(ids: list[int], seed: int = 0, **params: Any) -> Request:
@@ -124,12 +126,13 @@ async def first_turns(sampler: Replicas, renderer: Renderer) -> None:
 
 async def updates(sampler: Replicas, config: Config, renderer: Renderer, place: Path) -> None:
     weights = {1: changed(1), 2: changed(2)}
-    await sampler.publish(written(place / "1", weights[1]), 1)
-    turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=400)))
+    first, second = (written(place / str(number), weights[number]) for number in (1, 2))
+    await sampler.publish(first, 1)
+    turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=LONG)))
     await asyncio.sleep(0.3)
-    await sampler.publish(written(place / "2", weights[2]), 2)
+    await sampler.publish(second, 2)
     found = await turn
-    assert [run.version for run in found.versions] == [1, 2] and len(found.token_ids) == 400
+    assert [run.version for run in found.versions] == [1, 2] and len(found.token_ids) == LONG
     check(found, weights)
     parts = LearnerParts(updates=1)
     learner = open_learner(config, renderer, parts)
@@ -151,10 +154,11 @@ async def updates(sampler: Replicas, config: Config, renderer: Renderer, place: 
 async def death(sampler: Replicas) -> None:
     process: Any = sampler._seats[0].replica
     guard = process._process._guard.pid
-    _, *workers = descendants(guard)
-    turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=1500)))
+    engines = [one for one in descendants(guard) if b"EngineCore" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    assert len(engines) == 1
+    turn = asyncio.create_task(sampler.generate(request(PROMPT, max_tokens=LONG)))
     await asyncio.sleep(0.3)
-    os.kill(workers[-1], signal.SIGKILL)  # not the server itself: its engine
+    os.kill(engines[0], signal.SIGKILL)  # not the server itself
     with pytest.raises(EngineLost):
         await turn
     found = await sampler.generate(request(PROMPT))  # waits for the restart
