@@ -21,6 +21,7 @@ from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.scoring.client_options import declared_options
 from turnwise.scoring.scorer import BUILTIN
+from turnwise.storage.images import is_kept
 from turnwise.storage.run_dir import CONFIG, RunDir
 from turnwise.types import Sample
 from turnwise.web.configs import read_config
@@ -66,7 +67,8 @@ def check_sample(run: RunDir, sample: Sample, *, trusted: bool) -> None:
         return
     if plugin := _plugin_of(sample):
         _refuse(run, [f"the recorded sample {sample.id} names {plugin}"])
-    if file := next(_image_files(sample), None):  # of whoever plays it again, if the run was sent
+    # A file of whoever plays it again, if the run was sent; one that the run has a copy of tells nobody anything.
+    if file := next((one for one in _image_files(sample) if not is_kept(run, one)), None):
         _refuse(run, [f"the recorded sample {sample.id} names the image file {file}"])
 
 

@@ -164,6 +164,13 @@ def _shown(trajectories: Iterable[Trajectory]) -> Iterator[Media]:
             yield from (span.media for span in ledger.media if span.media.content)
 
 
+def is_kept(run: RunDir, source: str) -> bool:
+    """Whether the file of this name here has the bytes of the copy that the run keeps of it."""
+    name = _known(run).get(source, "")
+    copy = _read(run.path / name) if STORED_NAME.fullmatch(name) else None
+    return copy is not None and copy == _read(Path(source))
+
+
 def _known(run: RunDir) -> dict[str, str]:
     """The copy of each source; a line that makes no sense only means that a picture is kept again."""
     if not (run.path / IMAGES).is_file():
