@@ -113,7 +113,8 @@ def _require_file(path: Path) -> None:
 
 
 def _data_files(folder: Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir() if entry.suffix.lower() in SUFFIXES]
+    named = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    return [entry.name for entry in named if entry.suffix.lower() in SUFFIXES]
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
