@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
 from turnwise.engines.learners.rank_watch import BEAT_SECONDS, Beat, Watch, beat
 from turnwise.errors import EngineError, TurnwiseError, one_line
+from turnwise.own_folder import OwnFolder
 
 if TYPE_CHECKING:
     from turnwise.engines.learners.rank import Rank
@@ -137,8 +137,9 @@ class LocalRanks:
             raise
 
     def _begin(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="turnwise-ranks-"))
-        self._end = weakref.finalize(self, _end, self._processes, self._channels, self._folder)
+        own = OwnFolder("turnwise-ranks-")
+        self._folder = own.path
+        self._end = weakref.finalize(self, _end, self._processes, self._channels, own)
         self._gone = None
         for number in range(self.size):
             self._spawn(number)
@@ -235,7 +236,7 @@ class LocalRanks:
             self._end()
 
 
-def _end(processes: list["subprocess.Popen[bytes]"], channels: list[Connection], folder: Path) -> None:
+def _end(processes: list["subprocess.Popen[bytes]"], channels: list[Connection], own: OwnFolder) -> None:
     """A rank may hang in a collective or write a file that nobody will read: there is nothing to wait for."""
     for process in processes:
         process.kill()
@@ -244,7 +245,7 @@ def _end(processes: list["subprocess.Popen[bytes]"], channels: list[Connection],
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    own.remove()
 
 
 def _how(status: int | None) -> str:
