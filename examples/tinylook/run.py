@@ -1,6 +1,6 @@
 """A tiny vision-language model learns to look before it answers: TAPO against a reward for right answers alone.
 
-    python examples/tinylook/run.py --out OUT --seeds 0 1 --steps 60
+    python examples/tinylook/run.py --out OUT --seeds 0 1 --steps 80
 
 First the recipe of `turnwise.models.tiny_vision` makes the model, cold-started on scripted looks (OUT/model; minutes on
 a GPU, hours on two cores). Every RL run lies under OUT/runs (`turnwise board OUT/runs`), evaluated before, during and
@@ -21,20 +21,20 @@ import turnwise as tw
 from turnwise.models.tiny_vision import recipe as cold_start
 from turnwise.task import load_task
 
-PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast"
+PUZZLES = "read=2,prior=2,none=2,compare,rotate,contrast,search,count,compute"
 REWARDS = {"tapo": 0.5, "accuracy": 0.0}
 """What the evidence in the looks counts, by the reward's name."""
 RL = (
     "task=tinylook", "training.groups=32", "training.group_size=8", "algorithm.old_logprobs=sampler",
     "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-4", "learner.beta2=0.98",
-    "rollout.max_assistant_turns=7", "sampling.temperature=1",
+    "rollout.max_assistant_turns=7", "sampling.temperature=1", "eval.samples=720",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL."""
 TINIEST = ("--seeing-steps=1", "--seeing-batch=8", "--steps=4", "--batch=2")
 SMOKE = ("training.groups=2", "training.group_size=2", "eval.samples=8", "learner.warmup=0")
 EVALUATIONS = 5
 """During training, for the curves."""
-ROWS = {"train": 4096, "test": 320}
+ROWS = {"train": 8192, "test": 720}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("tinylook"), help="everything is written here")
     parser.add_argument("--rewards", nargs="+", choices=REWARDS, default=list(REWARDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--minutes", type=float, help="for each run at most")
     parser.add_argument("--puzzles", default=PUZZLES, help=f"kinds of question with weights (default {PUZZLES})")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="config of every run")

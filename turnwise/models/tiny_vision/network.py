@@ -17,7 +17,7 @@ TOKENS = (GRID // MERGE) ** 2
 TEXT = {
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,

@@ -22,6 +22,9 @@ from turnwise.models.tiny_vision.seeing import learn_to_see
 from turnwise.models.tiny_vision.teaching import learn_habits
 from turnwise.tasks.tinylook.rows import read_knobs
 
+PUZZLES = "read,prior,none,rotate,contrast,compare=2,search=2,count=2,compute=3"
+"""What is learned slowly is shown more often."""
+
 
 def main(given: Sequence[str] | None = None) -> None:
     """Command line of the recipe."""
@@ -32,12 +35,14 @@ def main(given: Sequence[str] | None = None) -> None:
     learn_to_see(
         model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
     )
-    knobs = read_knobs(args.puzzles)
-    steps, batch = args.steps, args.batch
-    learn_habits(model, Captions(tokenizer, args.seed, steps, batch), lr=2e-3, workers=args.workers, say=_say)
-    for number, (habits, count, lr) in enumerate(((DILIGENT, steps, 1e-3), (Habits(), steps // 4, 5e-4))):
-        lessons = Lessons(tokenizer, 2 * args.seed + number, count, batch, habits, knobs)
-        learn_habits(model, lessons, lr=lr, workers=args.workers, say=_say)
+    knobs, batch = read_knobs(args.puzzles), args.batch
+    lessons = (
+        ("captions", Captions(tokenizer, args.seed, max(1, args.steps // 3), batch), 2e-3),
+        ("looks", Lessons(tokenizer, 2 * args.seed, args.steps, batch, DILIGENT, knobs), 1e-3),
+        ("habits", Lessons(tokenizer, 2 * args.seed + 1, max(1, args.steps // 8), batch, Habits(), knobs), 5e-4),
+    )
+    for name, lesson, lr in lessons:
+        learn_habits(model, lesson, name=name, lr=lr, workers=args.workers, say=_say)
     save(model, args.out)
 
 
@@ -51,11 +56,13 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeing-steps", type=int, default=2400)
+    parser.add_argument("--seeing-steps", type=int, default=3600)
     parser.add_argument("--seeing-batch", type=int, default=512, help="images, in eights")
-    parser.add_argument("--steps", type=int, default=1800, help="of imitation, in fours")
+    parser.add_argument(
+        "--steps", type=int, default=4800, help="of looks, in fours; a third of it for captions, an eighth for habits"
+    )
     parser.add_argument("--batch", type=int, default=256, help="conversations")
-    parser.add_argument("--puzzles", default="", help="with weights: read=2,none (default: all alike)")
+    parser.add_argument("--puzzles", default=PUZZLES, help=f"kinds of question with weights (default {PUZZLES})")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw (0: the one that learns)")
     return parser.parse_args(given)
 

@@ -71,10 +71,10 @@ def learn_to_see(
     heads = torch.nn.ModuleList(
         torch.nn.Linear(width, cells * classes)
         for cells, classes in (
-            (GLYPH_CELLS, len(GLYPHS)), (INK_CELLS, len(INKS)), (INK_CELLS, len(GLYPHS)), (1, TOKENS),
+            (GLYPH_CELLS, len(GLYPHS)), (INK_CELLS, len(INKS)), (INK_CELLS, len(GLYPHS)), (1, 1 + TOKENS),
         )
     ).to(device)  # fmt: skip
-    places = torch.arange(TOKENS, device=device).view(1, TOKENS, 1)
+    places = 1 + torch.arange(TOKENS, device=device).view(1, TOKENS, 1)  # zero is for what is not there
     learned = [*model.model.visual.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

@@ -16,28 +16,34 @@ def learn_habits(
     model: Qwen3VLForConditionalGeneration,
     lessons: Lessons | Captions,
     *,
+    name: str,
     lr: float,
     workers: int,
     say: Callable[[str], None],
 ) -> float:
-    """Train the language model on the tokens of the assistant, with the tower as it is; gives the last loss."""
+    """Train the language model on the tokens of the assistant, with the tower as it is.
+
+    Gives the share of them that it would have written too, at the last step.
+    """
     device = next(model.parameters()).device
     learned = list(model.model.language_model.parameters())
     optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
     steps = len(lessons) * BUCKETS
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    began, mean = time.monotonic(), 0.0
+    began, right = time.monotonic(), 0.0
     for step, arrays in enumerate(_batches(lessons, workers)):
-        loss = _loss(model, Taught.of(arrays, device))
+        logits, wanted = _written(model, Taught.of(arrays, device))
+        loss = F.cross_entropy(logits, wanted)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == steps - 1:
-            mean = loss.item()
-            say(f"habits: step {step} of {steps}, {time.monotonic() - began:.0f} s, loss {mean:.4f}")
-    return mean
+            right = float((logits.argmax(-1) == wanted).float().mean())
+            took = time.monotonic() - began
+            say(f"{name}: step {step} of {steps}, {took:.0f} s, loss {loss.item():.4f}, tokens right {right:.1%}")
+    return right
 
 
 def _batches(lessons: Lessons | Captions, workers: int) -> Iterator[Arrays]:
@@ -45,8 +51,8 @@ def _batches(lessons: Lessons | Captions, workers: int) -> Iterator[Arrays]:
         yield from bucket
 
 
-def _loss(model: Qwen3VLForConditionalGeneration, batch: Taught) -> torch.Tensor:
+def _written(model: Qwen3VLForConditionalGeneration, batch: Taught) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits for every token that the assistant wrote, and these."""
     hidden = run_text(model, batch.token_ids, batch.images, batch.positions)
-    wanted = batch.learned[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][wanted])
-    return F.cross_entropy(logits, batch.token_ids[:, 1:][wanted])
+    learned = batch.learned[:, 1:]
+    return model.lm_head(hidden[:, :-1][learned]), batch.token_ids[:, 1:][learned]
