@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,13 @@ class Nodes:
         """Process ids of the actors of a class, on all nodes or one."""
         raylets = [one.all_processes["raylet"][0].process.pid for one in ([node] if node else self._nodes())]
         return [pid for pid in _below(raylets) if _title(pid).startswith(f"ray::{kind}")]
+
+    def wait_without(self, kind: str, seconds: float = 60) -> list[int]:
+        """Process ids of the actors of a class that are still there after this long: Ray ends them when it comes to it."""
+        until = time.monotonic() + seconds
+        while (left := self.actors(kind)) and time.monotonic() < until:
+            time.sleep(0.2)
+        return left
 
     def kill(self, kind: str) -> None:
         """The first actor of a class, as the kernel kills it when memory is short."""

@@ -83,7 +83,7 @@ def test_ranks_on_two_nodes_give_the_numbers_of_one_process_and_one_may_die(tmp_
     assert "rank 1 of 2 on " in text and "goes on from checkpoint step_000001, 2 update(s) made again" in text, text
     assert ": rank 0; " in text and ": rank 1" in text, "on two nodes"
     for kind in ("SamplerActor", "LearnerActor", "RankActor"):
-        assert nodes.actors(kind) == [], "nothing is left of a run"
+        assert nodes.wait_without(kind) == [], "nothing is left of a run"
     one = ("cluster=none", "learner.processes=1")
     more = run(tmp_path, io.StringIO(), "run=there", "resume=auto", "training.steps=4", *one)
     assert more.steps == 4 and more.rewards == alone.rewards

@@ -111,7 +111,7 @@ def test_a_run_with_kills_gives_the_numbers_of_one_process(tmp_path: Path, nodes
     assert losses == {"sampler": 1.0, "scorer": 1.0, "learner": 1.0}, text
     assert "goes on from checkpoint step_000002, 2 update(s) made again" in text, text
     for kind in ("SamplerActor", "LearnerActor", "ScorerActor"):
-        assert nodes.actors(kind) == [], "nothing is left of a run"
+        assert nodes.wait_without(kind) == [], "nothing is left of a run"
 
 
 def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) -> None:
