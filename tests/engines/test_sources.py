@@ -58,7 +58,7 @@ def test_a_bundled_name_a_folder_and_a_file() -> None:
     ("path", "said"),
     [
         ("tinny", "no such folder or bundled model: 'tinny': did you mean 'tiny'?"),
-        ("qwen", "bundled models: tiny; a hub id is OWNER/NAME"),
+        ("qwen", "bundled models: tiny, tiny_vision; a hub id is OWNER/NAME"),
         ("/no/such/folder", "no such folder: /no/such/folder"),
         ("./no/folder", "no such folder: ./no/folder"),
         ("a/b/c", "no such folder: a/b/c"),

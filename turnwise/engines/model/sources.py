@@ -46,8 +46,8 @@ class ModelSource:
 
 def find_model(path: str, trust_remote_code: bool = False) -> ModelSource:
     """The source that `model.path` means; a hub id is downloaded unless it is in the cache already."""
-    if path in (bundled := [name for name in names_in(BUNDLED) if (_folder(name) / "config.json").is_file()]):
-        folder = _folder(path)
+    if path in (bundled := names_in(BUNDLED)):
+        folder = Path(str(resources.files(import_module(f"{BUNDLED}.{path}"))))
         return ModelSource(path, folder, trust_remote_code=trust_remote_code)
     try:
         place = Path(path).expanduser()
@@ -68,11 +68,6 @@ def find_model(path: str, trust_remote_code: bool = False) -> ModelSource:
         _check_folder(folder)
         return ModelSource(path, folder, None, trust_remote_code, on_hub=True)
     raise ConfigError(f"model.path: {_missing(path, bundled)}")
-
-
-def _folder(name: str) -> Path:
-    """Of a bundled model; one that is only a recipe has no config.json there."""
-    return Path(str(resources.files(import_module(f"{BUNDLED}.{name}"))))
 
 
 def _missing(path: str, bundled: list[str]) -> str:
