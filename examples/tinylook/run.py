@@ -28,6 +28,7 @@ REWARDS = {"tapo": 0.5, "accuracy": 0.0}
 RL = (
     "task=tinylook", "training.groups=32", "training.group_size=8", "algorithm.old_logprobs=sampler",
     "training.save_every=0", "algorithm.clip_high=0.28", "learner.lr=3e-4", "learner.beta2=0.98",
+    "learner.decay=linear", "learner.min_lr_ratio=0.1",
     "rollout.max_assistant_turns=7", "sampling.temperature=1", "eval.samples=720",
 )  # fmt: skip
 """GRPO as DAPO has it: loss by token, a higher upper clip, no KL."""

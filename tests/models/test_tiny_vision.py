@@ -82,6 +82,7 @@ def test_habits_say_how_often_the_script_errs() -> None:
     assert {len(one.looks) for one in missed} == {1, 2}
     right = trace_of(_scene(Puzzle.READ), random.Random(0), DILIGENT).looks[0][0]
     assert all(one.looks[-1][0] == right for one in missed if len(one.looks) == 2)
+    assert {one.looks[0][0].box for one in missed} == {(6, 6, 10, 10)} and right.box != (6, 6, 10, 10)
     assert isinstance(right, Glance)
 
 
