@@ -213,10 +213,8 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
     images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
     if processor is None:
         if images or sample.images:
-            raise DataError(
-                f"sample {sample.id} has images, and {config.model.path} reads text only: "
-                "its folder has no image processor"
-            )
+            why = renderer.blind or "its folder has no image processor"
+            raise DataError(f"sample {sample.id} has images, and {config.model.path} reads text only: {why}")
         return {}
     for message in sample.prompt:
         if message.images and message.role not in renderer.image_roles:
