@@ -291,8 +291,10 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
     seen = [sample for sample in prepared.samples if sample.images or images_in(sample.prompt)]
     if seen and not sampler.capabilities.media:
-        engine = prepared.config.engine.name
-        raise DataError(f"sample {seen[0].id} has images; the {engine} engine reads text only")
+        why = f": {renderer.blind}" if renderer.blind else ""
+        raise DataError(
+            f"sample {seen[0].id} has images; the {prepared.config.engine.name} engine reads text only{why}"
+        )
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)

@@ -105,7 +105,7 @@ class Renderer:
         self.images = images
         """The model's image processor; None when it reads text only."""
         self.blind = blind
-        """Why its image processor is not used, where it has one."""
+        """Why a model with an image processor is shown no images all the same."""
         self.image_roles = frozenset[Role]() if images is None else self.template.image_roles(images.image_token)
         """Whose images the model is shown."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.chat.pictures import shown_size, unpack
+from turnwise.chat.replies import shared
 from turnwise.chat.tokenizer import Encoding, Tokenizer
 from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.media import Media, digest_of, recorded
@@ -41,6 +42,8 @@ def find_image_processor(folder: Path, tokenizer: Tokenizer, max_pixels: int | N
     """
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
+    from transformers.utils import is_torchvision_available
+
     try:
         kind = _processor_class(folder)
         if kind is None:
@@ -53,10 +56,12 @@ def find_image_processor(folder: Path, tokenizer: Tokenizer, max_pixels: int | N
         return ImageProcessor(processor, tokenizer, max_pixels, feature_id=_feature_id(folder))
     except (TemplateError, DataError):
         raise
-    except ImportError as error:
-        raise NotShown(f"its processor needs what is not installed: {one_line(error)[:200]}") from error
-    except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise TemplateError(f"{folder}: its image processor cannot be read: {one_line(error)[:300]}") from error
+    except Exception as error:  # the library's code for this family, which may want more than there is here
+        if "torchvision" in str(error) and not is_torchvision_available():
+            raise NotShown("its processor needs torchvision, which is not installed") from error
+        raise NotShown(f"its processor cannot be made: {one_line(error)[:300]}") from error
 
 
 class ImageProcessor:
@@ -161,18 +166,21 @@ class ImageProcessor:
 
     def _process(self, picture: "Picture", marker: str) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """(the block of tokens, the arrays): the processor expands a text that is nothing but its own image token."""
-        try:
-            made = dict(self._processor(images=[picture], text=[marker], return_tensors="np"))
-        except Exception as error:  # the model's own code, on a stranger's image
-            size = f"{picture.width}x{picture.height}"
-            raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
-        ids = np.asarray(made["input_ids"], np.int64).reshape(-1)
+        ids, made = self._call([picture], marker)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in _OF_THE_TEXT}
         if not np.isin(ids, self._feature_ids).any() or not arrays:
             raise DataError(f"the model's processor makes nothing of {picture.width}x{picture.height} pixels")
         for array in (ids, *arrays.values()):
             array.flags.writeable = False
         return ids, arrays
+
+    def _call(self, pictures: list["Picture"], text: str) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        try:
+            made = dict(self._processor(images=pictures, text=[text], return_tensors="np"))
+        except Exception as error:  # the model's own code, on a stranger's image
+            size = f"{pictures[0].width}x{pictures[0].height}"
+            raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
+        return np.asarray(made["input_ids"], np.int64).reshape(-1), made
 
     def _find_feature_id(self) -> int:
         found = getattr(self._processor, "image_token_id", None)
@@ -197,6 +205,7 @@ class ImageProcessor:
                 problem = str(error)
                 continue
             self._check_edges(ids)
+            self._check_among_words(blank, marker, ids)
             return marker, ids
         raise NotShown(f"the model's processor expands no image token: {problem}")
 
@@ -206,6 +215,24 @@ class ImageProcessor:
         if int(ids[0]) not in hard or int(ids[-1]) not in hard:
             shown = self._tokenizer.decode(ids[:3].tolist()) + "..." + self._tokenizer.decode(ids[-3:].tolist())
             raise NotShown(f"the tokens of an image ({shown!r}) could merge with the text beside them")
+
+    def _check_among_words(self, blank: "Picture", marker: str, ids: NDArray[np.int64]) -> None:
+        """The processor must write the same block wherever an image stands, and nothing beside it."""
+        text = f"a{marker}b{marker}{marker}"
+        try:
+            written = self._call([blank] * 3, text)[0].tolist()
+        except DataError as error:
+            raise NotShown(f"the model's processor takes no text with several images: {error}") from error
+        marked, expected = self._tokenizer.added_ids[marker], []
+        for token in self._tokenizer.encode(text, after="").ids:
+            expected += ids.tolist() if token == marked else [token]
+        if written != expected:
+            at = shared(written, expected)
+            became, stands = (self._tokenizer.decode(one[max(at - 1, 0) : at + 2]) for one in (written, expected))
+            raise NotShown(
+                f"what its processor writes for an image depends on the text around it: of {text!r} it makes "
+                f"{became!r} where {stands!r} was to stand"
+            )
 
 
 class _Arrays(Mapping[str, NDArray[Any]]):

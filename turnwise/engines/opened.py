@@ -119,7 +119,7 @@ def check_sight(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
     try:
         model.look([renderer.images.prepare(small_picture())])
     except EngineError as error:
-        model.sees = False
+        model.sees, renderer.blind = False, str(error)
         say(f"the model reads text only: {error}")
 
 
