@@ -12,7 +12,7 @@ from batches import batch_of
 from PIL import Image
 from seeing import Shown, logits
 from transformers import PreTrainedModel
-from vision_families import SEEING, build, write
+from vision_families import SEEING, Family, build, write
 
 from turnwise.chat.pictures import unpack
 from turnwise.chat.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.attention import Regime
+from turnwise.engines.model.loading import add_lora
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.torch_cpu import TorchSampler
@@ -36,6 +37,7 @@ TEMPERATURE = 0.8
 class Opened:
     """A family's folder, read by us and by transformers."""
 
+    family: Family
     images: ImageProcessor
     model: VisionModel
     plain: PreTrainedModel
@@ -74,7 +76,7 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     images = find_image_processor(folder, Tokenizer(folder), None)
     model = VisionModel.read(folder)
     assert images is not None and isinstance(model, VisionModel)
-    return Opened(images, model, plain)
+    return Opened(family, images, model, plain)
 
 
 def png(seed: int, width: int, height: int, mode: str = "RGB") -> bytes:
@@ -183,3 +185,20 @@ def test_a_step_of_grpo_changes_the_language_model_and_not_the_tower(opened: Ope
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(before[name])
+
+
+def test_an_adapter_is_on_the_decoder_alone_and_goes_out_merged(opened: Opened) -> None:
+    said = opened.shown("see ", png(1, 16, 16), "?")
+    adapted = add_lora(VisionModel(build(opened.family)), 2, 4.0, 5)
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    tower = {name for name, _ in opened.model.vision_parameters()}
+    assert trained and not {name.split(".lora_")[0] + ".weight" for name in trained} & tower
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.add_(0.05)
+    found = logits(adapted, said)
+    assert not torch.allclose(found, logits(opened.model, said), atol=1e-3)
+    assert dict(adapted.weight_shapes()) == {name: tuple(tensor.shape) for name, tensor in opened.model.weights()}
+    merged = VisionModel(build(opened.family))
+    merged.load(adapted.weights())
+    torch.testing.assert_close(logits(merged, said), found, atol=1e-3, rtol=1e-3)
