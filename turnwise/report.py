@@ -19,7 +19,7 @@ from turnwise.rollout.episode import ENGINE_LOST
 from turnwise.rollout.tool_report import ToolReport, tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
 from turnwise.storage.transcript import visible
-from turnwise.task_metrics import TaskMetrics, observe
+from turnwise.task_metrics import TASK, TaskMetrics, observe
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 AT_ONCE = 256
@@ -143,6 +143,7 @@ class EvalReport(Printable):
                 "reward": source.reward,
             }
             line |= {f"val/{kind}/{name}": value for kind, value in named.items() if value is not None}
+            line |= {f"val/{TASK}/{name}/{measure}": value for measure, value in source.task.items()}
         return line
 
     def table(self) -> Table:
@@ -201,6 +202,11 @@ def measured(kind: str, found: Share | None, source: str | None = None) -> dict[
 def is_detail(name: str) -> bool:
     """Whether a number of `measured` only says how sure another one is."""
     return name.partition("/")[0].endswith(("_stderr", "_n"))
+
+
+def is_measure(name: str) -> bool:
+    """Whether a number of an evaluation is one that a task measures: `task/SOURCE/NAME`, greedily `greedy_task/...`."""
+    return name.partition("/")[0].endswith(TASK)
 
 
 def shown(found: Mapping[str, float], name: str) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report import CAPTION, Printable, is_detail, shown
+from turnwise.report import CAPTION, Printable, is_detail, is_measure, shown
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 
@@ -38,7 +38,8 @@ class TrainReport(Printable):
     tokens: int
     """Written by the policy in training."""
     before: dict[str, float]
-    """`accuracy`, `accuracy_stderr`, `accuracy_n`, the same by data source (`accuracy/SOURCE`) and greedily."""
+    """`accuracy`, `accuracy_stderr`, `accuracy_n`, the same by data source (`accuracy/SOURCE`), what tasks measure
+    (`task/SOURCE/NAME`), and all of it greedily (`greedy_accuracy`)."""
     after: dict[str, float]
     rewards: list[StepReward]
     resume: str
@@ -68,7 +69,8 @@ class TrainReport(Printable):
         table = Table(title=self._title(), caption=CAPTION)
         for column in ("held-out samples", "before", "after"):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
-        names = [name for name in dict.fromkeys((*self.before, *self.after)) if not is_detail(name)]
+        every = dict.fromkeys((*self.before, *self.after))
+        names = [name for name in every if not (is_detail(name) or is_measure(name))]
         sources = {name.partition("/")[2] for name in names if "/" in name}
         for name in names:
             kind, slash, _ = name.partition("/")
