@@ -40,7 +40,7 @@ STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
 
 
 VISION = re.compile(
-    r"(^|\.)(visual|vision_\w+|connector|(multi_modal_)?projector|aligner|embed_vision|image_newline)(\.|$)"
+    r"(^|\.)(visual|vision_\w+|connector|(multi_modal_)?projector|aligner|mlp_AR|embed_vision|image_newline)(\.|$)"
 )
 """In names of weights: what families call their towers and projectors."""
 
