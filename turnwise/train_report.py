@@ -75,9 +75,14 @@ class TrainReport(Printable):
         sources = {name.partition("/")[2] for name in names if "/" in name}
         for name in names:
             kind, slash, _ = name.partition("/")
-            if not (slash and len(sources) == 1 and kind in names):  # of one data source, that would say it twice
+            again = slash and len(sources) == 1 and kind in names  # the whole says the same as its one data source
+            if not again and not self._says_the_same(name, name.replace("first_", "", 1)):
                 table.add_row(Text(name), *(shown(side, name) for side in (self.before, self.after)))
         return table
+
+    def _says_the_same(self, name: str, other: str) -> bool:
+        """Whether a first answer was every answer, so that its line would stand there twice."""
+        return name != other and all(side.get(name) == side.get(other) for side in (self.before, self.after))
 
     def __rich__(self) -> RenderableType:
         lines = [*_reward_lines(self.rewards), f"tokens: {self.tokens:,} written by the policy"]

@@ -34,6 +34,7 @@ ENLARGED = 3
 CEILINGS = Path(__file__).resolve().parents[2] / "docs" / "results" / "tinylook" / "ceilings.md"
 FREE = ("none", "prior")
 """Kinds of question that can be answered, or answered mostly, without a look."""
+SHARES_RIGHT = ("accuracy", "greedy")
 Numbers = dict[str, Any]
 
 
@@ -64,7 +65,7 @@ def collect(runs: Path) -> Numbers:
             found[run.name] = {
                 "reward": reward, "seed": int(seed), "steps": steps[-1]["step"],
                 "seconds": max(line.get("seconds", 0.0) for line in lines),
-                "before": _measured(played[0]), "after": _measured(played[-1]),
+                "before": _measured(played[0], _greedy(lines)), "after": _measured(played[-1], _greedy(lines[::-1])),
                 "course": _course(steps), "settings": _settings(run),
             }  # fmt: skip
     return found
@@ -74,12 +75,19 @@ def _runs(runs: Path) -> list[Path]:
     return sorted(run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES and (run / "eval").is_dir())
 
 
-def _measured(path: Path) -> dict[str, Numbers]:
-    """By kind of question: shares of the episodes of an evaluation at temperature 1."""
+def _greedy(lines: Sequence[Numbers]) -> dict[str, float]:
+    """Shares right at temperature 0 by kind of question, of the first of these lines that has them."""
+    start = "val/greedy_accuracy/tinylook/"
+    found = next((line for line in lines if any(name.startswith(start) for name in line)), {})
+    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+
+
+def _measured(path: Path, greedy: dict[str, float]) -> dict[str, Numbers]:
+    """By kind of question: shares of the episodes of an evaluation at temperature 1, and of right ones at 0."""
     by_puzzle: dict[str, list[Trajectory]] = defaultdict(list)
     for one in read_trajectories(path):
         by_puzzle[one.sample.data_source.rpartition("/")[2]].append(one)
-    return {puzzle: _shares(played) for puzzle, played in sorted(by_puzzle.items())}
+    return {puzzle: _shares(played) | {"greedy": greedy.get(puzzle)} for puzzle, played in sorted(by_puzzle.items())}
 
 
 def _shares(played: Sequence[Trajectory]) -> Numbers:
@@ -121,15 +129,17 @@ def _page(found: Numbers, probes: Numbers) -> Iterator[str]:
     count = sum(one["n"] for one in first.values())
     yield from (
         "# A tiny vision-language model learns to look", "",
-        f"{count} held-out images, sampled at temperature 1; ± is one standard error. *No tool* is what can be "
-        "had without a look ([how it was measured](ceilings.md)). `examples/tinylook` makes this page.", "",
+        f"{count} held-out images, sampled at temperature 1 where nothing else is said; ± is one standard error. "
+        "*No tool* is what can be had without a look ([how it was measured](ceilings.md)). "
+        "`examples/tinylook` makes this page.", "",
     )  # fmt: skip
     for key, title in (
         ("accuracy", "share right"),
+        ("greedy", "share right at temperature 0"),
         ("faithful", "evidence in a look, given a right answer"),
         ("looked", "share that looked at all"),
     ):
-        bound = ["no tool"] if key == "accuracy" else []
+        bound = ["no tool"] if key in SHARES_RIGHT else []
         yield from _head(title, *bound, "cold start", *names)
         for puzzle in puzzles:
             cells = [_cell(first, puzzle, key), *(_cell(run["after"], puzzle, key) for run in runs)]
@@ -187,7 +197,7 @@ def _cell(measured: Numbers, puzzle: str, key: str) -> str:
     value = one.get(key)
     if value is None:
         return "-"
-    error = f" ± {100 * math.sqrt(value * (1 - value) / one['n']):.0f}" if key == "accuracy" else ""
+    error = f" ± {100 * math.sqrt(value * (1 - value) / one['n']):.0f}" if key in SHARES_RIGHT else ""
     return f"{value:.0%}{error}"
 
 
