@@ -19,7 +19,7 @@ from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.metrics import share
-from turnwise.report import EpisodeResult, EvalReport, SourceReport, accuracies, grade_all, measured, summarise
+from turnwise.report import EpisodeResult, EvalReport, accuracies, grade_all, measured, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
@@ -28,6 +28,7 @@ from turnwise.rollout.tools.tool import Tool
 from turnwise.run import Run, new_run, printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
+from turnwise.source_report import SourceReport
 from turnwise.stopping import run_stoppable
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, check_free

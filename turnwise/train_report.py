@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report import CAPTION, Printable, is_detail, is_measure, shown
+from turnwise.report import Printable, is_detail, is_measure, shown
+from turnwise.source_report import CAPTION
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 

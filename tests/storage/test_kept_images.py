@@ -87,6 +87,20 @@ def test_inline_images_are_kept_once_and_come_back(run: RunDir) -> None:
     assert "base64" not in in_the_file(run.path / "rescored/x" / FILE)
     assert read_trajectories(run.path / "rescored/x" / FILE) == [told]
     assert with_copies(run, [named]) == [told]
+    (run.path / "abandoned/eval").mkdir(parents=True)
+    (run.path / "eval/step_000001.parquet").rename(run.path / "abandoned/eval/step_000001.parquet")
+    assert read_trajectories(run.path / "abandoned/eval/step_000001.parquet") == [told]
+
+
+def test_only_a_runs_own_folder_is_looked_in(run: RunDir, tmp_path: Path) -> None:
+    """Copies beside the run, or above a folder that only has the name of one inside it, are not the run's."""
+    record(run, FILE, [episode()])
+    (run.path / "images").rename(tmp_path / "images")
+    other = tmp_path / "rescored" / "x"
+    other.mkdir(parents=True)
+    (run.path / "eval").rename(other / "eval")
+    (read,) = read_trajectories(other / FILE)
+    assert kept_name(read.sample.images[0].source) == stored_name(png("red"))
 
 
 def test_another_run_that_records_it_keeps_its_own_copies(run: RunDir, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from turnwise.image_bytes import ENDINGS, data_url, file_ending, media_type
 from turnwise.image_sources import kept_name, unread
 from turnwise.media import digest_of
-from turnwise.storage.run_dir import CONFIG, RESCORED
+from turnwise.storage.run_dir import ABANDONED, CONFIG, RESCORED
 from turnwise.types import Image, Message, Part, Sample, Trajectory, Turn
 
 FOLDER = "images"
@@ -85,10 +85,11 @@ def inlined(folder: Path) -> Rename:
 
 
 def home_of(folder: Path) -> Path:
-    """The folder of the run that keeps the images of this one: itself, or for a rescoring the run that it lies in."""
-    run = folder.absolute().parent.parent
-    inside = folder.absolute().parent.name == RESCORED and (run / CONFIG).is_file()
-    return run if inside and not os.path.lexists(folder / FOLDER) else folder
+    """The folder of the run that keeps the images of this one: itself, or, for a rescoring and for what a resume put
+    aside, the run that it lies in."""
+    parent = folder.absolute().parent
+    run = parent.parent if parent.name == RESCORED else parent if folder.name == ABANDONED else folder
+    return run if (run / CONFIG).is_file() and not os.path.lexists(folder / FOLDER) else folder
 
 
 def run_of(path: Path) -> Path:

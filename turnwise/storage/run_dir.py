@@ -37,7 +37,7 @@ CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.tx
 TOKENIZER = "tokenizer.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
-SERVERS, RESCORED = "servers", "rescored"
+SERVERS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"
 _LONGEST_NAME = 200
 _current: ContextVar[Path | None] = ContextVar("run_folder", default=None)
 
