@@ -192,6 +192,7 @@ def stored_name(content: bytes) -> str | None:
     return None if ending is None else f"images/{digest_of(content)}.{ending}"
 
 
+_KIND = re.compile(r"data:image/([a-z0-9.+-]{1,20})[;,]", re.ASCII | re.IGNORECASE)
 NAMES = "image_names"
 """In `Sample.info`, where data/samples.py puts them."""
 
@@ -223,9 +224,8 @@ def session_name(image: Image, number: int, stem: str = "image") -> str:
     """What a tool's session calls an image: its file's name, or `image_0.png` by number for an inline one."""
     if not image.source.startswith("data:"):
         return Path(image.source).name
-    head = image.source.partition(",")[0]
-    kind = head.removeprefix("data:image/").split(";")[0] if head.startswith("data:image/") else ""
-    return f"{stem}_{number}.{kind or 'png'}"
+    kind = _KIND.match(image.source)
+    return f"{stem}_{number}.{kind[1] if kind else 'png'}"
 
 
 def _source(own: Any) -> str:
