@@ -69,7 +69,7 @@ def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Traject
 
     No other file is named any more: the run may have been sent, and what it names is then a file of the reader's.
     """
-    files = {source: str(run.path / file) for source, file in _known(run).items() if STORED_NAME.fullmatch(file)}
+    files = {source: str(run.path / file) for source, file in _known(run).items() if _is_own(run.path, file)}
 
     def kept(image: Image) -> Image:
         if image.source.startswith(("data:", "http:", "https:")):
@@ -115,7 +115,7 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
     moved: list[tuple[dict[str, Any], str]] = []
     for picture in _noted(trajectories):
         name = picture.get("file")
-        content = _read(run.path / name) if isinstance(name, str) and STORED_NAME.fullmatch(name) else None
+        content = _read(run.path / name) if isinstance(name, str) and _is_own(run.path, name) else None
         url = None if content is None else data_url(content)
         if url is not None:
             moved.append((picture, picture.pop("file")))
@@ -139,8 +139,8 @@ def prepare_again(folder: Path, trajectories: Iterable[Trajectory], prepare: Cal
             return media
         if prepare is None:
             raise StorageError(f"{folder} has episodes with images, and the model reads text only")
-        files = [folder / f"images/{media.digest}.{ending}" for ending in ENDINGS]
-        content = next((content for content in map(_read, files) if content is not None), None)
+        files = [name for ending in ENDINGS if _is_own(folder, name := f"images/{media.digest}.{ending}")]
+        content = _read(folder / files[0]) if files else None
         if content is None or digest_of(content) != media.digest:
             raise StorageError(f"{folder}: the image images/{media.digest} of an episode is gone or damaged")
         found = prepare(content)
@@ -167,7 +167,7 @@ def _shown(trajectories: Iterable[Trajectory]) -> Iterator[Media]:
 def is_kept(run: RunDir, source: str) -> bool:
     """Whether the file of this name here has the bytes of the copy that the run keeps of it."""
     name = _known(run).get(source, "")
-    copy = _read(run.path / name) if STORED_NAME.fullmatch(name) else None
+    copy = _read(run.path / name) if _is_own(run.path, name) else None
     return copy is not None and copy == _read(Path(source))
 
 
@@ -259,6 +259,12 @@ def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         for call in trajectory.every_call:
             pictures = call.info.get("images")
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
+
+
+def _is_own(folder: Path, name: str) -> bool:
+    """Whether a run has an image of this name, and no link: one that was sent may link to a file of the reader's."""
+    path = folder / name
+    return bool(STORED_NAME.fullmatch(name)) and path.is_file() and not (path.is_symlink() or path.parent.is_symlink())
 
 
 def _content(source: str) -> bytes | None:
