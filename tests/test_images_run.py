@@ -92,6 +92,16 @@ def test_a_training_with_images_is_recorded_and_read_back(
     assert policy.images is not None and policy.image_roles
 
 
+@pytest.mark.long
+def test_one_turn_at_a_time_a_resumed_run_is_the_same_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
+    alone = ("rollout.concurrency=1", "engine.max_batch=1", "training.replay_groups=0", "training.group_size=3")
+    whole = turnwise.train(config(folder, tmp_path, "run=whole", "training.steps=4", *alone))
+    turnwise.train(config(folder, tmp_path, "run=parts", *alone))
+    parts = turnwise.train(config(folder, tmp_path, "run=parts", "training.steps=4", "resume=auto", *alone))
+    weights = [(one.run / "checkpoints/step_000004/policy/model.safetensors").read_bytes() for one in (whole, parts)]
+    assert weights[0] == weights[1]
+
+
 def test_too_many_images_and_broken_files_are_told_before_the_run(folder: Path, tmp_path: Path) -> None:
     several = rows(tmp_path, 3)
     with pytest.raises(DataError, match=r"has 3 images, and rollout.max_images=2"):

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from turnwise.errors import DataError, nearest
-from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_bytes import ENDINGS, KINDS, media_type
 
 MOST_BYTES = 64 << 20
 """Of one encoded image."""
@@ -29,7 +29,8 @@ MARK = "!/"
 """Between a tar and the name of its member."""
 _TARS_KEPT = 256
 _SHOWN = 80
-_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,100}")
+_UNREAD = re.compile(rf"data:image/[a-z]+,(images/[0-9a-f]{{32}}\.({'|'.join(ENDINGS)}))", re.ASCII)
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,100}")
 
 
 def read_image(source: str, most: int = MOST_BYTES) -> bytes:
@@ -42,7 +43,7 @@ def read_image(source: str, most: int = MOST_BYTES) -> bytes:
 
 def read_source(source: str, most: int = MOST_BYTES) -> bytes:
     """The content, whatever it is; DataError for what is too large or cannot be had."""
-    shown = _shown(source)
+    shown = kept_name(source) or _shown(source)
     try:
         content = _read(source, most)
     except (OSError, ValueError) as error:  # ValueError: no base64, or a null character in a path
@@ -57,7 +58,7 @@ def read_source(source: str, most: int = MOST_BYTES) -> bytes:
 def open_source(source: str, most: int = MOST_BYTES) -> Iterator[BinaryIO]:
     """The content as a file, for who needs its head only; DataError for what cannot be had."""
     path = Path(source.removeprefix("file://"))
-    if is_inline(source) or source.startswith(("http:", "https:")) or not path.is_file():
+    if is_inline(source) or source.startswith(("http:", "https:")) or not os.path.isfile(path):
         with io.BytesIO(read_source(source, most)) as content:
             yield content
         return
@@ -79,6 +80,21 @@ def member_of(source: str) -> tuple[Path, str] | None:
 def is_inline(source: str) -> bool:
     """Whether the image stands in the source itself."""
     return source.startswith("data:")
+
+
+def unread(name: str) -> str:
+    """A source that only names the copy of an inline image that a run keeps: `data:image/png,images/5d41....png`.
+
+    It is the sender's word for no file of ours: nothing reads it but who knows the run (storage/kept_images.py).
+    """
+    kind = name.rpartition(".")[2]
+    return f"data:image/{'jpeg' if kind == 'jpg' else kind},{name}"
+
+
+def kept_name(source: str) -> str | None:
+    """The name in such a source; None for any other."""
+    found = _UNREAD.fullmatch(source) if source.startswith("data:image/") and len(source) < _SHOWN else None
+    return found and found[1]
 
 
 def is_file_name(name: object) -> bool:
@@ -117,6 +133,8 @@ _indexes: dict[Path, _Index] = {}
 
 
 def _read(source: str, most: int) -> bytes:
+    if kept_name(source) is not None:
+        raise ValueError("the copy that its run kept is gone or damaged")
     if is_inline(source):
         head, _, data = source.partition(",")
         if len(data) > 4 * most:
@@ -160,7 +178,7 @@ def _indexed(path: Path, size: int) -> dict[str, tuple[int, int]]:
                 name = _plain_name(member.name)
                 if not member.isreg() or member.issparse() or name is None:
                     continue
-                if member.offset_data + member.size > size:
+                if member.size < 0 or member.offset_data + member.size > size:  # a negative one leads back
                     raise DataError(f"{path}: the file ends within {name[:_SHOWN]!r}")
                 found[name] = (member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError, binascii.Error) as error:

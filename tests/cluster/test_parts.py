@@ -19,7 +19,7 @@ from turnwise.cluster import stored_weights
 from turnwise.cluster.asked import Room, asked_of, in_words, who_is_where
 from turnwise.cluster.connection import Connection
 from turnwise.cluster.learner import LearnerWeights
-from turnwise.cluster.learner_actor import StaleWeights
+from turnwise.cluster.learner_actor import LearnerActor, StaleWeights
 from turnwise.cluster.messages import Outcome, PackedOutcomes, PackedRequests
 from turnwise.cluster.opening import check_cluster
 from turnwise.cluster.rank_actor import OWN, Home, RankActor
@@ -425,3 +425,43 @@ def test_weights_arrive_as_they_were_put(dtype: str, monkeypatch: pytest.MonkeyP
     found = dict(update.tensors)
     assert update.shapes == plan.shapes and found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name].to(getattr(torch, dtype))) for name in tensors)
+
+
+class Saving:
+    """What an actor needs of a learner to send and receive its files."""
+
+    step, token_budget = 3, 64
+
+    def save_policy(self, folder: Path) -> None:
+        assert not list(folder.iterdir())
+        (folder / "policy").mkdir()
+        (folder / "policy" / "weights").write_bytes(b"abc")
+
+    def load(self, folder: Path) -> None:
+        self.found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.glob("*/*")}
+        assert [path.name for path in folder.iterdir()] == ["policy"]
+
+
+KILLED = """
+import os, signal
+from types import SimpleNamespace
+from turnwise.cluster.learner_actor import LearnerActor
+LearnerActor(SimpleNamespace(place=SimpleNamespace(enter=lambda: None))).receive("policy/weights", b"abc")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_files_of_a_learner_travel_without_a_lock_and_those_of_a_killed_one_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", KILLED], cwd=Path(__file__).parents[2], check=False)
+    assert killed.returncode < 0 and len(list(tmp_path.glob("*/files/policy/weights"))) == 1
+    actor, learner = LearnerActor(SimpleNamespace(place=SimpleNamespace(enter=lambda: None))), Saving()
+    actor._opened = learner
+    sent = list(actor.saved(policy=True))
+    assert sent == [("policy/weights", b"abc")] and not list(tmp_path.iterdir())
+    actor.receive(*sent[0])
+    actor.load_received()
+    assert learner.found == dict(sent) and not list(tmp_path.iterdir())

@@ -200,7 +200,7 @@ def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) ->
     alone = LocalLearner(VisionModel.read(tmp_path / "base"), LearnerConfig(lr=1e-3), temperature=TEMPERATURE)
     source = ModelSource("tiny", tmp_path / "base")
     setup = RankSetup(source, ModelImplementation.transformers, LearnerConfig(lr=1e-3), TEMPERATURE, 0)
-    learner = ShardedLearner(ranks, setup)
+    learner = ShardedLearner(ranks, replace(setup, picture=prepared(kind, 1)))
     try:
         np.testing.assert_allclose(learner.score(given, Who.POLICY), alone.score(given, Who.POLICY), atol=1e-5)
         start = alone.score(given, Who.POLICY)
@@ -209,6 +209,12 @@ def test_over_two_processes_it_is_the_same(ranks: LocalRanks, tmp_path: Path) ->
             there, here = learner.update([batch], GRPO), alone.update([batch], GRPO)
             assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=1e-5)
             assert there.metrics["grad_norm"] == pytest.approx(here.metrics["grad_norm"], rel=1e-3)
+        other = replace(prepared(kind, 1), token_ids=np.full_like(prepared(kind, 1).token_ids, 5))
+        blind = ShardedLearner(ranks, replace(setup, picture=other))  # of which its own code makes something else
+        for work in (lambda: blind.score(given, Who.POLICY), lambda: blind.update([batch], GRPO)):
+            with pytest.raises(EngineError, match=r"images in this batch: Qwen3VL\w+ cannot look at image"):
+                work()
+        assert np.isfinite(blind.score(replace(given, media=()), Who.POLICY)).all(), "text it reads all the same"
     finally:
         learner.close()
 

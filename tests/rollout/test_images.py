@@ -162,10 +162,15 @@ def test_words_that_spell_image_tokens_stay_words(theatre: Any, seeing: Seeing, 
     assert renderer.tokenizer.decode(ledger.token_ids).count(hostile) == 3
 
 
-def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(theatre: Any, seeing: Seeing) -> None:
-    renderer = seeing("qwen2_5_vl")
+@pytest.mark.parametrize("name", made.KINDS)
+def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(
+    theatre: Any, seeing: Seeing, name: str
+) -> None:
+    renderer = seeing(name)
+    token = renderer.images.image_token
+    spelled = "".join(sorted(renderer.images.tokens - {token}))
     show = theatre.show(
-        [f"I see <|image_pad|><|image_pad|> {look(1)}", "<|image_pad|>"],
+        [f"I see {token}{token} {spelled} {look(1)}", token],
         tools=[zoom],
         renderer=renderer,
         samples=[asks(image(), "?")],
@@ -177,7 +182,7 @@ def test_an_image_token_that_the_policy_writes_is_a_token_like_any_other(theatre
     written = ledger.token_ids[ledger.loss_mask].tolist()
     assert written.count(renderer.images.image_token_id) == 3
     assert [origin for _, origin, _ in images_at(trajectory)] == [Origin.PROMPT, Origin.TOOL]
-    assert trajectory.render_check is not None and trajectory.render_check.exact, trajectory.render_check
+    check_rendered(trajectory, name)
 
 
 REWRITES = made.QWEN_TEMPLATE.replace(
@@ -218,7 +223,7 @@ def test_siblings_share_what_was_prepared_and_it_is_prepared_off_the_event_loop(
         return real(*given)
 
     monkeypatch.setattr(processor, "_process", noted)
-    show = theatre.show([look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
+    show = theatre.show([look(5), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
     group = asyncio.run(show.group(4))
     ledgers = [trajectory.segments[0] for trajectory in group.trajectories]
     assert all(ledger.media[0].media is ledgers[0].media[0].media for ledger in ledgers)
@@ -267,6 +272,23 @@ def test_a_broken_image_of_a_tool_is_its_reply_and_of_a_sample_ends_the_episode(
     assert trajectory.stop_reason is StopReason.FAILED and "the image cannot be read" in (trajectory.failure or "")
     gone = theatre.show(["done"], renderer=seeing("qwen2_5_vl"), samples=[asks(Image("gone.png"), "?")]).play()
     assert "gone.png cannot be read" in (gone.failure or "")
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "smolvlm"])
+def test_a_tools_frame_stands_around_its_words_and_images(theatre: Any, seeing: Seeing, kind: str) -> None:
+    frame = {"zoom": {"frame": "<sandbox_output>{output}</sandbox_output>\nGo on."}}
+    renderer = seeing(kind)
+    show = theatre.show(
+        [look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(), "?")], tool_options=frame
+    )
+    trajectory = show.play()
+    assert trajectory.failure is None
+    check_rendered(trajectory, kind)
+    (ledger,) = trajectory.segments
+    before, behind = ledger.token_ids[: ledger.media[1].start], ledger.token_ids[ledger.media[1].end :]
+    words = trajectory.turns[0].replies[0].text.partition("</sandbox_output>")[0]
+    assert words.startswith("<sandbox_output>") and words in renderer.tokenizer.decode(before)
+    assert "</sandbox_output>\nGo on." in renderer.tokenizer.decode(behind)
 
 
 def test_a_template_that_shows_no_images_of_tools_leaves_a_note_in_their_place(theatre: Any, seeing: Seeing) -> None:

@@ -37,6 +37,8 @@ def test_options_are_read_by_name_with_their_kinds():
         ({"max_reply_tokens": True}, r"x\.max_reply_tokens must be a whole number"),
         ({"keep": "middle"}, r"x\.keep must be one of 'head', 'tail', 'both', not 'middle'"),
         ({"lifecycle": []}, r"x\.lifecycle must be one of"),
+        ({"frame": "<output>"}, r"x\.frame must be words with \{output\} in them once, not '<output>'"),
+        ({"frame": 5}, r"x\.frame must be words"),
         ([], r"x must be options by name"),
     ],
 )

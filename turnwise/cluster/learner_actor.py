@@ -1,7 +1,5 @@
 """The actor that hosts the learner: one call at a time, arrays in and out, files sent where no disk is shared."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from turnwise.engines.memory_plan import Training, memory_here
 from turnwise.engines.opening import LearnerParts, open_learner, open_sharded
 from turnwise.engines.rendering import make_renderer
 from turnwise.errors import EngineError
+from turnwise.own_folder import OwnFolder
 
 if TYPE_CHECKING:
     from turnwise.engines.learners.local import LocalLearner
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 32 * 2**20
 """Of a file that is sent."""
+FOLDERS = "turnwise-learner-"
 
 
 class StaleWeights(EngineError):
@@ -83,7 +83,7 @@ class LearnerActor:
         orders.place.enter()
         self._orders = orders
         self._notes: list[str] = []
-        self._folder: Path | None = None
+        self._received: OwnFolder | None = None
         self._ranks: ActorRanks | None = None
         self._opened: LocalLearner | ShardedLearner | None = None
         self._plan: WeightsPlan
@@ -160,34 +160,35 @@ class LearnerActor:
 
     def saved(self, *, policy: bool) -> Iterator[tuple[str, bytes]]:
         """What `save` writes, in pieces: (name of the file, what is added to it)."""
-        folder = Path(tempfile.mkdtemp(prefix="turnwise-learner-"))
+        own = OwnFolder(FOLDERS)
         try:
+            folder = _files(own)
             self._save(folder, policy=policy)
             for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
                 with path.open("rb") as file:
                     while piece := file.read(CHUNK_BYTES):
                         yield path.relative_to(folder).as_posix(), piece
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            own.remove()
 
     def receive(self, name: str, piece: bytes) -> None:
         """A piece of a file for `load_received`."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="turnwise-learner-"))
-        path = self._folder / name
+        if self._received is None:
+            self._received = OwnFolder(FOLDERS)
+        path = _files(self._received) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(piece)
 
     def load_received(self) -> Reply:
         """Go on from what was received."""
-        if self._folder is None:
+        if self._received is None:
             raise EngineError("no file was sent")
         try:
-            return self.load(str(self._folder))
+            return self.load(str(_files(self._received)))
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._received.remove()
+            self._received = None
 
     def _save(self, folder: Path, *, policy: bool) -> None:
         if policy:
@@ -200,3 +201,10 @@ class LearnerActor:
         notes = tuple(self._notes)
         self._notes.clear()
         return Reply(value, self._learner.step, self._learner.token_budget, notes)
+
+
+def _files(own: OwnFolder) -> Path:
+    """What travels; the folder's lock stands beside it."""
+    folder = own.path / "files"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -6,7 +6,7 @@ from turnwise.chat.renderer import Renderer
 from turnwise.config import Config
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import MemoryPlan
-from turnwise.engines.opened import LearnerParts, Say, model_source
+from turnwise.engines.opened import LearnerParts, Say, model_source, small_picture
 from turnwise.engines.opening_learner import implementation_of, open_learner
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def open_sharded(config: Config, renderer: Renderer, parts: LearnerParts, ranks:
         updates=parts.updates,
         critic=parts.critic,
         reference=parts.reference,
+        picture=None if renderer.images is None else renderer.images.prepare(small_picture()),
     )
     companions = PolicyFolder.of(source, renderer.tokenizer, renderer.stop_ids)
     learner = ShardedLearner(ranks, setup, companions=companions, base_model=source.base)

@@ -122,12 +122,7 @@ class Conversation:
             self._offer(tools)
 
     def fork(
-        self,
-        prompt: Sequence[Message],
-        *,
-        name: str,
-        trained: bool = True,
-        tools: Sequence[JsonSchema] | None = None,
+        self, prompt: Sequence[Message], *, name: str, trained: bool = True, tools: Sequence[JsonSchema] | None = None
     ) -> "Conversation":
         """A fresh context in the same episode: its budgets, time and tools, but a ledger and noise of its own.
 
@@ -182,9 +177,9 @@ class Conversation:
         self._check_free()
         if self._opened and not self.by_ids:
             raise PluginError("the agent loop drives one conversation by messages and by ids: fork it for the other")
+        self.by_ids = True
         if not self._opened:
-            await look_at(self.backend, self.messages)
-        self._opened = self.by_ids = True
+            await self._open()
         while True:
             free = self._shared.free()
             full, prompt, said = self.backend.take_ids(
@@ -216,7 +211,8 @@ class Conversation:
         task = self._shared.enter()
         try:
             replies = await self._tools.call(message.tool_calls, turn.calls)
-            await look_at(self.backend, replies)
+            if self._shared.may_show(images_in(replies)):  # else `add` ends the episode, and nobody needs them
+                await look_at(self.backend, replies)
         finally:
             self._shared.leave(task)
         turn.reply_seconds += time.perf_counter() - start
@@ -255,7 +251,8 @@ class Conversation:
         turn.replies = [cleaned(reply) for reply in replies]
         if self._shared.turns_are_used:
             self._end(StopReason.ASSISTANT_TURN_BUDGET)
-        seen = self.backend.has_seen(images_in(turn.replies))
+        images = images_in(turn.replies)
+        seen = self.backend.has_seen(images) or not self._shared.may_show(images)
         full = self._show(turn.replies, len(self.messages)) if seen else None
         if not seen or (full is StopReason.TOKEN_BUDGET and self._shared.others_hold):
             self._held = turn.replies, len(self.messages)  # shown when images are prepared and the others are done
@@ -278,31 +275,33 @@ class Conversation:
 
     async def _open(self) -> None:
         """Show the prompt; while its images are prepared nobody else may."""
-        if not self._shared.may_show(images := len(images_in(self.messages))):
+        if not self._shared.may_show(images := images_in(self.messages)):
             self._end(StopReason.IMAGE_BUDGET)
-        self._shared.images, self._writing = self._shared.images + images, True
+        self._shared.images, self._writing = self._shared.images + len(images), True
         try:
             await look_at(self.backend, self.messages)
-            self.backend.open(self.messages)
+            if not self.by_ids:
+                self.backend.open(self.messages)
             self._opened = True
         finally:
             self._writing = False
-            self._shared.images -= 0 if self._opened else images
+            self._shared.images -= 0 if self._opened else len(images)
 
     def _show(self, replies: Sequence[Message], before: int) -> StopReason | None:
         """Put replies to the model unless a limit, which is returned, forbids it; one token is left to answer them."""
         free = self._shared.free()
-        budget, images = None if free is None else free - 1, len(images_in(replies))
+        budget, images = None if free is None else free - 1, images_in(replies)
         if not self._shared.may_show(images):
             return StopReason.IMAGE_BUDGET
         messages = self.messages if before == len(self.messages) else self.messages[:before]
         full = self.backend.append_replies(messages, replies, self.turns[-1].index, budget)
-        self._shared.images += images if full is None else 0
+        self._shared.images += len(images) if full is None else 0
         return full
 
     async def _show_held(self) -> None:
         while self._held is not None:
-            await look_at(self.backend, self._held[0])
+            if self._shared.may_show(images_in(self._held[0])):
+                await look_at(self.backend, self._held[0])
             full = self._show(*self._held)
             if full is StopReason.TOKEN_BUDGET and self._shared.others_hold:
                 await self._shared.changed()

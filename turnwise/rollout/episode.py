@@ -172,7 +172,7 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
     tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.sees
-    tools.look = chat.backend.look
+    tools.look = lambda images: shared.look(chat.backend, images)
     tools.messages = chat.messages
     return EpisodeParts(tools, interaction, chat, shared)
 

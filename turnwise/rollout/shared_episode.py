@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from turnwise.config import RolloutConfig, SamplingConfig
 from turnwise.rollout.chat_backends import ChatBackend
 from turnwise.rollout.toolbox import EpisodeTools
-from turnwise.types import JsonSchema, Sample, StopReason
+from turnwise.types import Image, JsonSchema, Sample, StopReason
 
 if TYPE_CHECKING:
     from turnwise.rollout.conversation import Conversation
@@ -96,10 +96,15 @@ class SharedEpisode:
         limit = self.rollout.max_assistant_turns
         return limit is not None and self._turns >= limit
 
-    def may_show(self, images: int) -> bool:
-        """Whether the budget has room for so many more."""
+    def may_show(self, images: Sequence[Image]) -> bool:
+        """Whether the budget has room for all of them; asked before they are prepared, which takes long."""
         limit = self.rollout.max_images
-        return not images or limit is None or self.images + images <= limit
+        return not images or limit is None or self.images + len(images) <= limit
+
+    async def look(self, backend: ChatBackend, images: Sequence[Image]) -> None:
+        """Prepare a tool's images unless they are too many: those end the episode when they are shown."""
+        if self.may_show(images):
+            await backend.look(images)
 
     def left(self) -> int | None:
         """Tokens of the budget that nobody has used; None without a budget."""

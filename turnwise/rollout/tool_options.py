@@ -14,6 +14,9 @@ from turnwise.knobs import at_least, duration, kind_of, knob, more_than, problem
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
 from turnwise.types import JsonSchema
 
+REPLY = "{output}"
+"""Where a reply stands in its frame."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
@@ -33,6 +36,15 @@ class ToolOptions:
     """How long an instance of a tool class lives."""
     size: str | None = None
     """WIDTHxHEIGHT, in pixels, of every image it gives the model, such as 64x64."""
+
+    frame: str | None = None
+    """Words that its replies are shown in, such as <sandbox_output>{output}</sandbox_output>, inside the template's."""
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """What `frame` has before a reply and after it, its images included."""
+        before, _, after = (self.frame or REPLY).partition(REPLY)
+        return before, after
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -65,6 +77,8 @@ def read_options(given: Any, where: str) -> ToolOptions:
             value = kind(value)
         if key == "size" and value is not None:
             value = _size(value, f"{where}.size")
+        if key == "frame" and value is not None and (not isinstance(value, str) or value.count(REPLY) != 1):
+            raise ConfigError(f"{where}.frame must be words with {REPLY} in them once, not {value!r}")
         values[key] = value
     options = ToolOptions(**values)
     for key, problem in problems(options, f"{where}."):

@@ -50,6 +50,7 @@ class _Entry:
     reply_tokens: int
     keep: Keep
     image_size: tuple[int, int] | None
+    around: tuple[str, str]
 
 
 class Toolbox:
@@ -164,6 +165,7 @@ class Toolbox:
             reply_tokens=options.max_reply_tokens or config.max_reply_tokens,
             keep=options.keep or config.keep,
             image_size=options.image_size,
+            around=options.around,
         )
 
 
@@ -266,11 +268,12 @@ class EpisodeTools:
         most, keep = (entry.reply_tokens, entry.keep) if entry else (self.config.max_reply_tokens, self.config.keep)
         text, truncated = await self._fit(clean(result.text), most, keep)
         done[number] = CallRecord(call, status, time.perf_counter() - start, truncated, result.score, result.info)
-        content: str | tuple[Part, ...] = text
+        if result.images and not self.takes_images:
+            text = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
+        before, after = entry.around if entry else ("", "")
+        content: str | tuple[Part, ...] = f"{before}{text}{after}"
         if result.images and self.takes_images:
-            content = (Text(text), *result.images)
-        elif result.images:
-            content = f"{text}\n[{len(result.images)} images are not shown: the model reads text only]".lstrip("\n")
+            content = (Text(before + text), *result.images, *([Text(after)] if after else ()))
         return Message(Role.TOOL, content, tool_call_id=call.id, name=clean(call.name) or None)
 
     async def _fit(self, text: str, limit: int, keep: Keep) -> tuple[str, bool]:

@@ -2,7 +2,9 @@
 
 import base64
 import json
+import struct
 import threading
+import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -20,6 +22,7 @@ from turnwise.chat.formats import hermes
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import find_image_processor
+from turnwise.types import StopReason
 
 
 def png():
@@ -134,10 +137,14 @@ def test_an_engine_that_reads_text_only_says_so_in_each_dialect(theatre, agent):
     assert found.failure is None and len(found.turns) == 1
 
 
-def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, tmp_path):
-    folder = vision_processors.build("qwen2_5_vl", tmp_path)
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    folder = vision_processors.build("qwen2_5_vl", tmp_path_factory.mktemp("seer"))
     tokenizer = Tokenizer(folder)
-    renderer = Renderer(tokenizer, hermes, images=find_image_processor(folder, tokenizer, None))
+    return Renderer(tokenizer, hermes, images=find_image_processor(folder, tokenizer, None))
+
+
+def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, seeing):
     broken = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + DATA[:60]}}]
 
     async def run(base_url, sample):
@@ -151,10 +158,49 @@ def test_images_of_clients_are_shown_to_a_model_that_sees(theatre, agent, tmp_pa
             with pytest.raises(anthropic.BadRequestError, match="counted only when the model answers"):
                 await other.messages.count_tokens(model="m", messages=BLOCKS)
 
-    show = theatre.show(["one", "two"], client=agent(run), renderer=renderer)
+    show = theatre.show(["one", "two"], client=agent(run), renderer=seeing)
     found = show.play()
     assert found.failure is None, found.failure
     (ledger,) = found.segments
     assert [len(request.media) for request in show.sampler.seen] == [1, 2] and len(ledger.media) == 2
     assert ledger.media[0].media is ledger.media[1].media
     assert found.render_check is not None and found.render_check.exact
+
+
+def shown(*contents):
+    """A user's message with these images."""
+    urls = [f"data:image/png;base64,{base64.b64encode(content).decode()}" for content in contents]
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}} for url in urls]}]
+
+
+def test_budgets_come_before_pixels(theatre, agent, seeing):
+    with BytesIO() as file:
+        Picture.effect_noise((20, 20), 64).save(file, "PNG")
+        cut = file.getvalue()[:-100]  # a sound head: whoever unpacks it finds that it ends too early
+    huge = bytearray(png())
+    huge[16:24] = struct.pack(">II", 9000, 9000)
+    huge[29:33] = struct.pack(">I", zlib.crc32(huge[12:29]))
+    too_many = []
+
+    async def run(base_url, sample):
+        async with async_openai(base_url) as client:
+            for contents, said in (
+                ([cut, bytes(huge)], "9000x9000 pixels: at most"),
+                ([cut, b"%PDF-1.7"], "is not a PNG"),
+                ([cut], "truncated"),
+            ):
+                with pytest.raises(openai.BadRequestError, match=said) as caught:
+                    await client.chat.completions.create(model="m", messages=shown(*contents))
+                assert caught.value.code == "invalid_image"
+            web = [*shown(cut)[0]["content"], {"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}]
+            with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": web}])
+            first = await client.chat.completions.create(model="m", messages=CHAT)
+            said = [{"role": "assistant", "content": first.choices[0].message.content}]
+            with pytest.raises(openai.BadRequestError, match="image_budget") as caught:
+                await client.chat.completions.create(model="m", messages=[*CHAT, *said, *shown(*[cut] * 10_000)])
+            too_many.append(caught.value.code)
+
+    found = theatre.show(["one"], client=agent(run), renderer=seeing, max_images=3).play()
+    assert found.failure is None, found.failure
+    assert found.stop_reason is StopReason.IMAGE_BUDGET and len(found.turns) == 1 and too_many == ["episode_ended"]

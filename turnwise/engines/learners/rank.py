@@ -129,9 +129,9 @@ class Rank:
         """Tokens of one pass that this rank has room for."""
         return self._memory.token_budget
 
-    def sees(self) -> bool:
-        """Whether the policy takes images."""
-        return self._models.policy.sees
+    def blind(self) -> str | None:
+        """Why the policy takes no images, as far as this rank has looked; None where it does."""
+        return self._models.blind
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What `weights` will give."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from turnwise.choices import ModelImplementation
 from turnwise.config import LearnerConfig
 from turnwise.engines.model.sources import ModelSource
+from turnwise.media import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class RankSetup:
     updates: int = 0
     critic: bool = False
     reference: bool = False
+    picture: Media | None = None
+    """A small one, for finding out whether the model makes of an image what its own code makes of it."""
 
 
 @dataclass(frozen=True, slots=True)

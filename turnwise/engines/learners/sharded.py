@@ -46,7 +46,7 @@ class ShardedLearner:
         ranks.start(setup)
         try:
             self._shapes: dict[str, tuple[int, ...]] = self._all("shapes")[0]
-            self._sees: bool = self._all("sees")[0]
+            self._blind: str | None = self._all("blind")[0]
         except BaseException:
             ranks.stop()
             raise
@@ -91,8 +91,8 @@ class ShardedLearner:
     def _check(self, batch: TokenBatch) -> None:
         """Before any rank waits for another in a collective."""
         check(batch)
-        if batch.media and not self._sees:
-            raise EngineError("the model reads text only, and there are images in this batch")
+        if batch.media and self._blind is not None:
+            raise EngineError(f"there are images in this batch: {self._blind}")
         if batch.media and self._setup.critic and not self._setup.learner.shared_critic:
             # Its tower is gathered inside its own pass, and images are looked at before one.
             raise EngineError(

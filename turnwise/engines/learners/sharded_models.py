@@ -22,6 +22,7 @@ from turnwise.engines.model.decoder import Decoder
 from turnwise.engines.model.loading import add_lora, choose_implementation, read_model, train_vision
 from turnwise.engines.model.policy_model import PolicyModel
 from turnwise.errors import EngineError
+from turnwise.media import Media
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class RankModels:
     identity: dict[str, Any]
     """What must be equal for a saved state to fit, as `LocalLearner` has it."""
     autocast: bool
+    blind: str | None
+    """Why the policy is given no images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> Ra
             f"learner.processes: sequences of this model cannot share a pass ({policy.shape.no_packing}), so ranks "
             "cannot take as many passes as each other; set learner.processes=1"
         )
+    blind = _why_blind(policy, setup.picture if mesh.get_rank() == 0 else None)
     if config.train_vision:
         train_vision(policy)
     if setup.critic:  # before LoRA is added: all weights of a critic's own trunk are trained
@@ -110,7 +114,7 @@ def open_models(setup: RankSetup, config: LearnerConfig, mesh: DeviceMesh) -> Ra
     trained = {"policy": _trained(policy)}
     if critic is not None:
         trained["critic"] = _trained(critic)
-    return RankModels(policy, critic, root, reference, trained, unused, kinds, same, autocast)
+    return RankModels(policy, critic, root, reference, trained, unused, kinds, same, autocast, blind)
 
 
 def _how(config: LearnerConfig, mesh: DeviceMesh, dtype: torch.dtype) -> dict[str, Any]:
@@ -152,8 +156,19 @@ def _layers(model: PolicyModel) -> list[nn.Module]:
     return model.layer_modules() if isinstance(model, TransformersModel) else []
 
 
+def _why_blind(policy: PolicyModel, picture: Media | None) -> str | None:
+    """Held against the model's own code while it is whole. One rank does so for all, which have the same files."""
+    if not policy.sees:
+        return "the model reads text only"
+    try:
+        policy.look([] if picture is None else [picture])
+    except EngineError as error:
+        return str(error)
+    return None
+
+
 def _trust_images(model: PolicyModel) -> None:
-    """The first image is not held against the model's own code here, which would wait for ranks that have none."""
+    """The first image is not held against the model's own code again, which would wait for ranks that have none."""
     if model.sees:
         from turnwise.engines.model.vision_model import VisionModel
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import jsonschema
 
 from turnwise.chat.image_blocks import images_in
+from turnwise.chat.pictures import shown_size
 from turnwise.errors import DataError, PluginError, TemplateError, one_line
+from turnwise.image_sources import open_source
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
@@ -93,19 +95,26 @@ class Session:
             asked, set_to = getattr(call, name), getattr(ours, name)
             if asked is not None and asked != set_to:
                 raise Refused(f"{name}: this run samples with sampling.{name}={set_to}; leave it out or send that")
+        seen_of = self._chat.backend.sees
         for message in call.messages:
-            if not isinstance(message.content, str):
-                self._check_images(message)
+            if message.images and not seen_of:
+                raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
+            if message.images and message.role not in seen_of:
+                raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
 
-    def _check_images(self, message: Message) -> None:
-        if not self._chat.backend.sees:
-            raise Refused("messages: this run's engine reads text only, and there is an image", code="no_images")
-        if message.role not in self._chat.backend.sees:
-            raise Refused(f"messages: a {message.role} message has no images", code="invalid_image")
+    async def _look(self, images: Sequence[Image]) -> None:
+        """Have new images prepared: first the number of all, then the heads of all, and only then their pixels.
+
+        Too many are left alone: they end the episode when they are shown.
+        """
+        backend, most = self._chat.backend, self._chat.rollout.max_images
+        if most is not None and len(images) > most:
+            return
+        new = [image for image in dict.fromkeys(images) if not backend.has_seen([image])]
         try:
-            for part in message.content:
-                if isinstance(part, Image):
-                    check_image(part)
+            if new:
+                await asyncio.to_thread(_check_heads, new, by_us=isinstance(backend, TokenBackend))
+                await backend.look(new)
         except DataError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
 
@@ -125,12 +134,14 @@ class Session:
             raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
     async def _reply(self, call: Call, fits: Callable[[ToolCall], bool]) -> Reply:
-        try:
-            await self._chat.backend.look(images_in(call.messages))
-        except DataError as error:
-            raise Refused(f"messages: {one_line(error)}", code="invalid_image") from error
-        sequence, new, digest = self._take(call)
-        chat, known = sequence.chat, len(sequence.chat.turns)
+        if images := images_in(call.messages):
+            await self._look(images)
+            known = await asyncio.to_thread(_digests, call)  # of every byte of every image
+        else:
+            known = _digests(call)
+        sequence, new = self._take(call, known)
+        digest = known[-1]
+        chat, written = sequence.chat, len(sequence.chat.turns)
         noise = self._noise(digest)
         chat.backend.noise = replace(chat.backend.noise, branch=noise)
         try:
@@ -141,10 +152,10 @@ class Session:
                 sequence.digest, sequence.waits = digest, True
                 await chat.generate(max_tokens=call.max_tokens, stop=call.stop)
             except EpisodeEnd as end:
-                if len(chat.turns) == known:  # else a limit cut it short, which is an answer all the same
+                if len(chat.turns) == written:  # else a limit cut it short, which is an answer all the same
                     raise _refusal(end) from end
             except TemplateError as error:
-                if not known:  # nothing was opened: the next prompt may be better
+                if not written:  # nothing was opened: the next prompt may be better
                     self._is_new = self._is_new or chat is self._chat
                 raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
             except Exception as error:
@@ -158,15 +169,16 @@ class Session:
             self._written[matching.assistant_after(b"", reply.text, reply.calls)] = chat.turns[-1].message
             return reply
         finally:
-            if len(chat.turns) == known:
+            if len(chat.turns) == written:
                 self._drawn.discard(noise)
             if chat.ended is None and not (chat is self._chat and self._is_new):
                 self._idle.setdefault(sequence.digest, []).append(sequence)
 
-    def _take(self, call: Call) -> tuple[_Sequence, Sequence[Message], bytes]:
-        """The longest recorded sequence that the call goes on and the messages that are new to it, or a new one; and
-        the digest of the call."""
-        known = list(matching.digests(call.tools, call.messages))
+    def _take(self, call: Call, known: Sequence[bytes]) -> tuple[_Sequence, Sequence[Message]]:
+        """The longest recorded sequence that the call goes on and the messages that are new to it, or a new one.
+
+        `known` are the digests of the call's first messages, from none to all of them.
+        """
         for length in range(len(call.messages), 0, -1):
             is_new = length < len(call.messages)
             if is_new and call.messages[length].role is Role.ASSISTANT:
@@ -176,16 +188,16 @@ class Session:
                     self._idle[known[length]].remove(sequence)
                     if not self._idle[known[length]]:
                         del self._idle[known[length]]
-                    return sequence, call.messages[length:], known[-1]
+                    return sequence, call.messages[length:]
         prompt = [self._as_written(message) for message in call.messages]
         tools = interning.tools(call.tools)
         try:
             if self._is_new:
                 self._chat.reprompt(prompt, tools)
                 self._is_new = False
-                return _Sequence(self._chat, known[-1], waits=True), (), known[-1]
+                return _Sequence(self._chat, known[-1], waits=True), ()
             branch = self._chat.fork(prompt, name=f"prompt {known[-1][:4].hex()}", tools=tools)
-            return _Sequence(branch, known[-1], waits=True), (), known[-1]
+            return _Sequence(branch, known[-1], waits=True), ()
         except EpisodeEnd as end:
             raise _refusal(end) from end
 
@@ -231,6 +243,19 @@ def as_reply(turn: Turn, stops: Sequence[str], fits: Callable[[ToolCall], bool] 
         prompt_tokens=turn.prompt_tokens,
         completion_tokens=turn.completion_tokens,
     )
+
+
+def _check_heads(images: Sequence[Image], *, by_us: bool) -> None:
+    """DataError for the first that cannot be shown: too many bytes or pixels, or no image. No pixel is unpacked."""
+    for image in images:
+        check_image(image)
+        if by_us or image.source.startswith("data:"):  # an endpoint fetches the others itself
+            with open_source(image.source) as file:
+                shown_size(file, None)
+
+
+def _digests(call: Call) -> list[bytes]:
+    return list(matching.digests(call.tools, call.messages))
 
 
 def _fitting(call: Call) -> Callable[[ToolCall], bool]:
