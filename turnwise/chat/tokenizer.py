@@ -64,7 +64,8 @@ class Tokenizer:
         # A control token that takes nothing from its neighbours: what follows it is encoded as inside a longer text.
         hard = [token.content for token in added.values() if token.special and not (token.rstrip or token.single_word)]
         self._border = hard[0] if hard else ""
-        plain = [t for t in added.values() if not (t.lstrip or t.rstrip or t.single_word or t.normalized)]
+        changes = self._backend.normalizer is not None  # else a token that is looked for in normal text is as good
+        plain = [t for t in added.values() if not (t.lstrip or t.rstrip or t.single_word or (t.normalized and changes))]
         self.hard_texts = tuple(token.content for token in plain if len(token.content) > 1)
         """Added tokens on either side of which text is encoded as if there were no other."""
         wrapped = type(self._hf)._decode is not PreTrainedTokenizerFast._decode
