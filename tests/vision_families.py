@@ -68,6 +68,23 @@ def _qwen(kind: str, processor: str, read: dict[str, Any], tower: dict[str, Any]
     return Family(kind, config, QWEN_TOKENS, QWEN_SHOWN, processor, made.QWEN_IMAGE | image)
 
 
+def _glm(kind: str, read: dict[str, Any]) -> Family:
+    marks = (
+        "<|begin_of_image|>",
+        "<|end_of_image|>",
+        "<|image|>",
+        "<|video|>",
+        "<|begin_of_video|>",
+        "<|end_of_video|>",
+    )
+    names = ("image_start", "image_end", "image", "video", "video_start", "video_end")
+    ids = {f"{name}_token_id": FIRST + number for number, name in enumerate(names)}
+    config = ids | {"text_config": read, "vision_config": PATCHES | {"image_size": 16}}
+    image = {"image_processor_type": "Glm4vImageProcessor", "patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    sizes = {"size": {"shortest_edge": 256, "longest_edge": 4608}}
+    return Family(kind, config, marks, "".join(marks[one] for one in (0, 2, 1)), "Glm4vProcessor", image | sizes)
+
+
 def _idefics(kind: str, name: str) -> Family:
     rows = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
     tokens = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *rows)
@@ -106,20 +123,20 @@ SEEING = {
         "video_llama_3", "VideoLlama3Processor", text("qwen2"), TOWER,
         image_processor_type="VideoLlama3ImageProcessor", temporal_patch_size=1,
     ),
-    "glm4v": Family(
-        "glm4v",
-        {
-            "image_start_token_id": FIRST, "image_end_token_id": FIRST + 1, "image_token_id": FIRST + 2,
-            "video_token_id": FIRST + 3, "video_start_token_id": FIRST + 4, "video_end_token_id": FIRST + 5,
-            "text_config": text(**rotary(1, 1, 2)), "vision_config": PATCHES | {"image_size": 16},
-        },
-        ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
-        "<|begin_of_image|><|image|><|end_of_image|>",
-        "Glm4vProcessor",
-        {
-            "image_processor_type": "Glm4vImageProcessor", "patch_size": 4, "temporal_patch_size": 2, "merge_size": 2,
-            "size": {"shortest_edge": 256, "longest_edge": 4608},
-        },
+    "glm4v": _glm("glm4v", text(**rotary(1, 1, 2))),
+    "glm4v_moe": _glm(
+        "glm4v_moe",
+        text(
+            head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+            first_k_dense_replace=1, **rotary(1, 1, 0),
+        ),
+    ),
+    "paddleocr_vl": Family(
+        "paddleocr_vl", QWEN_IDS | {"text_config": text(head_dim=8, **rotary(1, 1, 2)), "vision_config": TOWER},
+        ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|video_pad|>"),
+        "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", "PaddleOCRVLProcessor",
+        made.QWEN_IMAGE | {"image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 1},
+        named={"image_token": "<|IMAGE_PLACEHOLDER|>"},
     ),
     "idefics3, in parts": _idefics("idefics3", "Idefics3"),
     "smolvlm, in parts": _idefics("smolvlm", "SmolVLM"),

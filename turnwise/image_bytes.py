@@ -11,6 +11,8 @@ _MAGIC = {
     "image/bmp": rb"BM",
 }
 KINDS = "PNG, JPEG, GIF, WebP or BMP"
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
+"""The same for Pillow, which may open no others: they start programs, or read further files."""
 ENDINGS = ("png", "jpg", "gif", "webp", "bmp")
 """What `file_ending` gives."""
 

@@ -30,7 +30,7 @@ MARK = "!/"
 _TARS_KEPT = 256
 _SHOWN = 80
 _UNREAD = re.compile(rf"data:image/[a-z]+,(images/[0-9a-f]{{32}}\.({'|'.join(ENDINGS)}))", re.ASCII)
-_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,100}")
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,100}")
 
 
 def read_image(source: str, most: int = MOST_BYTES) -> bytes:
@@ -58,7 +58,7 @@ def read_source(source: str, most: int = MOST_BYTES) -> bytes:
 def open_source(source: str, most: int = MOST_BYTES) -> Iterator[BinaryIO]:
     """The content as a file, for who needs its head only; DataError for what cannot be had."""
     path = Path(source.removeprefix("file://"))
-    if is_inline(source) or source.startswith(("http:", "https:")) or not path.is_file():
+    if is_inline(source) or source.startswith(("http:", "https:")) or not os.path.isfile(path):
         with io.BytesIO(read_source(source, most)) as content:
             yield content
         return
@@ -178,7 +178,7 @@ def _indexed(path: Path, size: int) -> dict[str, tuple[int, int]]:
                 name = _plain_name(member.name)
                 if not member.isreg() or member.issparse() or name is None:
                     continue
-                if member.offset_data + member.size > size:
+                if member.size < 0 or member.offset_data + member.size > size:  # a negative one leads back
                     raise DataError(f"{path}: the file ends within {name[:_SHOWN]!r}")
                 found[name] = (member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError, binascii.Error) as error:

@@ -72,7 +72,9 @@ def collect(runs: Path) -> Numbers:
 
 
 def _runs(runs: Path) -> list[Path]:
-    return sorted(run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES and (run / "eval").is_dir())
+    """Those of a reward and a seed that have something to tell."""
+    named = (run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES)
+    return sorted(run for run in named if (run / "metrics.jsonl").is_file() and (run / "eval").is_dir())
 
 
 def _greedy(lines: Sequence[Numbers]) -> dict[str, float]:

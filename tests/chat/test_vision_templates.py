@@ -13,7 +13,7 @@ from turnwise.chat.formats import hermes
 from turnwise.chat.image_blocks import images_in
 from turnwise.chat.pictures import unpack
 from turnwise.chat.renderer import Renderer
-from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.tokenizer import Tokenizer, load_template
 from turnwise.chat.vision import NotShown, find_image_processor
 from turnwise.errors import TemplateError
 from turnwise.image_bytes import data_url
@@ -51,6 +51,8 @@ class Case:
     family: str
     template: str
     options: dict[str, Any] = field(default_factory=dict)
+    instead: str | None = None
+    """What `chat.template` names."""
 
 
 SHOWING = {
@@ -59,6 +61,9 @@ SHOWING = {
     "images before words": Case("llava", IMAGES_FIRST),
     "images behind words": Case("llava", IMAGES_LAST),
     **{name: Case(name, PLAIN) for name in SEEING},
+    "ours, for qwen2_vl": Case("qwen2_vl", COUNTED, instead="chatml_hermes"),
+    "ours, for llava": Case("llava", IMAGES_FIRST, instead="chatml_hermes"),
+    "ours, for internvl": Case("internvl", PLAIN, instead="chatml_hermes"),
 }
 REFUSED = {
     "twice": (PLAIN.replace(QWEN_SHOWN, 2 * QWEN_SHOWN), "shows 4 images where the messages have 2"),
@@ -79,7 +84,7 @@ Open = Callable[[Case], Renderer]
 def open_case(tmp_path_factory: pytest.TempPathFactory) -> Open:
     def opened(case: Case) -> Renderer:
         folder = write(SEEING[case.family], tmp_path_factory.mktemp("family"), case.template)
-        tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(folder, case.instead)
         images = find_image_processor(folder, tokenizer, None)
         return Renderer(tokenizer, hermes, template_kwargs=case.options, images=images)
 
@@ -135,6 +140,16 @@ def test_turns_with_images_are_what_the_processor_makes_of_the_whole_text(open_c
     assert whole == renderer.prompt(messages, (), media).ids
     check_places(ledger.media, ledger.token_ids)
     assert [span.media for span in ledger.media] == list(media.values())
+
+
+def test_the_bundled_template_shows_images_as_the_model_s_own_does(tmp_path: Path) -> None:
+    folder = write(SEEING["qwen2_vl"], tmp_path)
+    (text,) = Tokenizer(folder, "chatml_hermes").templates.values()
+    assert text.startswith('{%- set shown_image = "<|vision_start|><|image_pad|><|vision_end|>" -%}')
+    write(SEEING["qwen2_vl"], tmp_path, text)  # as a policy is saved that was trained with it
+    assert Tokenizer(folder, "chatml_hermes").templates == {"default": text}
+    write(SEEING["qwen2_vl"], tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert Tokenizer(folder, "chatml_hermes").templates == {"default": load_template("chatml_hermes")}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -147,8 +147,29 @@ def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path, capsys
     assert not (tmp_path / "out/t.parquet").exists() and list(tmp_path.rglob("*.png")) == []
 
 
+@pytest.mark.parametrize("names", [("a/b.png", "a"), ("a.png", "a.png/b.png")])
+def test_a_name_that_is_a_folder_for_another_loses_no_picture(
+    names: tuple[str, str], tmp_path: Path, capsys: Any
+) -> None:
+    source = table(tmp_path / "t.parquet", [RED, BLUE], **names_of(*names))
+    assert main(["data", "extract-images", str(source), "--out", str(tmp_path / "out"), "--workers", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out/t.parquet").exists()
+
+
+def test_half_a_character_is_kept_in_a_row_and_is_no_name(tmp_path: Path, capsys: Any) -> None:
+    row = {"images": ["data:image/png;base64," + base64.b64encode(RED).decode()], "prompt": "?"}
+    source = tmp_path / "t.jsonl"
+    command = ["data", "extract-images", str(source), "--out", str(tmp_path / "out")]
+    source.write_text(json.dumps(row | {"note": "\ud800"}))
+    assert main(command) == 0
+    assert json.loads((tmp_path / "out/t.jsonl").read_text())["note"] == "\ud800"
+    source.write_text(json.dumps(row | {"extra_info": {"image_file_name": "\ud800.png"}}))
+    capsys.readouterr()
+    assert main(command) == 2 and "is no plain name of a file" in capsys.readouterr().err
+
+
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, capsys: Any) -> None:
-    source = table(tmp_path / "t.parquet", [RED, BLUE], **names_of("a.png", "sub/b.png"))
+    source = table(tmp_path / "t.parquet", [RED, BLUE], **names_of("a.png", "sub/deeper/b.png"))
     (tmp_path / "out/images").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out/images/a.png").symlink_to(tmp_path / "elsewhere/a.png")

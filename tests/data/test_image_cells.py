@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import struct
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.errors import DataError
 from turnwise.image_bytes import data_url
-from turnwise.image_sources import members, read_image
+from turnwise.image_sources import members, open_source, read_image
 from turnwise.media import digest_of
 from turnwise.storage.images import images_for
 from turnwise.types import Image, Sample
@@ -228,17 +229,28 @@ def test_a_tar_that_lies_or_is_none_is_one_line(tmp_path: Path) -> None:
     path.write_bytes(b"no tar at all" * 100)
     with pytest.raises(DataError, match="not a readable tar"):
         read_image(f"{path}!/{NAMES[0]}")
+    back = bytearray(tarfile.TarInfo("a.png").tobuf())
+    back[124:136] = b"\xff" * 10 + struct.pack(">h", -512)  # whoever goes on behind it comes by again
+    back[148:156] = b" " * 8
+    back[148:156] = b"%06o\0 " % sum(back)
+    path.write_bytes(bytes(back) + bytes(2048))
+    with pytest.raises(DataError, match="ends within|not a readable tar"):
+        read_image(f"{path}!/a.png")
     path.write_bytes(whole)  # looked at anew, since it changed
     assert read_image(f"{path}!/{NAMES[0]}") == CATS[0]
 
 
 @pytest.mark.parametrize(
-    "source", ["http://x/a.png", "data:image/png;base64,AAAA", "/dev/null", "/no/such.png", "a\0b"]
+    "source",
+    ["http://x/a.png", "data:image/png;base64,AAAA", "/dev/null", "/no/such.png", "a\0b", "\ud800.png", "x" * 5000],
 )
 def test_what_cannot_be_read_is_one_line(source: str) -> None:
     with pytest.raises(DataError) as error:
         read_image(source)
     assert "\n" not in str(error.value)
+    if not source.endswith("AAAA"):  # whose head can be had, and is none
+        with pytest.raises(DataError), open_source(source):
+            pass
 
 
 def test_images_in_rows_may_not_fill_the_memory(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +19,20 @@ from vision_families import SEEING, Family, build, write
 from turnwise.chat.pictures import unpack
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.vision import ImageProcessor, find_image_processor
+from turnwise.choices import ModelImplementation
 from turnwise.config import LearnerConfig
 from turnwise.engines.learners.learner import Who
 from turnwise.engines.learners.local import LocalLearner
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.token_batch import TokenBatch
 from turnwise.engines.model.attention import Regime
-from turnwise.engines.model.loading import add_lora
+from turnwise.engines.model.loading import add_lora, choose_implementation, model_facts
+from turnwise.engines.model.policy_model import PolicyModel
+from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.model.vision_model import VisionModel
+from turnwise.engines.samplers.cuda import CudaSampler
+from turnwise.engines.samplers.device_steps import page_bytes
+from turnwise.engines.samplers.in_process import InProcessSampler
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.torch_cpu import TorchSampler
 from turnwise.errors import DataError
@@ -38,6 +46,7 @@ class Opened:
     """A family's folder, read by us and by transformers."""
 
     family: Family
+    folder: Path
     images: ImageProcessor
     model: VisionModel
     plain: PreTrainedModel
@@ -76,7 +85,7 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     images = find_image_processor(folder, Tokenizer(folder), None)
     model = VisionModel.read(folder)
     assert images is not None and isinstance(model, VisionModel)
-    return Opened(family, images, model, plain)
+    return Opened(family, folder, images, model, plain)
 
 
 def png(seed: int, width: int, height: int, mode: str = "RGB") -> bytes:
@@ -90,6 +99,14 @@ def test_the_folder_s_processor_and_model_agree_and_packed_is_single(opened: Ope
     others = [opened.shown("words alone"), opened.shown(png(4, 32, 32), "so")]
     alone = torch.cat([found, *(logits(opened.model, one) for one in others)])
     torch.testing.assert_close(logits(opened.model, said, *others), alone, atol=1e-4, rtol=1e-4)
+
+
+def test_the_plan_knows_how_much_is_for_seeing(opened: Opened) -> None:
+    source = ModelSource("tiny", opened.folder)
+    choice = choose_implementation(source, ModelImplementation.auto)
+    facts = model_facts(source, choice)
+    assert choice.implementation is ModelImplementation.transformers and facts.stateful is None
+    assert facts.vision == sum(parameter.numel() for _, parameter in opened.model.vision_parameters())
 
 
 def test_strange_pictures_are_seen_as_the_family_sees_them_or_refused(opened: Opened) -> None:
@@ -123,12 +140,28 @@ def test_strange_pictures_are_seen_as_the_family_sees_them_or_refused(opened: Op
         torch.testing.assert_close(logits(opened.model, said), opened.plain_logits(said), atol=1e-3, rtol=1e-3)
 
 
-def test_turns_with_three_tool_images_are_one_full_pass(opened: Opened) -> None:
+def on_cpu(model: PolicyModel) -> InProcessSampler:
+    return TorchSampler(model, decode=str, max_batch=4, threads=1, regime=Regime(1, 2, 32))
+
+
+def paged(model: PolicyModel) -> InProcessSampler:
+    """The GPU's, by the references of its kernels."""
+    size, place = 100 * page_bytes(model.shape.caches, torch.float32), torch.device("cpu")
+    return CudaSampler(
+        model, device=place, decode=str, max_batch=4, cache_bytes=size, invariant=False, steps_per_run=3,
+        prefill_tokens=64,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [on_cpu, paged])
+def test_turns_with_three_tool_images_are_one_full_pass(
+    opened: Opened, make: Callable[[PolicyModel], InProcessSampler]
+) -> None:
     said, written, logprobs = opened.shown("see ", png(1, 16, 16), "?"), [], []
 
     async def work() -> None:
         nonlocal said
-        sampler = TorchSampler(opened.model, decode=str, max_batch=4, threads=1, regime=Regime(1, 2, 32))
+        sampler = make(opened.model)
         try:
             for turn, size in enumerate([(32, 16), (20, 40), (16, 16), None]):
                 params, noise = SamplingParams(max_tokens=5, temperature=TEMPERATURE), NoiseKey(1, 0, "a", turn)

@@ -11,8 +11,8 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 import turnwise as tw
 from turnwise.models.tiny_vision import recipe
+from turnwise.models.tiny_vision.demonstrations import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.folder import IMAGE, make_processor, make_tokenizer, write_folder
-from turnwise.models.tiny_vision.habits import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.network import TOKENS, fresh_model, look, patches, run_text
 from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
 from turnwise.task import load_task

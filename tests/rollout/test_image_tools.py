@@ -67,6 +67,7 @@ def test_a_region_is_cut_out_of_the_samples_image(tmp_path):
         ([-50, -50, 1000, 1000], [0, 0, 200, 100]),
         ([100, 50, 102, 52], [87, 37, 115, 65]),
         ([0, 0, 3, 3], [0, 0, 28, 28]),
+        ([-(10**400), 0, 10**400, 1e308], [0, 0, 200, 100]),
         ([197, 97, 200, 100], [172, 72, 200, 100]),
     ],
 )
@@ -75,7 +76,8 @@ def test_boxes_are_clamped_and_small_ones_grow(box, fitted):
 
 
 @pytest.mark.parametrize(
-    "box", [[5, 5, 5, 50], [50, 5, 5, 50], [300, 0, 400, 50], [0, 0, 200, 1], [float("nan"), 0, 9, 9]]
+    "box",
+    [[5, 5, 5, 50], [50, 5, 5, 50], [300, 0, 400, 50], [0, 0, 200, 1], [float("nan"), 0, 9, 9], [10**400, 0, 9, 9]],
 )
 def test_a_box_that_is_no_region_is_an_error_the_model_reads(box):
     with pytest.raises(ToolError):
@@ -88,6 +90,18 @@ def test_turning_is_clockwise_and_large_results_are_made_smaller():
     assert turned.getpixel((90, 10)) == (255, 0, 0), "upper left goes to the upper right"
     large = use("image_rotate", [url(png(3000, 400))], angle=0)
     assert max(seen(large).size) == LONGEST_SIDE
+
+
+@pytest.mark.parametrize("angle", [10**400, 1e308, float("inf"), float("nan")])
+def test_a_turn_that_is_none_is_an_error_the_model_reads(angle):
+    with pytest.raises(ToolError, match="number of degrees"):
+        use("image_rotate", [url(png(200, 100))], angle=angle)
+
+
+def test_a_look_at_no_pixel_is_an_error_the_model_reads():
+    assert use("look", [url(png(8, 8))], box=[0, 0, 2, 2]).info["images"][0]["box"] == [0, 0, 1, 1]
+    with pytest.raises(ToolError, match="8x8 pixels: there is none in this box"):
+        use("look", [url(png(8, 8))], box=[0, 0, 1, 1])
 
 
 def test_the_image_that_create_kwargs_name_stands_before_the_samples():

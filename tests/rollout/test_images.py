@@ -223,7 +223,7 @@ def test_siblings_share_what_was_prepared_and_it_is_prepared_off_the_event_loop(
         return real(*given)
 
     monkeypatch.setattr(processor, "_process", noted)
-    show = theatre.show([look(1), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
+    show = theatre.show([look(5), "done"], tools=[zoom], renderer=renderer, samples=[asks(image(33, 29, 5), "?")])
     group = asyncio.run(show.group(4))
     ledgers = [trajectory.segments[0] for trajectory in group.trajectories]
     assert all(ledger.media[0].media is ledgers[0].media[0].media for ledger in ledgers)

@@ -1,6 +1,7 @@
 """Messages for a chat endpoint: images are sent or refused by name, never left out."""
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,28 @@ def test_images_of_others_are_refused_by_name(picture: Image, role: Role) -> Non
 def test_images_that_cannot_be_sent_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.png").write_text("not a picture")
     (tmp_path / "large.png").write_bytes(PNG * 10)
+    os.mkfifo(tmp_path / "pipe.png")  # whoever opened it would wait for ever
     monkeypatch.setattr(openai_messages, "MAX_IMAGE_BYTES", 100)
     for source, problem in (
         (str(tmp_path / "none.png"), "none.png cannot be read"),
         (str(tmp_path / "text.png"), "text.png is not a PNG"),
         (str(tmp_path / "large.png"), "large.png has"),
         (str(tmp_path), "cannot be read"),
-        ("data:image/png;base64,%%%", "not a readable data URL"),
+        ("data:image/png;base64,%%%", "cannot be read"),
+        (str(tmp_path / "pipe.png"), "no regular file"),
+        ("x" * 5000 + ".png", "cannot be read"),
+        ("a\0.png", "cannot be read"),
         ("data:text/plain;base64,aGVsbG8=", "is not a PNG"),
         ("data:image/png;base64," + base64.b64encode(PNG * 10).decode(), "MiB"),
     ):
         for send in (data_url, check_image):
             with pytest.raises(DataError, match=problem):
                 send(Image(source))
+
+
+@pytest.mark.parametrize("head", ["data:text/html;base64,", "data:image/jpeg;base64,", "data:IMAGE/png;a=b;base64,"])
+def test_an_image_is_sent_as_what_it_is_whatever_it_is_called(picture: Image, head: str) -> None:
+    assert data_url(Image(head + URL.partition(",")[2])) == URL
 
 
 def test_addresses_are_left_to_the_endpoint_and_file_urls_are_files(picture: Image) -> None:

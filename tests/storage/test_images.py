@@ -158,3 +158,23 @@ def test_a_scorer_sees_the_runs_copies_and_no_other_files(run, tmp_path):
     assert first.startswith(str(run.path / "images")) and Path(first).read_bytes() == png("red")
     assert str(tmp_path / "secret.png") not in second and second.endswith("secret.png")
     assert made.sample.images[0].source == str(tmp_path / "cat.png"), "the record stays"
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_link_in_a_run_that_was_sent_shows_no_file_of_the_readers(run, tmp_path, linked):
+    (tmp_path / "cat.png").write_bytes(png("red"))
+    drawn = {"images": [{"data": "data:image/png;base64," + base64.b64encode(png("red")).decode()}]}
+    made = episode([tmp_path / "cat.png"], info=drawn)
+    Album(run).keep([made])
+    (name,) = kept(run)
+    if linked == "file":
+        (tmp_path / "secret.png").write_bytes(png("blue"))
+        (run.path / "images" / name).unlink()
+        (run.path / "images" / name).symlink_to(tmp_path / "secret.png")
+    else:
+        (run.path / "images").rename(tmp_path / "elsewhere")
+        (run.path / "images").symlink_to(tmp_path / "elsewhere")
+    (shown,) = with_copies(run, [made])
+    assert not Path(shown.sample.images[0].source).exists()
+    with recalled(run, [made]):
+        assert "data" not in made.turns[0].calls[0].info["images"][0]

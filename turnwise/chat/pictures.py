@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from turnwise.errors import DataError, one_line
-from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_bytes import FORMATS, KINDS, media_type
 
 if TYPE_CHECKING:
     from PIL.Image import Exif
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 MOST_BYTES = 50_000_000
 MOST_PIXELS = 64_000_000
 """Of an image that is unpacked: a small file may unfold into more memory than there is."""
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
-"""What Pillow may open: others start programs, or read further files."""
 ORIENTATION = 0x0112
 
 
@@ -50,7 +48,7 @@ def unpack(content: bytes, max_pixels: int | None) -> Shown:
     except DataError:
         raise
     except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
-        raise DataError(f"the image cannot be read: {one_line(error)}") from error
+        raise _unreadable(error) from error
     if turned:
         picture, mended = _upright(picture, found), True
     if max_pixels is not None and picture.width * picture.height > max_pixels:
@@ -84,10 +82,17 @@ def shown_size(file: BinaryIO, max_pixels: int | None) -> tuple[int, int]:
     except DataError:
         raise
     except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
-        raise DataError(f"the image cannot be read: {one_line(error)}") from error
+        raise _unreadable(error) from error
     if max_pixels is not None and width * height > max_pixels:
         return _smaller((width, height), max_pixels)
     return width, height
+
+
+def _unreadable(error: Exception) -> DataError:
+    import PIL
+
+    why = f"it does not begin as {KINDS} do" if isinstance(error, PIL.UnidentifiedImageError) else one_line(error)
+    return DataError(f"the image cannot be read: {why}")
 
 
 def _notes(found: "Picture", file: BinaryIO) -> "Exif":

@@ -223,7 +223,8 @@ class ImageProcessor:
             written = self._call([blank] * 3, text)[0].tolist()
         except DataError as error:
             raise NotShown(f"the model's processor takes no text with several images: {error}") from error
-        marked, expected = self._tokenizer.added_ids[marker], []
+        marked = self._tokenizer.added_ids[marker]
+        expected: list[int] = []
         for token in self._tokenizer.encode(text, after="").ids:
             expected += ids.tolist() if token == marked else [token]
         if written != expected:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from turnwise.errors import DataError, TurnwiseError
-from turnwise.image_bytes import file_ending
+from turnwise.image_bytes import FORMATS, file_ending
 from turnwise.image_sources import is_file_name
 
 MOST_PIXELS = 100_000_000
@@ -69,23 +69,29 @@ class ImageFolder:
     def write(self, file: ImageFile) -> bool:
         """Write it unless it is there; whether it was written. A file appears whole, and replaces none."""
         path = self._path / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.parent.resolve().is_relative_to(self._path.resolve()):
             raise DataError(f"{path} leads out of {self._path}")
-        if os.path.lexists(path):
-            return False
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(path):
+                return self._is_there(file)
             temporary.write_bytes(file.content)
             _place(temporary, path)
-        except FileExistsError:  # the same picture in another cell
-            return False
+        except FileExistsError:  # somebody was faster
+            return self._is_there(file)
         except OSError as error:
             raise DataError(f"cannot write {path}: {error.strerror or error}") from error
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
         return True
+
+    def _is_there(self, file: ImageFile) -> bool:
+        """False, for nothing was written; DataError unless what has the name is this picture."""
+        if not self._is_free(file.name, file.content):
+            raise DataError(f"{self._path / file.name} has become something else meanwhile, such as a folder")
+        return False
 
     def _is_free(self, name: str, content: bytes) -> bool:
         """Whether nothing has the name, or exactly this picture."""
@@ -120,7 +126,7 @@ def encoded(content: bytes, form: ImageForm) -> bytes:
 
     held = io.BytesIO()
     try:
-        with Image.open(io.BytesIO(content)) as found:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as found:
             if found.width * found.height > MOST_PIXELS:  # read from its head; nothing is unpacked yet
                 raise DataError(f"{found.width}x{found.height} pixels are too many")
             picture = ImageOps.exif_transpose(found)  # the note that it lies on its side is not written again
@@ -132,6 +138,8 @@ def encoded(content: bytes, form: ImageForm) -> bytes:
             clear = picture.convert("RGBA")
             white = Image.new("RGBA", clear.size, "white")
             Image.alpha_composite(white, clear).convert("RGB").save(held, "JPEG", quality=QUALITY)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
         raise DataError(f"the image cannot be unpacked: {error}") from error
     return held.getvalue()

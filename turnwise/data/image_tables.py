@@ -82,7 +82,7 @@ def extract(source: Path, out: Path, columns: tuple[str, ...], form: ImageForm, 
                 folder.plan(content, cell.name, form, cell.refuse)
                 for content, cell in zip(contents, cells, strict=True)
             ]
-            written += sum(pool.map(folder.write, planned))
+            written += sum(pool.map(folder.write, {file.name: file for file in planned}.values()))
             for cell, file in zip(cells, planned, strict=True):
                 cell.holder[cell.key] = f"{FOLDER}/{file.name}"
             write(changed)
@@ -307,12 +307,19 @@ def _named(source: Path, schema: Any, columns: tuple[str, ...]) -> tuple[str, ..
     return columns or tuple(column for column in COLUMNS if column in known)
 
 
+def _line(row: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can say; whoever reads the row tells
+        return json.dumps(row).encode() + b"\n"
+
+
 @contextmanager
 def _writer(table: Path, schema: Any) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     """Writes rows to a table that appears whole or not at all: parquet with a schema, JSON lines without."""
     with replacing(table) as file:
         if schema is None:
-            yield lambda rows: file.writelines(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in rows)
+            yield lambda rows: file.writelines(_line(one) for one in rows)
             return
         import pyarrow as pa
         import pyarrow.parquet as pq

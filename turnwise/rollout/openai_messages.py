@@ -1,19 +1,17 @@
 """Messages as a chat endpoint takes them: text, tool calls, and images as data URLs."""
 
 import base64
-import binascii
 import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from turnwise.chat.pictures import shown_size, unpack
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.errors import DataError
 from turnwise.image_bytes import KINDS, media_type
-from turnwise.image_sources import member_of, read_image
+from turnwise.image_sources import open_source, read_source
 from turnwise.types import Image, Message, Role, Text, ToolCall
 
 MAX_IMAGE_BYTES = 20 * 2**20
@@ -58,17 +56,10 @@ def check_image(image: Image) -> None:
     """DataError for an image that could not be sent; of a file no more than its beginning is read."""
     if image.source.startswith(("http://", "https://")):
         return
-    if image.source.startswith("data:") or member_of(image.source) is not None:
-        data_url(image)
-        return
-    path = _path(image)
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except OSError as error:
-        raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
-    _check(head, size, str(path))
+    with open_source(image.source) as file:
+        head = file.read(_HEAD)
+        size = file.seek(0, io.SEEK_END)
+    _check(head, size, _name(image))
 
 
 def data_url(image: Image) -> str:
@@ -76,25 +67,11 @@ def data_url(image: Image) -> str:
     source = image.source
     if source.startswith(("http://", "https://")):
         return source
-    if source.startswith("data:"):
-        head, _, data = source.partition(",")
-        try:
-            content = base64.b64decode(data, validate=True) if head.endswith(";base64") else b""
-        except (binascii.Error, ValueError) as error:
-            raise DataError(f"the image {source[:_HEAD]}... is not a readable data URL: {error}") from error
-        _check(content, len(content), f"{source[:_HEAD]}...")
+    content = read_source(source)
+    _check(content, len(content), _name(image))
+    if source.startswith(f"data:{media_type(content)};base64,"):  # byte for byte what was sent
         return source
-    if member_of(source) is not None:
-        content = read_image(source, MAX_IMAGE_BYTES)
-        return _url(content)
-    path = _path(image)
-    check_image(image)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"the image {path} cannot be read: {error.strerror or error}") from error
-    _check(content, len(content), str(path))
-    return _url(content)
+    return _url(content)  # whatever it was said to be
 
 
 def shown_url(image: Image, max_pixels: int | None) -> str:
@@ -114,8 +91,9 @@ def shown_url(image: Image, max_pixels: int | None) -> str:
         raise DataError(f"{image.source[:_HEAD]}: {error}") from error
 
 
-def _path(image: Image) -> Path:
-    return Path(image.source.removeprefix("file://"))
+def _name(image: Image) -> str:
+    source = image.source.removeprefix("file://")
+    return f"{source[:_HEAD]}..." if source.startswith("data:") else source
 
 
 def _url(content: bytes) -> str:

@@ -1,5 +1,6 @@
 """Images a run speaks of, kept with it: copies under images/ by content, and what its tools' sessions call them."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -176,6 +177,7 @@ def _known(run: RunDir) -> dict[str, str]:
     return found
 
 
+_KIND = re.compile(r"data:image/([a-z0-9.+-]{1,20})[;,]", re.ASCII | re.IGNORECASE)
 NAMES = "image_names"
 """In `Sample.info`, where data/samples.py puts them."""
 
@@ -208,9 +210,8 @@ def session_name(image: Image, number: int, stem: str = "image") -> str:
     """What a tool's session calls an image: its file's name, or `image_0.png` by number for an inline one."""
     if not image.source.startswith("data:"):
         return Path(image.source).name
-    head = image.source.partition(",")[0]
-    kind = head.removeprefix("data:image/").split(";")[0] if head.startswith("data:image/") else ""
-    return f"{stem}_{number}.{kind or 'png'}"
+    kind = _KIND.match(image.source)
+    return f"{stem}_{number}.{kind[1] if kind else 'png'}"
 
 
 def _source(own: Any) -> str:
@@ -245,6 +246,12 @@ def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         for call in trajectory.every_call:
             pictures = call.info.get("images")
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
+
+
+def _is_own(folder: Path, name: str) -> bool:
+    """Whether a run has an image of this name, and no link: one that was sent may link to a file of the reader's."""
+    path = folder / name
+    return bool(STORED_NAME.fullmatch(name)) and path.is_file() and not (path.is_symlink() or path.parent.is_symlink())
 
 
 def _content(source: str) -> bytes | None:

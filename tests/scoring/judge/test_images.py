@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.data.image_files import ImageForm, encoded
 from turnwise.errors import DataError, ScoringFailed
 from turnwise.scoring.judge.images import data_url, fitting
 from turnwise.types import Image
@@ -85,3 +86,16 @@ def test_no_file_makes_pillow_start_a_program() -> None:
     url = "data:application/postscript;base64," + base64.b64encode(script).decode()
     with pytest.raises(ScoringFailed, match="cannot identify image file"):
         data_url(Image(url), 10_000)
+
+
+def test_an_image_whose_notes_break_its_reader_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    notes = pillow.Exif()
+    notes[0x0112], notes[0x010E] = 6, "words"
+    path = tmp_path / "a.jpg"
+    pillow.new("RGB", (9, 7)).save(path, exif=notes.tobytes())
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"\x01\x0e", b"\x01\x00", 1))  # the words are now its width
+    with pytest.raises(ScoringFailed, match="cannot be read"):
+        data_url(Image(str(path)), 10_000)
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        encoded(path.read_bytes(), ImageForm.png)

@@ -1,6 +1,5 @@
 """The `image_rotate` tool: an image, turned."""
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import ToolError
@@ -15,12 +14,16 @@ _QUARTERS = {90: 4, 180: 3, 270: 2}
 """PIL's transposition for each turn clockwise."""
 
 
+MOST_DEGREES = 1e9
+"""Beyond them a number says nothing of a turn."""
+
+
 def rotate(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail]:
     """Turned by `angle` degrees clockwise."""
     from PIL.Image import Resampling
 
     angle = arguments["angle"]
-    if not math.isfinite(angle):
+    if not abs(angle) < MOST_DEGREES:
         raise ToolError("angle is a number of degrees")
     quarter = angle % 360
     picture = found.picture.rotate(-quarter, resample=Resampling.BICUBIC, expand=True)  # PIL turns the other way

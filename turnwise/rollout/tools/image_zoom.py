@@ -37,7 +37,7 @@ def zoom(found: Found, arguments: dict[str, Any]) -> tuple[str, "Picture", Trail
 
 def fit_box(given: list[float], picture: "Picture") -> Box:
     """Whole pixels inside the image; ToolError for what is no region of it."""
-    if not all(isinstance(side, int | float) and math.isfinite(side) for side in given):
+    if not all(isinstance(side, int | float) and abs(side) < math.inf for side in given):
         raise ToolError("bbox_2d holds numbers")
     left, right = (min(max(side, 0.0), float(picture.width)) for side in (given[0], given[2]))
     top, bottom = (min(max(side, 0.0), float(picture.height)) for side in (given[1], given[3]))

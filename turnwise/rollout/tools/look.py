@@ -90,7 +90,10 @@ def box_of(sixteenths: Sequence[int], size: tuple[int, int]) -> Box:
     if left >= right or upper >= lower:
         raise ToolError(NOWHERE)
     width, height = size
-    return left * width // STEPS, upper * height // STEPS, right * width // STEPS, lower * height // STEPS
+    box = left * width // STEPS, upper * height // STEPS, right * width // STEPS, lower * height // STEPS
+    if box[0] >= box[2] or box[1] >= box[3]:
+        raise ToolError(f"the image has {width}x{height} pixels: there is none in this box")
+    return box
 
 
 def looked_at(picture: "Picture", box: Box, turn: int | None, contrast: bool, view: int) -> "Picture":

@@ -5,8 +5,8 @@ import io
 import math
 from typing import TYPE_CHECKING
 
-from turnwise.chat.pictures import FORMATS
 from turnwise.errors import ConfigError, DataError, ScoringFailed
+from turnwise.image_bytes import FORMATS
 from turnwise.image_sources import read_source
 from turnwise.types import Image
 
@@ -22,7 +22,7 @@ def data_url(image: Image, max_pixels: int) -> str:
     """The image as a JPEG in a data URL, with at most this many pixels; transparent parts become white."""
     try:
         from PIL import Image as pillow
-        from PIL import ImageOps, UnidentifiedImageError
+        from PIL import ImageOps
     except ModuleNotFoundError as error:
         raise ConfigError("showing images to a judge needs Pillow: pip install pillow") from error
 
@@ -34,7 +34,9 @@ def data_url(image: Image, max_pixels: int) -> str:
             if picture.format == "JPEG":
                 picture.draft("RGB", fitting(*picture.size, max_pixels))  # decoded at a fraction of its size
             flat = _on_white(ImageOps.exif_transpose(picture))  # upright, as the policy saw it
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+    except ScoringFailed:
+        raise
+    except Exception as error:  # a stranger's bytes: its decoders raise whatever they stumble over
         raise ScoringFailed(f"{_name(image)} cannot be read: {error}") from error
     size = fitting(*flat.size, max_pixels)
     if size != flat.size:

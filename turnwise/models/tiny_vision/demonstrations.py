@@ -1,4 +1,4 @@
-"""The second lesson: conversations with scripted looks, among them the bad habits that RL is to unlearn."""
+"""What the language model imitates: captions, and conversations with scripted looks and the habits RL is to unlearn."""
 
 import random
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ class Taught:
         return cls(*(torch.from_numpy(part).to(device) for part in arrays))
 
 
-class Lessons(Dataset[list[Arrays]]):
+class Demonstrations(Dataset[list[Arrays]]):
     """Buckets of batches by number, so that they are the same whoever makes them."""
 
     def __init__(
