@@ -137,8 +137,9 @@ def test_a_copy_that_is_not_there_is_named_where_it_is_needed(run: RunDir, tmp_p
         read_image(source)
     with pytest.raises(StorageError, match=rf"{run.path}: the image images/\w+.png of an episode of a is gone"):
         Recorded.find(run, 0)
-    assert main(["filter", str(run.path), "--out", str(tmp_path / "rows.parquet")]) == 2
-    assert not (tmp_path / "rows.parquet").exists()
+    rows, needed = tmp_path / "rows.jsonl", "folder" in how  # else only a crop is gone, which no row has
+    assert main(["filter", str(run.path), "--out", str(rows)]) == (2 if needed else 0)
+    assert rows.exists() != needed
     assert main(["show", str(run.path)]) == 0
     record(run, "eval/step_000001.parquet", [read])
     (named,) = read_trajectories(run.path / "eval/step_000001.parquet", unread=True)

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _episodes(files: Iterable[Path]) -> "Iterator[Trajectory]":
-    """With their images: a row that names one of a run's folder would be nobody's row."""
+    """With the images of their samples: a row that names one of a run's folder would be nobody's row."""
     from turnwise.storage.images import check_kept
     from turnwise.storage.kept_images import run_of
     from turnwise.storage.trajectories import read_trajectories
 
     for path in files:
         for trajectory in read_trajectories(path):
-            check_kept(run_of(path), trajectory)
-            yield trajectory
+            sample_alone = replace(trajectory, messages=[], turns=[], branches=[])
+            check_kept(run_of(path), sample_alone)
+            yield sample_alone
 
 
 def run(args: argparse.Namespace) -> int:
