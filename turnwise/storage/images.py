@@ -203,8 +203,8 @@ def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
     Those are the sample's images, or, where the row shows the model a smaller view of it, what it gives this tool as
     `create_kwargs.image` (one, or a list). `kwargs` are the row's `tools_kwargs` for it.
     """
-    own = (kwargs.get("create_kwargs") or {}).get("image")
-    named = sample.info.get("extra_info", {}).get("image_file_name")
+    own = _under(_under(kwargs, "create_kwargs"), "image")
+    named = _under(sample.info.get("extra_info"), "image_file_name")
     given = [named] if isinstance(named, str) else named
     if own is None:
         images = list(sample.images)
@@ -218,6 +218,11 @@ def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
             name = given[number] if is_file_name(given[number]) else name
         found[f"{number}_{name}" if name in found else name] = image
     return found
+
+
+def _under(value: Any, key: str) -> Any:
+    """What an object has under a key; nothing where it is none, as in a run that somebody else wrote."""
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def session_name(image: Image, number: int, stem: str = "image") -> str:
