@@ -151,6 +151,14 @@ def write_looked(run, evil=""):
         line = {"step": step, "seconds": 1.0 * step, "tokens": 10 * step, "critic/score/mean": 0.5}
         line |= {f"task/tinylook/read/{name}": step / 4 for name in ("looks", "evidence", "faithful", "episodes")}
         run.append_jsonl("metrics.jsonl", line | {"task/tinylook/none/needless": 1 / step})
+        held = {
+            "task/tinylook/read/faithful": 0.5,
+            "greedy_task/tinylook/read/faithful": 0.6,
+            "task/mine/looked_up": 0.7,
+        }
+        counts = {"task/tinylook/read/episodes": 8, "accuracy/tinylook/read": 0.5}
+        line = {f"val/{name}": value for name, value in (held | counts).items()}
+        run.append_jsonl("metrics.jsonl", {"step": step, "seconds": 1.0 * step, "tokens": 10 * step} | line)
 
 
 def write_probed(run):

@@ -22,6 +22,7 @@ LAYERS = (
     {"task"},
     {"tasks", "compat", "trust", "compose"},
     {"task_metrics", "config_docs", "cluster"},
+    {"source_report"},
     {"assemble", "report"},
     {"plan_text", "checks", "train_report", "demonstrations", "inside_verl"},
     {"run"},

@@ -255,7 +255,7 @@ def test_a_run_is_rescored_file_by_file(tmp_path: Path, monkeypatch: pytest.Monk
     done: list[str] = []
 
     def spied(name: str, real: Any) -> Any:
-        return lambda path, *rest: done.append(f"{name} {path.stem[-1]}") or real(path, *rest)
+        return lambda path, *rest, **more: done.append(f"{name} {path.stem[-1]}") or real(path, *rest, **more)
 
     monkeypatch.setattr("turnwise.rescoring.read_trajectories", spied("read", read_trajectories))
     monkeypatch.setattr("turnwise.rescoring.write_trajectories", spied("write", write_trajectories))

@@ -55,6 +55,7 @@ def test_the_console_and_the_file_of_an_evaluation_show_them() -> None:
     }  # fmt: skip
     report = EvalReport(Path("r"), 1.0, 1.0, sources, [])
     assert report.as_json()["sources"]["lab/zoom"]["task"] == {"episodes": 2, "words": 3.0, "longest": 4.0}
+    assert report.as_metrics().items() >= {"val/task/lab/zoom/words": 3.0, "val/task/chat/episodes": 3}.items()
     out = Console(file=io.StringIO(), width=200)
     out.print(report.table())
     text = out.file.getvalue()  # type: ignore[attr-defined]

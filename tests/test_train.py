@@ -97,6 +97,34 @@ def test_weights_change_and_everything_is_recorded(tmp_path: Path, engine_is_exa
     assert report.tokens == steps[-1]["tokens"] and "train longer: turnwise train run=a" in str(report)
 
 
+OWN_TASK = """
+from turnwise import Reduction, Task
+def rows(split, seed):
+    for n in range(24):
+        question = {"role": "user", "content": f"What is {n} + 2?"}
+        yield {"prompt": [question], "data_source": "sums/easy", "reward_model": {"ground_truth": str(n + 2)}}
+async def right(trajectory):
+    return float(trajectory.sample.ground_truth in trajectory.answers[-1].text)
+def metrics(trajectory):
+    return {"turns": len(trajectory.turns)}
+TASK = Task(name="sums", rows=rows, scorer=right, metrics=metrics, reductions={"turns": Reduction.SUM},
+            data_source="sums/easy")
+"""
+
+
+def test_what_a_task_measures_is_written_of_evaluations_too(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(OWN_TASK)
+    report = run(tmp_path, f"task={tmp_path / 'sums.py'}", "training.steps=1", "rollout.tools=[]")
+    before, step, after = lines(report)
+    assert step["task/sums/easy/episodes"] == 12 and not any(name.startswith("val/") for name in step)
+    for line in (before, after):
+        for way in ("", "greedy_"):
+            assert line[f"val/{way}task/sums/easy/episodes"] == 3 == line[f"val/{way}task/sums/easy/turns"]
+    assert report.after["task/sums/easy/turns"] == 3 and report.as_json()["before"]["greedy_task/sums/easy/turns"] == 3
+    assert json.loads((report.run / "eval/step_000001.json").read_text()) == report.after
+    assert "accuracy" in str(report) and "task/" not in str(report), "a share is no sum"
+
+
 def check_what_training_knew(trajectories: list[Trajectory]) -> None:
     """Every array is as long as its ledger; the learner's first log-probs are the sampler's; credit is where it acts."""
     trained = 0

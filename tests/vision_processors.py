@@ -141,15 +141,16 @@ def build(name: str, folder: Path) -> Path:
     return folder
 
 
-def tokenizer(kind: Kind) -> PreTrainedTokenizerFast:
-    """One token a byte, then the control tokens."""
+def tokenizer(kind: Kind, **more: Any) -> PreTrainedTokenizerFast:
+    """One token a byte, then the control tokens; `more` is for the library's own."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in kind.control])
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=kind.eos, pad_token=kind.control[0])
+    ends = {"eos_token": kind.eos, "pad_token": kind.control[0]}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, **ends, **more)
     wrapped.chat_template = kind.template
     return wrapped
 

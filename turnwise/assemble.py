@@ -213,10 +213,8 @@ def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[
     images, most, processor = images_in(sample.prompt), config.rollout.max_images, renderer.images
     if processor is None:
         if images or sample.images:
-            raise DataError(
-                f"sample {sample.id} has images, and {config.model.path} reads text only: "
-                "its folder has no image processor"
-            )
+            why = renderer.blind or "its folder has no image processor"
+            raise DataError(f"sample {sample.id} has images, and {config.model.path} reads text only: {why}")
         return {}
     for message in sample.prompt:
         if message.images and message.role not in renderer.image_roles:
@@ -293,8 +291,10 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
     retry = replace(LOST_RETRY, retries=prepared.config.engine.retries)
     seen = [sample for sample in prepared.samples if sample.images or images_in(sample.prompt)]
     if seen and not sampler.capabilities.media:
-        engine = prepared.config.engine.name
-        raise DataError(f"sample {seen[0].id} has images; the {engine} engine reads text only")
+        why = f": {renderer.blind}" if renderer.blind else ""
+        raise DataError(
+            f"sample {seen[0].id} has images; the {prepared.config.engine.name} engine reads text only{why}"
+        )
 
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)

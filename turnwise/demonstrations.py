@@ -16,6 +16,7 @@ from turnwise.config import Config
 from turnwise.errors import DataError, StorageError, TurnwiseError
 from turnwise.media import Media
 from turnwise.storage.images import prepare_again
+from turnwise.storage.kept_images import run_of
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import TOKENIZER, RunDir
 from turnwise.storage.trajectories import read_trajectories
@@ -71,7 +72,7 @@ def read_demonstrations(
     chosen = choose([one for several in read.values() for one in several], config, vocabulary, note)
     used = {id(trajectory) for trajectory in chosen.used}
     for file, several in read.items():
-        folder = _run_of(file) or file.parent
+        folder = file.parent if _run_of(file) is None else run_of(file)
         prepare_again(folder, [trajectory for trajectory in several if id(trajectory) in used], prepare)
     from_evaluations = [file for file in files if _run_of(file) is not None and file.parent.name == "eval"]
     if from_evaluations:

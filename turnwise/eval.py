@@ -19,7 +19,7 @@ from turnwise.engines.devices import choose as choose_devices
 from turnwise.errors import TurnwiseError
 from turnwise.files import check_place
 from turnwise.metrics import share
-from turnwise.report import EpisodeResult, EvalReport, SourceReport, accuracies, grade_all, measured, summarise
+from turnwise.report import EpisodeResult, EvalReport, accuracies, grade_all, measured, summarise
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
@@ -28,11 +28,12 @@ from turnwise.rollout.tools.tool import Tool
 from turnwise.run import Run, new_run, printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
+from turnwise.source_report import SourceReport
 from turnwise.stopping import run_stoppable
 from turnwise.storage.recorder import Recorder
 from turnwise.storage.run_dir import METRICS, check_free
 from turnwise.storage.trajectories import write_jsonl
-from turnwise.task_metrics import TaskMetrics, declared_by
+from turnwise.task_metrics import TASK, TaskMetrics, declared_by
 from turnwise.types import Group, Sample, Trajectory
 
 MIN_EPISODES = 8
@@ -104,9 +105,9 @@ async def measure(
     *,
     greedy: bool,
 ) -> dict[str, float]:
-    """Accuracy in the middle of a training run, as sampled and, when asked for, greedily; recorded under eval/."""
+    """Accuracy and what tasks measure in the middle of a training run, as sampled and, when asked for, greedily;
+    recorded under eval/."""
     found: dict[str, float] = {}
-    tasks: dict[str, float] = {}
     sampling = prepared.config.sampling
     ways = {"": sampling} | ({"greedy_": dataclasses.replace(sampling, temperature=0.0)} if greedy else {})
     for name, chosen in ways.items():
@@ -119,11 +120,11 @@ async def measure(
         if (problem := render_problem(trajectories)) is not None:  # training does not go on with a faulty record
             raise TurnwiseError(problem)
         for source, report in _sources(results, declared_by(prepared.config.task)).items():
-            tasks |= {f"{name}task/{source}/{metric}": value for metric, value in report.task.items()}
+            found |= {f"{name}{TASK}/{source}/{metric}": value for metric, value in report.task.items()}
             final, first = accuracies(entry for entry in results if entry.trajectory.sample.data_source == source)
             found |= measured(f"{name}accuracy", final, source) | measured(f"{name}first_accuracy", first, source)
         found |= measured(f"{name}accuracy", accuracies(results)[0])
-    await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found | tasks)
+    await recorder.do(recorder.run.write_json, f"eval/step_{step:06d}.json", found)
     return found
 
 

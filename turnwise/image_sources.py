@@ -20,7 +20,7 @@ from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
 from turnwise.errors import DataError, nearest
-from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_bytes import ENDINGS, KINDS, media_type
 
 MOST_BYTES = 64 << 20
 """Of one encoded image."""
@@ -29,6 +29,7 @@ MARK = "!/"
 """Between a tar and the name of its member."""
 _TARS_KEPT = 256
 _SHOWN = 80
+_UNREAD = re.compile(rf"data:image/[a-z]+,(images/[0-9a-f]{{32}}\.({'|'.join(ENDINGS)}))", re.ASCII)
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,100}")
 
 
@@ -42,7 +43,7 @@ def read_image(source: str, most: int = MOST_BYTES) -> bytes:
 
 def read_source(source: str, most: int = MOST_BYTES) -> bytes:
     """The content, whatever it is; DataError for what is too large or cannot be had."""
-    shown = _shown(source)
+    shown = kept_name(source) or _shown(source)
     try:
         content = _read(source, most)
     except (OSError, ValueError) as error:  # ValueError: no base64, or a null character in a path
@@ -81,6 +82,21 @@ def is_inline(source: str) -> bool:
     return source.startswith("data:")
 
 
+def unread(name: str) -> str:
+    """A source that only names the copy of an inline image that a run keeps: `data:image/png,images/5d41....png`.
+
+    It is the sender's word for no file of ours: nothing reads it but who knows the run (storage/kept_images.py).
+    """
+    kind = name.rpartition(".")[2]
+    return f"data:image/{'jpeg' if kind == 'jpg' else kind},{name}"
+
+
+def kept_name(source: str) -> str | None:
+    """The name in such a source; None for any other."""
+    found = _UNREAD.fullmatch(source) if source.startswith("data:image/") and len(source) < _SHOWN else None
+    return found and found[1]
+
+
 def is_file_name(name: object) -> bool:
     """Whether it is a plain name of a file, which leads nowhere else."""
     return isinstance(name, str) and bool(_FILE_NAME.fullmatch(name)) and not name.startswith(".")
@@ -117,6 +133,8 @@ _indexes: dict[Path, _Index] = {}
 
 
 def _read(source: str, most: int) -> bytes:
+    if kept_name(source) is not None:
+        raise ValueError("the copy that its run kept is gone or damaged")
     if is_inline(source):
         head, _, data = source.partition(",")
         if len(data) > 4 * most:

@@ -101,7 +101,7 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
 def _images(config: Config, renderer: Renderer) -> list[str]:
     """Whose images a model that sees is shown, and how many."""
     if renderer.images is None:
-        return []
+        return [f"warning      the model reads text only: {renderer.blind}"] if renderer.blind else []
     if not renderer.image_roles:
         return ["warning      the chat template shows no images: the model reads text only"]
     roles = " and ".join(f"{role}s" for role in (Role.USER, Role.TOOL) if role in renderer.image_roles)

@@ -27,6 +27,7 @@ from turnwise.run import new_run, printer
 from turnwise.scoring.scorer import apply
 from turnwise.storage.checkpoints import MANIFEST
 from turnwise.storage.differences import Differences, differences
+from turnwise.storage.images import check_kept
 from turnwise.storage.run_dir import REUSED, TRAINED, RunDir
 from turnwise.storage.trajectories import read_trajectories
 from turnwise.types import Completion, FinishReason, JsonSchema, Message, Role, Trajectory, Turn, VersionRun
@@ -109,6 +110,7 @@ class Recorded:
         trajectories = read_trajectories(run.path / f"{chosen}.parquet")
         if not 0 <= row < len(trajectories):
             raise ConfigError(f"--sample {row}: {chosen} holds trajectories 0 to {len(trajectories) - 1}")
+        check_kept(run.path, trajectories[row])
         return cls(run, chosen, row, trajectories[row])
 
 

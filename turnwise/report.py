@@ -4,7 +4,7 @@ import html
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,17 @@ from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, Share, reduce, share
 from turnwise.rollout.episode import ENGINE_LOST
-from turnwise.rollout.tool_report import ToolReport, tool_reports, warnings
+from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
+from turnwise.source_report import Fitted, SourceReport, by_column, by_row, narrowest
 from turnwise.storage.transcript import visible
-from turnwise.task_metrics import TaskMetrics, observe
+from turnwise.task_metrics import TASK, TaskMetrics, observe
 from turnwise.types import CallStatus, Role, StopReason, Trajectory, is_right
 
 AT_ONCE = 256
 """First answers being scored; runners have limits of their own."""
-CAPTION = "± is one standard error; episodes of one sample count as one cluster"
 NARROWEST = 100
 """Columns of a report printed as text, where the terminal has fewer or there is none."""
-LONGEST_ERROR_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +56,6 @@ class Printable:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceReport:
-    """The numbers of one data source. Failed episodes are counted and left out of every average."""
-
-    data_source: str
-    episodes: int
-    failed: int
-    n: int
-    """Episodes that were scored: those that accuracy is of."""
-    samples: int
-    """Different samples among them."""
-    accuracy: float | None
-    accuracy_stderr: float | None
-    first_accuracy: float | None
-    first_accuracy_stderr: float | None
-    wrong_to_right: int
-    right_to_wrong: int
-    reward: float | None
-    num_turns: float | None
-    tool_calls: int
-    calls_by_status: dict[str, int]
-    tools: dict[str, ToolReport]
-    episodes_with_valid_call: float | None
-    user_turns: float | None
-    stop_reasons: dict[str, int]
-    policy_tokens: int
-    prompt_tokens: float | None
-    render_exact: float | None
-    task: dict[str, float] = field(default_factory=dict)
-    """What the task itself measures, by its own names."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,23 +110,20 @@ class EvalReport(Printable):
                 "reward": source.reward,
             }
             line |= {f"val/{kind}/{name}": value for kind, value in named.items() if value is not None}
+            line |= {f"val/{TASK}/{name}/{measure}": value for measure, value in source.task.items()}
         return line
 
-    def table(self) -> Table:
-        """The result table: one column per data source."""
+    def table(self, width: int | None = None) -> Table:
+        """The result table: one column per data source, or one row where so many columns do not fit this width."""
+        sources = list(self.sources.values())
         title = f"evaluation, {self.seconds:.1f} s, {self.tokens_per_second:,.0f} policy tokens/s"
-        table = Table(title=title, caption=CAPTION)
-        table.add_column("")
-        for name in self.sources:
-            table.add_column(name, justify="right")
-        cells = [_cells(source) for source in self.sources.values()]
-        for label in dict.fromkeys(label for column in cells for label in column):
-            table.add_row(Text(label), *(Text(column.get(label, "-")) for column in cells))
-        return table
+        if width is None or len(sources) < 2 or narrowest(sources) <= width:
+            return by_column(sources, title)
+        return by_row(sources, self.overall, title, width)
 
     def __rich__(self) -> RenderableType:
         lines = [*(f"warning: {text}" for text in self.warnings), f"run directory: {self.run}"]
-        return Group(self.table(), *(Text(visible(line)) for line in lines))
+        return Group(Fitted(self.table), *(Text(visible(line)) for line in lines))
 
 
 async def grade(trajectory: Trajectory, scorer: Scorer) -> EpisodeResult:
@@ -201,6 +165,11 @@ def measured(kind: str, found: Share | None, source: str | None = None) -> dict[
 def is_detail(name: str) -> bool:
     """Whether a number of `measured` only says how sure another one is."""
     return name.partition("/")[0].endswith(("_stderr", "_n"))
+
+
+def is_measure(name: str) -> bool:
+    """Whether a number of an evaluation is one that a task measures: `task/SOURCE/NAME`, greedily `greedy_task/...`."""
+    return name.partition("/")[0].endswith(TASK)
 
 
 def shown(found: Mapping[str, float], name: str) -> str:
@@ -268,49 +237,12 @@ def _metrics(entry: EpisodeResult) -> list[Metric]:
     return metrics
 
 
-def _cells(source: SourceReport) -> dict[str, str]:
-    def accuracy(value: float | None, stderr: float | None) -> str:
-        return "-" if value is None or stderr is None else str(Share(value, stderr, source.n, source.samples))
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
-    def of_all(part: float | None) -> str:
-        return "-" if part is None else f"{round(part * source.n)} of {source.n}"
-
-    return {
-        "episodes": str(source.episodes),
-        "failed episodes": str(source.failed),
-        "accuracy, first answer": accuracy(source.first_accuracy, source.first_accuracy_stderr),
-        "accuracy, final answer": accuracy(source.accuracy, source.accuracy_stderr),
-        "flipped wrong -> right": str(source.wrong_to_right),
-        "flipped right -> wrong": str(source.right_to_wrong),
-        "reward": number(source.reward),
-        "assistant turns": number(source.num_turns),
-        "user turns": number(source.user_turns),
-        "tool calls": str(source.tool_calls),
-        **{visible(f"  {name}"): _tool_cell(report) for name, report in source.tools.items()},
-        "episodes with a valid call": of_all(source.episodes_with_valid_call),
-        "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
-        "policy tokens": f"{source.policy_tokens:,}",
-        "ledger equals full render": of_all(source.render_exact),
-    } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
-
-
 def _lost(trajectories: Sequence[Trajectory]) -> list[str]:
     tries = [text for trajectory in trajectories for text in trajectory.artifacts.get(ENGINE_LOST, ())]
     if not tries:
         return []
     episodes = sum(bool(trajectory.artifacts.get(ENGINE_LOST)) for trajectory in trajectories)
     return [f"the engine was lost {len(tries)} time(s) in {episodes} episode(s), such as in {visible(tries[0])}"]
-
-
-def _tool_cell(report: ToolReport) -> str:
-    error, crash = report.commonest_error, report.commonest_crash
-    told = [] if error is None else [visible(error)]
-    if crash is not None and error != f"Error: {crash}":
-        told.append(f"crashed: {visible(crash)}")
-    return "\n".join([str(report), *(text[:LONGEST_ERROR_SHOWN] for text in told)])
 
 
 _SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]

@@ -18,14 +18,14 @@ from turnwise.files import cannot
 from turnwise.scoring.scorer import SCORING, apply
 from turnwise.scoring.service import Scoring
 from turnwise.storage.images import recalled, with_copies
-from turnwise.storage.run_dir import RunDir
+from turnwise.storage.kept_images import home_of
+from turnwise.storage.run_dir import RESCORED, RunDir
 from turnwise.storage.trajectories import read_sources, read_trajectories, write_trajectories
 from turnwise.task import known_scorers
 from turnwise.training.advantages import GROUP_BASELINES, against_group
 from turnwise.training.sequences import LEFT_OUT
 from turnwise.types import Trajectory, Turn, is_right
 
-FOLDER = "rescored"
 AT_ONCE = 256
 """Trajectories under way; runners have limits of their own."""
 SHOWN = 20
@@ -260,22 +260,22 @@ def with_scorer(recorded: ScoringConfig, asked: ScoringConfig, scorer: str | Non
 
 async def rescore_run(run: RunDir, config: Config, name: str) -> Comparison:
     """Score a run again as this config says; trajectories and report go to a new folder `rescored/NAME` in it."""
-    folder = run.path / FOLDER / name
+    folder = run.path / RESCORED / name
     if folder.exists():
         raise StorageError(f"{folder} exists; nothing recorded is overwritten: choose another name")
-    files = recorded_files(run)
+    files, home = recorded_files(run), RunDir(home_of(run.path))
     sources = sorted({source for path in files for source in read_sources(path)})
     scoring = Scoring.of(config.scoring, sources, known=known_scorers())
     scorers = sorted({getattr(scorer, "__qualname__", "?") for scorer in scoring.scorers.values()})
     found = Comparison.of_nothing(", ".join(scorers), config.algorithm.advantage)
-    unfinished = f"{FOLDER}/.{name}.{secrets.token_hex(4)}.tmp"
+    unfinished = f"{RESCORED}/.{name}.{secrets.token_hex(4)}.tmp"
     try:
         async with scoring.running():
             for path in files:  # one after the other: a long run does not fit into memory
                 file = path.relative_to(run.path).as_posix()
-                before = read_trajectories(path)
-                shown = with_copies(run, before)
-                with recalled(run, shown):
+                before = read_trajectories(path, unread=True)
+                shown = with_copies(home, before)
+                with recalled(home, shown):
                     scored = await rescore(shown, scoring)
                 after = [_as_recorded(old, new) for old, new in zip(before, scored, strict=True)]
                 found = found.with_file(file, before, after)

@@ -17,6 +17,8 @@ from turnwise.scoring.scorer import is_failed
 from turnwise.task import Task, builtin_tasks, is_own, load_task
 from turnwise.types import Trajectory
 
+TASK = "task"
+"""How the names of all of them begin; in an evaluation within training `val/task/SOURCE/NAME`."""
 ANY = "default"
 """The key of metrics for data sources that have none of their own."""
 COUNT = "episodes"
@@ -34,13 +36,13 @@ class TaskMetrics:
     def of(self, trajectory: Trajectory) -> Iterator[Metric]:
         """The observations of one trajectory, checked against the declaration."""
         source = trajectory.sample.data_source
-        yield Metric(f"task/{source}/{COUNT}", 1, Reduction.SUM)
+        yield Metric(f"{TASK}/{source}/{COUNT}", 1, Reduction.SUM)
         for name, value in self.observe(trajectory).items():
             if name not in self.reductions:
                 raise PluginError(f"task {self.task}: {unknown('metric', str(name), self.reductions)} (reductions)")
             if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise PluginError(f"task {self.task}: metric {name!r} is {value!r:.80}; it must be a finite number")
-            yield Metric(f"task/{source}/{name}", float(value), self.reductions[name])
+            yield Metric(f"{TASK}/{source}/{name}", float(value), self.reductions[name])
 
 
 def declared_by(task: str | None) -> dict[str, TaskMetrics]:

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report import CAPTION, Printable, is_detail, shown
+from turnwise.report import Printable, is_detail, is_measure, shown
+from turnwise.source_report import CAPTION
 from turnwise.storage.run_dir import METRICS, RunDir
 from turnwise.storage.transcript import visible
 
@@ -38,7 +39,8 @@ class TrainReport(Printable):
     tokens: int
     """Written by the policy in training."""
     before: dict[str, float]
-    """`accuracy`, `accuracy_stderr`, `accuracy_n`, the same by data source (`accuracy/SOURCE`) and greedily."""
+    """`accuracy`, `accuracy_stderr`, `accuracy_n`, the same by data source (`accuracy/SOURCE`), what tasks measure
+    (`task/SOURCE/NAME`), and all of it greedily (`greedy_accuracy`)."""
     after: dict[str, float]
     rewards: list[StepReward]
     resume: str
@@ -68,13 +70,19 @@ class TrainReport(Printable):
         table = Table(title=self._title(), caption=CAPTION)
         for column in ("held-out samples", "before", "after"):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
-        names = [name for name in dict.fromkeys((*self.before, *self.after)) if not is_detail(name)]
+        every = dict.fromkeys((*self.before, *self.after))
+        names = [name for name in every if not (is_detail(name) or is_measure(name))]
         sources = {name.partition("/")[2] for name in names if "/" in name}
         for name in names:
             kind, slash, _ = name.partition("/")
-            if not (slash and len(sources) == 1 and kind in names):  # of one data source, that would say it twice
+            again = slash and len(sources) == 1 and kind in names  # the whole says the same as its one data source
+            if not again and not self._says_the_same(name, name.replace("first_", "", 1)):
                 table.add_row(Text(name), *(shown(side, name) for side in (self.before, self.after)))
         return table
+
+    def _says_the_same(self, name: str, other: str) -> bool:
+        """Whether a first answer was every answer, so that its line would stand there twice."""
+        return name != other and all(side.get(name) == side.get(other) for side in (self.before, self.after))
 
     def __rich__(self) -> RenderableType:
         lines = [*_reward_lines(self.rewards), f"tokens: {self.tokens:,} written by the policy"]

@@ -23,6 +23,7 @@ from turnwise.compose import flat
 from turnwise.config import Config
 from turnwise.image_sources import read_image
 from turnwise.storage.trajectories import read_trajectories
+from turnwise.tasks.tinylook.language import Puzzle
 from turnwise.tasks.tinylook.measures import measures
 from turnwise.types import CallStatus, Image, Role, Trajectory
 
@@ -30,6 +31,10 @@ TITLES = {"accuracy": "right answers alone", "tapo": "TAPO"}
 SMOOTHED = 5
 """Steps that a point of a curve is the mean of."""
 ENLARGED = 3
+CEILINGS = Path(__file__).resolve().parents[2] / "docs" / "results" / "tinylook" / "ceilings.md"
+FREE = ("none", "prior")
+"""Kinds of question that can be answered, or answered mostly, without a look."""
+SHARES_RIGHT = ("accuracy", "greedy")
 Numbers = dict[str, Any]
 
 
@@ -38,10 +43,12 @@ def write(out: Path) -> str:
     folder = out / "report"
     folder.mkdir(parents=True, exist_ok=True)
     found = collect(out / "runs")
-    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    probes = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (out / "probes").glob("*.json")}
+    results = json.dumps({"runs": found, "probes": probes}, indent=1)
+    (folder / "results.json").write_text(results + "\n", encoding="utf-8")
     draw(found, folder / "curves.svg")
     (folder / "episodes.md").write_text("\n\n".join(_episodes(out / "runs", folder)) + "\n", encoding="utf-8")
-    page = "\n".join(_page(found)) + "\n"
+    page = "\n".join(_page(found, probes)) + "\n"
     (folder / "README.md").write_text(page, encoding="utf-8")
     return page
 
@@ -58,22 +65,31 @@ def collect(runs: Path) -> Numbers:
             found[run.name] = {
                 "reward": reward, "seed": int(seed), "steps": steps[-1]["step"],
                 "seconds": max(line.get("seconds", 0.0) for line in lines),
-                "before": _measured(played[0]), "after": _measured(played[-1]),
+                "before": _measured(played[0], _greedy(lines)), "after": _measured(played[-1], _greedy(lines[::-1])),
                 "course": _course(steps), "settings": _settings(run),
             }  # fmt: skip
     return found
 
 
 def _runs(runs: Path) -> list[Path]:
-    return sorted(run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES and (run / "eval").is_dir())
+    """Those of a reward and a seed that have something to tell."""
+    named = (run for run in runs.iterdir() if run.name.rpartition("_")[0] in TITLES)
+    return sorted(run for run in named if (run / "metrics.jsonl").is_file() and (run / "eval").is_dir())
 
 
-def _measured(path: Path) -> dict[str, Numbers]:
-    """By kind of question: shares of the episodes of an evaluation at temperature 1."""
+def _greedy(lines: Sequence[Numbers]) -> dict[str, float]:
+    """Shares right at temperature 0 by kind of question, of the first of these lines that has them."""
+    start = "val/greedy_accuracy/tinylook/"
+    found = next((line for line in lines if any(name.startswith(start) for name in line)), {})
+    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+
+
+def _measured(path: Path, greedy: dict[str, float]) -> dict[str, Numbers]:
+    """By kind of question: shares of the episodes of an evaluation at temperature 1, and of right ones at 0."""
     by_puzzle: dict[str, list[Trajectory]] = defaultdict(list)
     for one in read_trajectories(path):
         by_puzzle[one.sample.data_source.rpartition("/")[2]].append(one)
-    return {puzzle: _shares(played) for puzzle, played in sorted(by_puzzle.items())}
+    return {puzzle: _shares(played) | {"greedy": greedy.get(puzzle)} for puzzle, played in sorted(by_puzzle.items())}
 
 
 def _shares(played: Sequence[Trajectory]) -> Numbers:
@@ -107,28 +123,32 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _page(found: Numbers) -> Iterator[str]:
+def _page(found: Numbers, probes: Numbers) -> Iterator[str]:
     runs = sorted(found.values(), key=lambda run: (run["reward"], run["seed"]))
     puzzles = list(dict.fromkeys(puzzle for run in runs for puzzle in run["after"]))
     names = [f"{TITLES[run['reward']]}, seed {run['seed']}" for run in runs]
-    first = runs[0]["before"]
+    first, bounds = runs[0]["before"], _ceilings()
     count = sum(one["n"] for one in first.values())
     yield from (
         "# A tiny vision-language model learns to look", "",
-        f"{count} held-out images, sampled at temperature 1. `examples/tinylook` makes this page; what can be known "
-        "without a look is in [ceilings.md](ceilings.md).", "",
+        f"{count} held-out images, sampled at temperature 1 where nothing else is said; ± is one standard error. "
+        "*No tool* is what can be had without a look ([how it was measured](ceilings.md)). "
+        "`examples/tinylook` makes this page.", "",
     )  # fmt: skip
     for key, title in (
         ("accuracy", "share right"),
+        ("greedy", "share right at temperature 0"),
         ("faithful", "evidence in a look, given a right answer"),
         ("looked", "share that looked at all"),
     ):
-        yield from (f"| {title} | cold start | {' | '.join(names)} |", f"|{'---|' * (len(names) + 2)}")
+        bound = ["no tool"] if key in SHARES_RIGHT else []
+        yield from _head(title, *bound, "cold start", *names)
         for puzzle in puzzles:
             cells = [_cell(first, puzzle, key), *(_cell(run["after"], puzzle, key) for run in runs)]
             if set(cells) != {"-"}:
-                yield f"| {puzzle} (n={first[puzzle]['n']}) | {' | '.join(cells)} |"
+                yield _line(f"{puzzle} (n={first[puzzle]['n']})", *([bounds[puzzle]] if bound else []), *cells)
         yield ""
+    yield from _probed(probes, {"cold_start": "cold start"} | dict(zip(_names(runs), names, strict=True)))
     for run, name in zip(runs, names, strict=True):
         yield f"- {name}: {run['steps']} steps, {run['seconds']:.0f} s with its evaluations"
     chosen = ", ".join(f"`{key}={value}`" for key, value in runs[0]["settings"].items())
@@ -136,20 +156,58 @@ def _page(found: Numbers) -> Iterator[str]:
     yield from ("", "![training curves](curves.svg)", "", "[Episodes](episodes.md)")
 
 
+def _names(runs: Sequence[Numbers]) -> list[str]:
+    return [f"{run['reward']}_{run['seed']}" for run in runs]
+
+
+def _head(*cells: str) -> tuple[str, str]:
+    return _line(*cells), "|" + "---|" * len(cells)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _ceilings() -> dict[str, str]:
+    """What was measured without a tool, by kind of question."""
+    rows = [line.strip("| \n").split(" | ") for line in CEILINGS.read_text(encoding="utf-8").splitlines()]
+    return {row[0]: f"{float(row[2]):.0%}" for row in rows if len(row) == 6 and row[1][:1] in "01"}
+
+
+def _probed(probes: Numbers, titles: dict[str, str]) -> Iterator[str]:
+    """Shares right with the images of looks as they are and spoilt."""
+    shown = [name for name in titles if name in probes]
+    if not shown:
+        return
+    groups = {"needs a look": [one for one in Puzzle if one not in FREE], "prior": ["prior"], "none": ["none"]}
+    yield from _head("share right when the images of looks are", *(titles[name] for name in shown))
+    for title, kinds in groups.items():
+        for probe in ("as they are", *dict.fromkeys(one["probe"] for one in probes[shown[0]])):
+            cells = []
+            for name in shown:
+                of = [one for one in probes[name] if one["data_source"].rpartition("/")[2] in kinds]
+                of = [one for one in of if one["probe"] == (of[0]["probe"] if probe == "as they are" else probe)]
+                side = "before" if probe == "as they are" else "after"
+                total = sum(one["n"] for one in of)
+                cells.append(f"{sum(one[side] * one['n'] for one in of) / total:.0%}" if total else "-")
+            yield _line(f"{title}: {probe}", *cells)
+    yield ""
+
+
 def _cell(measured: Numbers, puzzle: str, key: str) -> str:
     one = measured.get(puzzle, {})
     value = one.get(key)
     if value is None:
         return "-"
-    error = f" ± {100 * math.sqrt(value * (1 - value) / one['n']):.0f}" if key == "accuracy" else ""
+    error = f" ± {100 * math.sqrt(value * (1 - value) / one['n']):.0f}" if key in SHARES_RIGHT else ""
     return f"{value:.0%}{error}"
 
 
 CURVES = {
-    "share right, where a look is needed": ("train/accuracy/tinylook/read", "train/accuracy/tinylook/compare"),
-    "looks on none": ("task/tinylook/none/needless",),
-    "evidence given right, prior": ("task/tinylook/prior/faithful",),
-    "share right, prior": ("train/accuracy/tinylook/prior",),
+    "share right, where a look is needed": [f"train/accuracy/tinylook/{one}" for one in Puzzle if one not in FREE],
+    "looks on none": ["task/tinylook/none/needless"],
+    "evidence given right, prior": ["task/tinylook/prior/faithful"],
+    "share right, prior": ["train/accuracy/tinylook/prior"],
 }
 
 

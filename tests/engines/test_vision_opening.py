@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from seeing import png
+from vision_families import UNFIT, build, write
 
 from turnwise import Config, configure
+from turnwise.assemble import measured_images
 from turnwise.choices import Precision
 from turnwise.engines.model.vision_model import VisionModel
 from turnwise.engines.opened import LearnerParts, check_sight, read_policy
@@ -17,10 +19,12 @@ from turnwise.engines.opening import open_sampler
 from turnwise.engines.opening_learner import open_learner
 from turnwise.engines.rendering import make_renderer
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
-from turnwise.errors import EngineError
+from turnwise.errors import DataError, EngineError, TemplateError
 from turnwise.media import MediaSpan
 from turnwise.models.tiny_vision.folder import write_folder
 from turnwise.models.tiny_vision.network import fresh_model
+from turnwise.plan_text import _images
+from turnwise.types import Image, Message, Role, Sample, Text
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,35 @@ def test_a_picture_that_the_model_cannot_take_is_found_when_it_is_opened(folder:
     said: list[str] = []
     check_sight(other, renderer, said.append)
     assert not other.sees and len(said) == 1 and "reads text only" in said[0]
+    assert renderer.blind is not None and renderer.blind in said[0]
+
+
+def test_a_family_whose_images_do_not_fit_reads_text_and_the_plan_says_why(tmp_path: Path) -> None:
+    folder = write(UNFIT["gemma3"], tmp_path)
+    build(UNFIT["gemma3"]).save_pretrained(folder)
+    config = config_of(folder)
+    renderer = make_renderer(config)
+    why = "could merge with the text beside them"
+    assert renderer.images is None and renderer.blind is not None and why in renderer.blind
+    (line,) = _images(config, renderer)
+    assert line.startswith("warning      the model reads text only: ") and line.endswith(why)
+    picture = Message(Role.USER, (Text("what?"), Image("data:,")))
+    with pytest.raises(DataError, match=f"sample a has images, and .* reads text only: .*{why}"):
+        measured_images(Sample("a", (picture,), "test", ""), config, renderer)
+    with pytest.raises(TemplateError, match=f"the model reads text only: .*{why}"):
+        renderer.prompt([picture], ())
+
+    async def work() -> None:
+        opened = await open_sampler(config, renderer, str)
+        try:
+            assert not opened.sampler.capabilities.media
+            params, key = SamplingParams(max_tokens=4), NoiseKey(0, 0, "a", 0)
+            ids = np.array(renderer.open([Message(Role.USER, "hello")], ()))
+            assert len((await opened.sampler.generate(Request("a", ids, params, key))).token_ids) > 0
+        finally:
+            await opened.sampler.close()
+
+    asyncio.run(work())
 
 
 def test_the_tower_is_trained_when_the_config_says_so(folder: Path) -> None:

@@ -9,15 +9,18 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+import turnwise as tw
 from turnwise.models.tiny_vision import recipe
+from turnwise.models.tiny_vision.demonstrations import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.folder import IMAGE, make_processor, make_tokenizer, write_folder
-from turnwise.models.tiny_vision.habits import DILIGENT, Habits, Taught, Trace, encode, pad, trace_of
 from turnwise.models.tiny_vision.network import TOKENS, fresh_model, look, patches, run_text
 from turnwise.models.tiny_vision.sketches import FINE, GLYPHS, INKS, looks
+from turnwise.task import load_task
 from turnwise.tasks.tinylook.canvas import Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text, pieces
 from turnwise.tasks.tinylook.scenes import draw
 from turnwise.tasks.tinylook.solvers import Glance
+from turnwise.types import CallStatus
 
 
 def _scene(puzzle: Puzzle):  # type: ignore[no-untyped-def]
@@ -79,6 +82,7 @@ def test_habits_say_how_often_the_script_errs() -> None:
     assert {len(one.looks) for one in missed} == {1, 2}
     right = trace_of(_scene(Puzzle.READ), random.Random(0), DILIGENT).looks[0][0]
     assert all(one.looks[-1][0] == right for one in missed if len(one.looks) == 2)
+    assert {one.looks[0][0].box for one in missed} == {(6, 6, 10, 10)} and right.box != (6, 6, 10, 10)
     assert isinstance(right, Glance)
 
 
@@ -115,3 +119,36 @@ def test_the_recipe_writes_a_folder_that_transformers_reads(made: Path) -> None:
     images = (ids == model.config.image_token_id).int()
     written = model.generate(input_ids=ids, mm_token_type_ids=images, **arrays, max_new_tokens=2, do_sample=False)
     assert written.shape[1] in (ids.shape[1] + 1, ids.shape[1] + 2)
+
+
+def test_the_bundled_weights_read_what_a_right_look_shows_them() -> None:
+    home = Path(recipe.__file__).parent
+    model = AutoModelForImageTextToText.from_pretrained(home, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(home)
+    scenes = [draw(Puzzle.READ, "test", random.Random(number), Sizes()) for number in range(40)]
+    batch = Taught.of(pad(tokenizer, [encode(tokenizer, trace_of(one, random.Random(0), DILIGENT)) for one in scenes]))
+    with torch.no_grad():
+        written = model.lm_head(run_text(model, batch.token_ids, batch.images, batch.positions)).argmax(-1)
+    opened = batch.token_ids == tokenizer.convert_tokens_to_ids("<answer>")
+    read = [tokenizer.decode([token]) for token in written[opened]]
+    assert sum(said == scene.answer for said, scene in zip(read, scenes, strict=True)) > 0.75 * len(scenes)
+
+
+def test_the_bundled_weights_have_the_habits_that_rl_is_to_unlearn(tmp_path: Path) -> None:
+    """Likeliest is a look where there is nothing, or one that nothing needs; the tokenizer is the recipe's."""
+    load_task("tinylook").prepare(tmp_path / "data", train=1, test=40, puzzles="read,none")
+    test = tmp_path / "data" / "test.parquet"
+    report = tw.evaluate(tw.configure(
+        "task=tinylook", "model.path=tiny_vision", "eval.samples=40", "sampling.temperature=0", "engine.threads=1",
+        f"data.eval_files=['{test}']", f"runs_dir='{tmp_path}'",
+    ))  # fmt: skip
+    none, read = (
+        [one for one in report.trajectories if one.sample.data_source == f"tinylook/{kind}"]
+        for kind in ("none", "read")
+    )
+    assert sum(bool(one.right) for one in none) > 0.9 * len(none) and sum(bool(one.calls) for one in none) > 0
+    assert sum(bool(one.calls) for one in read) > 0.7 * len(read)
+    assert sum(bool(one.right) for one in read) < 0.5 * len(read)
+    assert all(call.status is CallStatus.OK for one in (*none, *read) for call in one.calls)
+    shipped, made = AutoTokenizer.from_pretrained(Path(recipe.__file__).parent), write_folder(tmp_path / "made")
+    assert (shipped.get_vocab(), shipped.chat_template) == (made.get_vocab(), made.chat_template)

@@ -241,7 +241,7 @@ def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
     table = parquet.read_table(path)
     for version, said in (("99", "update turnwise"), ("2", "record the run anew"), ("x", "update turnwise")):
         parquet.write_table(table.replace_schema_metadata({VERSION_KEY: version.encode()}), path)
-        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 5; .*{said}"):
+        with pytest.raises(StorageError, match=rf"format {version}; this version reads 3 to 6; .*{said}"):
             read_trajectories(path)
     parquet.write_table(table.replace_schema_metadata({}), path)
     with pytest.raises(StorageError, match="not a trajectory file"):

@@ -240,7 +240,8 @@ def test_prepare_writes_what_was_asked_for(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"puzzles": "reed"}, "did you mean 'read'"), ({"puzzles": "read=x"}, "a number"),
-        ({"puzzles": "read=-1"}, "from 0 on"), ({"puzzles": "read=0"}, "above it"), ({"puzzles": "read=nan"}, "from 0 on"),
+        ({"puzzles": "read=-1"}, "from 0 on"), ({"puzzles": "read=0"}, "above it"), ({"puzzles": "read=nan"}, "not read=nan"),
+        ({"puzzles": "read,none,read=2"}, "read is named twice"),
         ({"canvas": 100}, "two, four or eight"), ({"canvas": 2048}, "two, four or eight"), ({"view": 20}, "64 to 256"),
     ],
 )  # fmt: skip

@@ -8,10 +8,13 @@ import zlib
 import pytest
 
 from turnwise.errors import StorageError
+from turnwise.image_sources import unread
 from turnwise.storage.index import record
+from turnwise.storage.kept_images import stored_name
 from turnwise.types import CallStatus, Image, Message, Remark, RenderCheck, Role, Text
 from turnwise.web.conversation import conversation, measured, waterfall, weights_of
 from turnwise.web.json_values import plain
+from turnwise.web.pictures import Pictures
 from turnwise.web.table import NotThere, Table
 
 FILE, SHARD = "trajectories/step_000001.parquet", "trajectories/step_000001"
@@ -101,7 +104,7 @@ def test_images_of_tools_come_with_their_crop_and_its_source(run_dir, make, call
     assert first["source_url"] == found["images"][0]["url"]
     assert first["url"].startswith("/api/runs/first/image?name=images%2F") and first["url"] != first["source_url"]
     assert found["images"][0]["source"] == str(source)
-    assert found["images"][1]["url"] == drawn and len(found["images"][1]["source"]) <= 200
+    assert found["images"][1] == {"url": first["url"], "source": stored_name(png(2, 2))}, "each picture once"
     nothing = dict.fromkeys(("url", "shown_url", "size", "source_url", "source_size", "provenance", "box", "matrix"))
     assert second == nothing | {"name": "figure", "claimed": False, "steps": []}
 
@@ -113,10 +116,14 @@ def test_images_in_messages(run_dir, make):
         Message(Role.TOOL, (Text("look: "), Image(inline), Image("gone.png")), tool_call_id="call_0")
     ]
     record_json = page(run_dir, [told])["turns"][0]["calls"][0]
+    kept = stored_name(png())
+    url = Pictures(run_dir).file_url(kept)
     assert record_json["reply"]["text"] == "look: "
-    assert [image["url"] for image in record_json["reply"]["images"]] == [inline, None]
-    assert [(image["url"], image["box"]) for image in record_json["images"]] == [(inline, None), (None, None)]
-    assert record_json["images"][1]["name"] == "gone.png"
+    assert [image["url"] for image in record_json["reply"]["images"]] == [url, None]
+    assert [(image["url"], image["box"]) for image in record_json["images"]] == [(url, None), (None, None)]
+    assert [image["name"] for image in record_json["images"]] == [kept.split("/")[1], "gone.png"]
+    (run_dir.path / kept).unlink()
+    assert Pictures(run_dir).reference(Image(unread(kept))) == {"url": None, "source": kept}, "gone, and named"
 
 
 def test_the_waterfall_ends_at_the_reward(make):

@@ -45,7 +45,8 @@ def test_what_the_model_was_shown_instead_is_told_beside_what_the_tool_gave(prob
         conversation(*probed, *place)["turns"][0]["calls"][0]["images"] for place in ((BEFORE, 0), (AFTER, 1))
     )
     assert before[0]["shown_url"] is None and before[0]["url"] == after[0]["url"]
-    assert after[0]["shown_url"].startswith("data:image/png;base64,") and after[0]["box"] == list(FIRST)
+    assert after[0]["shown_url"].startswith("/api/runs/") and after[0]["shown_url"] != after[0]["url"]
+    assert after[0]["box"] == list(FIRST)
 
 
 def test_a_run_that_is_no_probe_has_none(run_dir, make):

@@ -75,6 +75,7 @@ class Renderer:
         history: History = History.REFUSE,
         template_kwargs: dict[str, Any] | None = None,
         images: ImageProcessor | None = None,
+        blind: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.call_format = call_format
@@ -103,6 +104,8 @@ class Renderer:
         self._control_ids = tokenizer.special_ids | {tokenizer.added_ids[text] for text in markers}
         self.images = images
         """The model's image processor; None when it reads text only."""
+        self.blind = blind
+        """Why a model with an image processor is shown no images all the same."""
         self.image_roles = frozenset[Role]() if images is None else self.template.image_roles(images.image_token)
         """Whose images the model is shown."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
@@ -294,9 +297,8 @@ class Renderer:
     def _marker(self) -> str:
         """What the template writes for an image."""
         if self.images is None:
-            raise TemplateError(
-                "a message holds an image, and the model's folder has no image processor: it reads text only"
-            )
+            why = self.blind or "its folder has no image processor"
+            raise TemplateError(f"a message holds an image, and the model reads text only: {why}")
         return self.images.image_token
 
     def _end_text(self, completion: Completion) -> str:

@@ -45,7 +45,7 @@ class Tokenizer:
         if not getattr(self._hf, "is_fast", False):
             raise TemplateError(f"{name} has no fast tokenizer (tokenizer.json); token offsets need one")
         if template is not None:
-            self._hf.chat_template = load_template(template)
+            self._hf.chat_template = self._showing_images(load_template(template), folder)
         elif not self._hf.chat_template:
             self._hf.chat_template = _processor_template(folder)
         if not self._hf.chat_template:
@@ -69,6 +69,26 @@ class Tokenizer:
         """Added tokens on either side of which text is encoded as if there were no other."""
         wrapped = type(self._hf)._decode is not PreTrainedTokenizerFast._decode
         self._decodes_itself = wrapped or type(self._hf).decode is not PreTrainedTokenizerFast.decode
+
+    def _showing_images(self, template: str, folder: Path) -> str:
+        """A template for any model, told what this model's own one writes for an image, as `shown_image`."""
+        own = self._hf.chat_template or _processor_template(folder)
+        if "shown_image" not in template or not own:
+            return template
+        picture, words = {"type": "image"}, [{"type": "text", "text": text} for text in ("hello", "there")]
+        try:
+            seen, unseen = (
+                self._hf.apply_chat_template([{"role": "user", "content": parts}], chat_template=own, tokenize=False)
+                for parts in ([words[0], picture, words[1]], words)
+            )
+        except Exception:  # a template is a program of the model's authors, and may show no parts at all
+            return template
+        at = next((i for i, (one, other) in enumerate(zip(seen, unseen, strict=False)) if one != other), len(unseen))
+        added = seen[at : at + len(seen) - len(unseen)]
+        known = any(token.content in added for token in self._hf.added_tokens_decoder.values())
+        if not known or seen != unseen[:at] + added + unseen[at:]:
+            return template
+        return f"{{%- set shown_image = {json.dumps(added)} -%}}{template}"
 
     def encode(self, text: str, *, cuts: Sequence[int] = (), after: str | None = None) -> Encoding:
         """Ids of a text in which control tokens mean what they say, except where a cut goes through them.

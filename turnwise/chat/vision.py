@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.chat.pictures import shown_size, unpack
-from turnwise.chat.tokenizer import Tokenizer
+from turnwise.chat.replies import shared
+from turnwise.chat.tokenizer import Encoding, Tokenizer
 from turnwise.errors import DataError, TemplateError, one_line
 from turnwise.media import Media, digest_of, recorded
 
@@ -29,28 +30,47 @@ MOST_SIZES = 1024
 _OF_THE_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
+class NotShown(TemplateError):
+    """An image processor that is whole, and with which images have no place in a conversation here. Its model reads
+    text all the same."""
+
+
 def find_image_processor(folder: Path, tokenizer: Tokenizer, max_pixels: int | None) -> "ImageProcessor | None":
     """The image processor of a model's folder; None for a model that reads text only.
 
-    TemplateError for one that is there and cannot be used.
+    NotShown for one that does not fit a conversation, TemplateError for one that is broken.
     """
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
+    from transformers.utils import is_torchvision_available
+
     try:
         kind = _processor_class(folder)
-        if kind is None or "image_processor" not in kind.get_attributes():
+        if kind is None:
             return None
-        return ImageProcessor(_open(kind, folder, tokenizer), tokenizer, max_pixels)
+        if lacking := getattr(kind, "_backends", None):  # what the library has in the place of a class it cannot import
+            raise NotShown(f"its processor needs {' and '.join(lacking)}, which is not installed")
+        if "image_processor" not in kind.get_attributes():
+            return None
+        processor = _open(kind, folder, tokenizer)
+        return ImageProcessor(processor, tokenizer, max_pixels, feature_id=_feature_id(folder))
     except (TemplateError, DataError):
         raise
-    except Exception as error:  # the library raises whatever the first broken file makes it stumble over
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise TemplateError(f"{folder}: its image processor cannot be read: {one_line(error)[:300]}") from error
+    except Exception as error:  # the library's code for this family, which may want more than there is here
+        if "torchvision" in str(error) and not is_torchvision_available():
+            raise NotShown("its processor needs torchvision, which is not installed") from error
+        raise NotShown(f"its processor cannot be made: {one_line(error)[:300]}") from error
 
 
 class ImageProcessor:
     """One model's processor, from any thread. An image that is alive is prepared once, whoever asks for it."""
 
-    def __init__(self, processor: Any, tokenizer: Tokenizer, max_pixels: int | None) -> None:
+    def __init__(
+        self, processor: Any, tokenizer: Tokenizer, max_pixels: int | None, *, feature_id: int | None = None
+    ) -> None:
+        """`feature_id` is the token that the model replaces by features, where its config names one."""
         self._processor = processor
         self._tokenizer = tokenizer
         self._max_pixels = max_pixels
@@ -62,7 +82,7 @@ class ImageProcessor:
         self._arrays_bytes = 0
         self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
         """By the size of an image, as far as anybody measured one."""
-        self._feature_ids = self._find_feature_ids()
+        self._feature_ids = [self._find_feature_id() if feature_id is None else feature_id]
         self.image_token, blank = self._find_marker()
         """What a chat template writes where an image goes; the block stands in its place."""
         self.image_token_id = tokenizer.added_ids[self.image_token]
@@ -146,12 +166,7 @@ class ImageProcessor:
 
     def _process(self, picture: "Picture", marker: str) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """(the block of tokens, the arrays): the processor expands a text that is nothing but its own image token."""
-        try:
-            made = dict(self._processor(images=[picture], text=[marker], return_tensors="np"))
-        except Exception as error:  # the model's own code, on a stranger's image
-            size = f"{picture.width}x{picture.height}"
-            raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
-        ids = np.asarray(made["input_ids"], np.int64).reshape(-1)
+        ids, made = self._call([picture], marker)
         arrays = {name: np.asarray(value) for name, value in made.items() if name not in _OF_THE_TEXT}
         if not np.isin(ids, self._feature_ids).any() or not arrays:
             raise DataError(f"the model's processor makes nothing of {picture.width}x{picture.height} pixels")
@@ -159,13 +174,21 @@ class ImageProcessor:
             array.flags.writeable = False
         return ids, arrays
 
-    def _find_feature_ids(self) -> list[int]:
+    def _call(self, pictures: list["Picture"], text: str) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        try:
+            made = dict(self._processor(images=pictures, text=[text], return_tensors="np"))
+        except Exception as error:  # the model's own code, on a stranger's image
+            size = f"{pictures[0].width}x{pictures[0].height}"
+            raise DataError(f"the model's processor takes no image of {size} pixels: {one_line(error)}") from error
+        return np.asarray(made["input_ids"], np.int64).reshape(-1), made
+
+    def _find_feature_id(self) -> int:
         found = getattr(self._processor, "image_token_id", None)
         if found is None:
             found = self._tokenizer.added_ids.get(getattr(self._processor, "image_token", None) or "")
         if not isinstance(found, int):
-            raise TemplateError("the model's processor has no image token, so its images have no place among tokens")
-        return [found]
+            raise NotShown("the model's processor has no image token, so its images have no place among tokens")
+        return found
 
     def _find_marker(self) -> tuple[str, NDArray[np.int64]]:
         """The token that the processor expands, and a block. Some expand the token before the image's own."""
@@ -182,15 +205,35 @@ class ImageProcessor:
                 problem = str(error)
                 continue
             self._check_edges(ids)
+            self._check_among_words(blank, marker, ids)
             return marker, ids
-        raise TemplateError(f"the model's processor expands no image token: {problem}")
+        raise NotShown(f"the model's processor expands no image token: {problem}")
 
     def _check_edges(self, ids: NDArray[np.int64]) -> None:
         """Tokens at the edges that take nothing from their neighbours: text beside the block stays what it is."""
         hard = {self._tokenizer.added_ids[text] for text in self._tokenizer.hard_texts}
         if int(ids[0]) not in hard or int(ids[-1]) not in hard:
             shown = self._tokenizer.decode(ids[:3].tolist()) + "..." + self._tokenizer.decode(ids[-3:].tolist())
-            raise TemplateError(f"the tokens of an image ({shown!r}) could merge with the text beside them")
+            raise NotShown(f"the tokens of an image ({shown!r}) could merge with the text beside them")
+
+    def _check_among_words(self, blank: "Picture", marker: str, ids: NDArray[np.int64]) -> None:
+        """The processor must write the same block wherever an image stands, and nothing beside it."""
+        text = f"a{marker}b{marker}{marker}"
+        try:
+            written = self._call([blank] * 3, text)[0].tolist()
+        except DataError as error:
+            raise NotShown(f"the model's processor takes no text with several images: {error}") from error
+        marked = self._tokenizer.added_ids[marker]
+        expected: list[int] = []
+        for token in self._tokenizer.encode(text, after="").ids:
+            expected += ids.tolist() if token == marked else [token]
+        if written != expected:
+            at = shared(written, expected)
+            became, stands = (self._tokenizer.decode(one[max(at - 1, 0) : at + 2]) for one in (written, expected))
+            raise NotShown(
+                f"what its processor writes for an image depends on the text around it: of {text!r} it makes "
+                f"{became!r} where {stands!r} was to stand"
+            )
 
 
 class _Arrays(Mapping[str, NDArray[Any]]):
@@ -228,8 +271,20 @@ class _PlainTokenizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer.hf, name)
 
-    def __call__(self, text: list[str], **options: Any) -> dict[str, Any]:
-        return {"input_ids": [self._tokenizer.encode(one, after="").ids for one in text]}
+    def __call__(self, text: list[str], **options: Any) -> "_Encoded":
+        return _Encoded([self._tokenizer.encode(one, after="") for one in text])
+
+
+class _Encoded(dict[str, Any]):
+    """What a processor is given for its texts; some ask in which token a character stands."""
+
+    def __init__(self, encodings: list[Encoding]) -> None:
+        super().__init__(input_ids=[encoding.ids for encoding in encodings])
+        self._offsets = [encoding.offsets for encoding in encodings]
+
+    def char_to_token(self, text: int, character: int) -> int | None:
+        """By the number of the text."""
+        return next((n for n, (start, end) in enumerate(self._offsets[text]) if start <= character < end), None)
 
 
 def _processor_class(folder: Path) -> Any:
@@ -245,6 +300,19 @@ def _processor_class(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         return None
     return PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(folder, trust_remote_code=False)), None)
+
+
+def _feature_id(folder: Path) -> int | None:
+    """The token that the model's own code replaces by features. Processors of some families call another one their
+    image token: the one that a template writes."""
+    from transformers import CONFIG_MAPPING
+
+    path = folder / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = written.get("model_type") in CONFIG_MAPPING
+    config = CONFIG_MAPPING[written["model_type"]].from_dict(written).to_dict() if known else written
+    found = [config.get(name) for name in ("image_token_id", "image_token_index")]
+    return next((one for one in found if isinstance(one, int)), None)
 
 
 def _open(kind: Any, folder: Path, tokenizer: Tokenizer) -> Any:

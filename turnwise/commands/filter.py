@@ -3,9 +3,14 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from turnwise.types import Trajectory
 
 HELP = "write the samples of recorded episodes that were solved neither too often nor too rarely"
 
@@ -19,18 +24,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object in the last line")
 
 
+def _episodes(files: Iterable[Path]) -> "Iterator[Trajectory]":
+    """With their images: a row that names one of a run's folder would be nobody's row."""
+    from turnwise.storage.images import check_kept
+    from turnwise.storage.kept_images import run_of
+    from turnwise.storage.trajectories import read_trajectories
+
+    for path in files:
+        for trajectory in read_trajectories(path):
+            check_kept(run_of(path), trajectory)
+            yield trajectory
+
+
 def run(args: argparse.Namespace) -> int:
     """Rows are written as they were read; what was dropped is counted."""
     from turnwise.data.from_samples import to_values
     from turnwise.data.write import write_rows
     from turnwise.filtering import Sieve, measure, trajectory_files
-    from turnwise.storage.trajectories import read_trajectories
 
     sieve = Sieve(args.min_accuracy, args.max_accuracy, args.min_tries)
     if args.out.exists():
         raise ConfigError(f"--out {args.out} exists; nothing is overwritten")
     files = trajectory_files(args.places)
-    found = sieve.sort(measure(trajectory for path in files for trajectory in read_trajectories(path)))
+    found = sieve.sort(measure(_episodes(files)))
     if not found.kept:
         raise DataError(f"nothing is left: {len(found.too_easy)} samples are too easy, {len(found.too_hard)} too hard")
     write_rows((to_values(one.sample) for one in found.kept), args.out)

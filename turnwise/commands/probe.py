@@ -6,7 +6,7 @@ import sys
 
 from turnwise.commands import add_config, add_json, refuse_unread
 
-HELP = "evaluate with the tools' images blanked, swapped or noised: does the agent look, or guess?"
+HELP = "evaluate with the tools' images blanked, swapped or noised, to tell looking from guessing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.epilog = """\
 examples:
-  turnwise probe model.path=runs/NAME/policy task=tinylook eval.samples=200
+  turnwise probe task=tinylook model.path=tiny_vision eval.samples=200
+  turnwise probe task=tinylook model.path=runs/NAME/checkpoints/step_000040/policy
   turnwise probe --config runs/NAME/config.yaml eval.samples=100 --with blank,swap
 """
 

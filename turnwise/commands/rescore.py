@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from turnwise.compose import compose, to_yaml
-    from turnwise.rescoring import FOLDER, rescore_run, with_scorer
+    from turnwise.rescoring import rescore_run, with_scorer
     from turnwise.stopping import run_stoppable
     from turnwise.storage.lock import holding
-    from turnwise.storage.run_dir import RunDir
+    from turnwise.storage.run_dir import RESCORED, RunDir
     from turnwise.trust import check_run, check_trust
 
     if args.options and args.scorer is None:
@@ -63,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     config = replace(asked, scoring=scoring)
     check_trust(directory, config, _without_run(args), trusted=args.trust_run, section="scoring.")
     out = Console()
-    with holding(directory.path / FOLDER, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
-        name = args.name or _free_name(directory.path / FOLDER, args.scorer or "own")
+    with holding(directory.path / RESCORED, "rescore", lambda text: out.print(text, markup=False, soft_wrap=True)):
+        name = args.name or _free_name(directory.path / RESCORED, args.scorer or "own")
         found = run_stoppable(rescore_run(directory, config, name))
-        directory.write_text(f"{FOLDER}/{name}/config.yaml", to_yaml(config))
+        directory.write_text(f"{RESCORED}/{name}/config.yaml", to_yaml(config))
     for table in found.tables():
         out.print(table)
-    out.print(f"written: {directory.path / FOLDER / name}", soft_wrap=True, highlight=False, markup=False)
+    out.print(f"written: {directory.path / RESCORED / name}", soft_wrap=True, highlight=False, markup=False)
     if args.json:
         sys.stdout.write(json.dumps(found.summary()) + "\n")
     return 0

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     files = sorted([*directory.path.glob("eval/*.parquet"), *directory.path.glob("trajectories/*.parquet")])
     if not files:
         raise StorageError(f"{directory.path} holds no trajectories yet")
-    trajectories = read_trajectories(files[-1])
+    trajectories = read_trajectories(files[-1], unread=True)
     if not 0 <= args.sample < len(trajectories):
         raise ConfigError(f"--sample {args.sample}: {files[-1].name} holds trajectories 0 to {len(trajectories) - 1}")
     Console().print(transcript(trajectories[args.sample], None))

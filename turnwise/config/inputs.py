@@ -23,9 +23,9 @@ class ModelConfig:
     """Which model."""
 
     path: str = knob("tiny", only("engine.name", *RENDERING))
-    """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or `tiny` for the bundled
-    model. Set it first: to the model you want to evaluate or train, or to the folder that `turnwise sft` or `turnwise
-    train` wrote."""
+    """A Hugging Face folder, a GGUF file, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or a bundled model: `tiny`, or
+    `tiny_vision`, which sees images. Set it first: to the model you want to evaluate or train, or to the folder that
+    `turnwise sft` or `turnwise train` wrote."""
     implementation: ModelImplementation = knob(ModelImplementation.auto, only("engine.name", *IN_PROCESS))
     """Whose code computes the model; the plan says which and why. Set it to compare the two, or to `native` to be told
     what keeps a model from it."""

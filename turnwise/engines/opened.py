@@ -111,12 +111,15 @@ def dtype_of(precision: Precision) -> "torch.dtype":
 
 def check_sight(model: "PolicyModel", renderer: Renderer, say: Say) -> None:
     """Look at a small picture before anyone shows one: what makes something of its own of it reads text only."""
-    if not model.sees or renderer.images is None:
+    if not model.sees:
+        return
+    if renderer.images is None:
+        model.sees = False
         return
     try:
         model.look([renderer.images.prepare(small_picture())])
     except EngineError as error:
-        model.sees = False
+        model.sees, renderer.blind = False, str(error)
         say(f"the model reads text only: {error}")
 
 

@@ -6,7 +6,7 @@ from turnwise.chat.infer_format import FormatChoice, choose_format
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
-from turnwise.chat.vision import ImageProcessor, find_image_processor
+from turnwise.chat.vision import ImageProcessor, NotShown, find_image_processor
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import choose as choose_devices
@@ -37,14 +37,20 @@ def make_renderer(config: Config) -> Renderer:
     choose_model(config)  # first: transformers looks into config.json too, and takes a broken one at its word
     source = model_source(config)
     tokenizer = read_tokenizer(source, config.chat.template)
-    images = None
+    images = blind = None
     if source.gguf_file is None:
-        images = find_image_processor(source.folder, tokenizer, config.chat.max_pixels)
-    return renderer_of(config, tokenizer, images)
+        try:
+            images = find_image_processor(source.folder, tokenizer, config.chat.max_pixels)
+        except NotShown as why:
+            blind = str(why)
+    return renderer_of(config, tokenizer, images, blind)
 
 
-def renderer_of(config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None) -> Renderer:
-    """The renderer of a tokenizer, wherever that is from; `images` for a model that sees."""
+def renderer_of(
+    config: Config, tokenizer: Tokenizer, images: ImageProcessor | None = None, blind: str | None = None
+) -> Renderer:
+    """The renderer of a tokenizer, wherever that is from; `images` for a model that sees, `blind` for one that has an
+    image processor and does not."""
     call_format = load_format(format_of(config, tokenizer).name)
     return Renderer(
         tokenizer,
@@ -52,6 +58,7 @@ def renderer_of(config: Config, tokenizer: Tokenizer, images: ImageProcessor | N
         history=History(config.chat.history.value),
         template_kwargs=config.chat.template_kwargs,
         images=images,
+        blind=blind,
     )
 
 

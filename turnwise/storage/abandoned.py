@@ -9,9 +9,8 @@ from turnwise.errors import StorageError
 from turnwise.files import cannot
 from turnwise.storage.index import INDEX, parse_line
 from turnwise.storage.json_text import parse
-from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.run_dir import ABANDONED, METRICS, RunDir
 
-FOLDER = "abandoned"
 _STEP = re.compile(r"step_(\d+)\.(?:parquet|json)$")
 
 
@@ -39,10 +38,10 @@ def abandon_after(run: RunDir, step: int) -> list[str]:
     ]
     for name, lines in (("metrics", metrics.later), ("unreadable_metrics", metrics.unreadable)):
         if lines:
-            _append(run.file(f"{FOLDER}/{name}.jsonl"), lines)
+            _append(run.file(f"{ABANDONED}/{name}.jsonl"), lines)
     for path in files:
         try:
-            os.replace(path, run.file(f"{FOLDER}/{path.relative_to(run.path)}"))
+            os.replace(path, run.file(f"{ABANDONED}/{path.relative_to(run.path)}"))
         except OSError as error:
             raise cannot("move", path, error) from error
     if (run.path / METRICS).is_file():
@@ -64,7 +63,7 @@ def _sorted(run: RunDir, step: int) -> _Metrics:
             (found.kept if of <= step else found.later).append(line + b"\n")
         elif line.strip():
             found.unreadable.append(line + b"\n")
-            found.notes.append(f"{METRICS}, line {number} cannot be read: kept in {FOLDER}/unreadable_metrics.jsonl")
+            found.notes.append(f"{METRICS}, line {number} cannot be read: kept in {ABANDONED}/unreadable_metrics.jsonl")
     if torn.strip():
         of = _step_of(torn)
         if of is None:

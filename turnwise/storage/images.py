@@ -1,27 +1,33 @@
-"""Images a run speaks of, kept with it: copies under images/ by content, and the one rule for what each is called."""
+"""Images a run speaks of, kept with it: copies under images/ by content, and what its tools' sessions call them."""
 
-import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.errors import DataError, StorageError
 from turnwise.files import replacing
-from turnwise.image_bytes import ENDINGS, data_url, file_ending
-from turnwise.image_sources import is_file_name, read_image
+from turnwise.image_bytes import ENDINGS, data_url
+from turnwise.image_sources import is_file_name, kept_name, read_image
 from turnwise.media import Media, digest_of
 from turnwise.storage.json_text import parse
+from turnwise.storage.kept_images import (
+    FOLDER,
+    LARGEST,
+    STORED_NAME,
+    Rename,
+    in_file,
+    inlined,
+    kept_content,
+    stored_name,
+    with_sources,
+)
 from turnwise.storage.run_dir import RunDir
-from turnwise.types import Image, Message, Sample, Trajectory, Turn
+from turnwise.types import Image, Sample, Trajectory
 
-IMAGES = "images/index.jsonl"
-LARGEST = 32 << 20
+IMAGES = f"{FOLDER}/index.jsonl"
 NOT_KEPT = "/dev/null/an image that the run did not keep"
-STORED_NAME = re.compile(rf"images/[0-9a-f]{{8,64}}\.({'|'.join(ENDINGS)}|jpeg)", re.ASCII)
-"""What `stored_name` gives; no other file is served or read as an image of a run."""
 
 
 class Album:
@@ -32,26 +38,31 @@ class Album:
         self._run = run
         self._known: dict[str, str] | None = None
 
-    def keep(self, trajectories: Sequence[Trajectory]) -> None:
-        """Copy the image files that trajectories name, and move what tools drew out of the calls' info.
+    def keep(self, trajectories: Sequence[Trajectory]) -> Rename:
+        """Copy the images that trajectories name or hold, and give what stands for each in their file.
 
-        A tool leaves a picture as `info["images"][i]["data"]`, a data URL; in its place comes `file`, its name in the
-        run. A file that is gone or is no image is left as it is: a name without a picture.
+        An inline one is the name of its copy there; the trajectories keep it. Only what tools left in the calls' info,
+        a data URL as `info["images"][i]["data"]`, is moved out of them: in its place comes `file`, its name in the run.
+        A file that is gone or is no image is left as it is: a name without a picture.
         """
-        for source in dict.fromkeys(_sources(trajectories)):
-            if not source.startswith(("data:", "http:", "https:")):
+        inline: dict[str, str] = {}
+        same: dict[str, str] = {}
+        drawn = list(_drawn(trajectories))
+        for source in dict.fromkeys((*_sources(trajectories), *(picture["data"] for picture in drawn))):
+            if source.startswith("data:"):
+                content = _content(source)
+                if content is not None and (file := _keep(self._run, content)) is not None:
+                    inline[source] = file
+                    if data_url(content) == source:  # as whoever reads the copy writes it
+                        same[source] = file
+            elif not source.startswith(("http:", "https:")):
                 self._keep_source(source)
         for media in _shown(trajectories):
             _keep(self._run, media.content)
-        for picture in _drawn(trajectories):
-            head, _, data = picture["data"].partition(",")
-            try:
-                content = base64.b64decode(data, validate=True)
-            except ValueError:  # no base64, or not even ASCII
-                continue
-            if head.endswith(";base64") and (file := _keep(self._run, content)) is not None:
-                del picture["data"]
-                picture["file"] = file
+        for picture in drawn:
+            if picture["data"] in inline:
+                picture["file"] = inline[picture.pop("data")]
+        return lambda source: same.get(source) or in_file(source)
 
     def _keep_source(self, source: str) -> None:
         if self._known is None:
@@ -65,45 +76,26 @@ class Album:
 
 
 def with_copies(run: RunDir, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories with the run's own copies in the place of images that lay elsewhere.
+    """The trajectories with the run's own copies in the place of images that lay elsewhere, and inline ones inline.
 
     No other file is named any more: the run may have been sent, and what it names is then a file of the reader's.
     """
-    files = {source: str(run.path / file) for source, file in _known(run).items() if _is_own(run.path, file)}
+    files = {source: str(run.path / file) for source, file in _known(run).items() if _is_copy(run.path, file)}
+    inline = inlined(run.path)
 
-    def kept(image: Image) -> Image:
-        if image.source.startswith(("data:", "http:", "https:")):
-            return image
-        return Image(files.get(image.source, f"{NOT_KEPT}/{Path(image.source).name}"))
+    def kept(source: str) -> str:
+        if source.startswith(("data:", "http:", "https:")):
+            return inline(source)
+        return files.get(source, f"{NOT_KEPT}/{Path(source).name}")
 
-    def shown(message: Message) -> Message:
-        if isinstance(message.content, str):
-            return message
-        parts = tuple(kept(part) if isinstance(part, Image) else part for part in message.content)
-        return replace(message, content=parts)
+    return [with_sources(trajectory, kept) for trajectory in trajectories]
 
-    def turns_shown(turns: Sequence[Turn]) -> list[Turn]:
-        return [replace(turn, replies=[shown(reply) for reply in turn.replies]) for turn in turns]
 
-    return [
-        replace(
-            trajectory,
-            sample=replace(
-                trajectory.sample,
-                images=tuple(map(kept, trajectory.sample.images)),
-                prompt=tuple(map(shown, trajectory.sample.prompt)),
-            ),
-            messages=[shown(message) for message in trajectory.messages],
-            turns=turns_shown(trajectory.turns),
-            branches=[
-                replace(
-                    branch, messages=[shown(message) for message in branch.messages], turns=turns_shown(branch.turns)
-                )
-                for branch in trajectory.branches
-            ],
-        )
-        for trajectory in trajectories
-    ]
+def check_kept(folder: Path, trajectory: Trajectory) -> None:
+    """StorageError for an image that the run in this folder should have a copy of and has not: it is needed now."""
+    gone = next((name for name in map(kept_name, _sources([trajectory])) if name is not None), None)
+    if gone is not None:
+        raise StorageError(f"{folder}: the image {gone} of an episode of {trajectory.sample.id} is gone or damaged")
 
 
 @contextmanager
@@ -115,7 +107,7 @@ def recalled(run: RunDir, trajectories: Sequence[Trajectory]) -> Iterator[None]:
     moved: list[tuple[dict[str, Any], str]] = []
     for picture in _noted(trajectories):
         name = picture.get("file")
-        content = _read(run.path / name) if isinstance(name, str) and _is_own(run.path, name) else None
+        content = kept_content(run.path, name) if isinstance(name, str) else None
         url = None if content is None else data_url(content)
         if url is not None:
             moved.append((picture, picture.pop("file")))
@@ -139,8 +131,8 @@ def prepare_again(folder: Path, trajectories: Iterable[Trajectory], prepare: Cal
             return media
         if prepare is None:
             raise StorageError(f"{folder} has episodes with images, and the model reads text only")
-        files = [name for ending in ENDINGS if _is_own(folder, name := f"images/{media.digest}.{ending}")]
-        content = _read(folder / files[0]) if files else None
+        copies = (kept_content(folder, f"{FOLDER}/{media.digest}.{ending}") for ending in ENDINGS)
+        content = next((content for content in copies if content is not None), None)
         if content is None or digest_of(content) != media.digest:
             raise StorageError(f"{folder}: the image images/{media.digest} of an episode is gone or damaged")
         found = prepare(content)
@@ -166,9 +158,8 @@ def _shown(trajectories: Iterable[Trajectory]) -> Iterator[Media]:
 
 def is_kept(run: RunDir, source: str) -> bool:
     """Whether the file of this name here has the bytes of the copy that the run keeps of it."""
-    name = _known(run).get(source, "")
-    copy = _read(run.path / name) if _is_own(run.path, name) else None
-    return copy is not None and copy == _read(Path(source))
+    copy = kept_content(run.path, _known(run).get(source, ""))
+    return copy is not None and copy == _content(source)
 
 
 def _known(run: RunDir) -> dict[str, str]:
@@ -184,12 +175,6 @@ def _known(run: RunDir) -> dict[str, str]:
         if isinstance(entry, dict) and isinstance(entry.get("source"), str) and isinstance(entry.get("file"), str):
             found[entry["source"]] = entry["file"]
     return found
-
-
-def stored_name(content: bytes) -> str | None:
-    """What a run calls its copy of an image, by what is in it: `images/5d41....png`; None for what is no image."""
-    ending = file_ending(content)
-    return None if ending is None else f"images/{digest_of(content)}.{ending}"
 
 
 _KIND = re.compile(r"data:image/([a-z0-9.+-]{1,20})[;,]", re.ASCII | re.IGNORECASE)
@@ -250,7 +235,8 @@ def _sources(trajectories: Iterable[Trajectory]) -> Iterator[str]:
             with suppress(DataError):  # another tool's word for something else
                 yield from [image.source for image in images_for(trajectory.sample, kwargs).values()]
         beside = (message for branch in trajectory.branches for message in branch.messages)
-        for message in (*trajectory.sample.prompt, *trajectory.messages, *beside):
+        replies = (reply for turn in trajectory.every_turn for reply in turn.replies)  # a loop may drop what it heard
+        for message in (*trajectory.sample.prompt, *trajectory.messages, *beside, *replies):
             if not isinstance(message.content, str):
                 yield from (part.source for part in message.content if isinstance(part, Image))
 
@@ -266,12 +252,6 @@ def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
 
 
-def _is_own(folder: Path, name: str) -> bool:
-    """Whether a run has an image of this name, and no link: one that was sent may link to a file of the reader's."""
-    path = folder / name
-    return bool(STORED_NAME.fullmatch(name)) and path.is_file() and not (path.is_symlink() or path.parent.is_symlink())
-
-
 def _content(source: str) -> bytes | None:
     try:
         return read_image(source, LARGEST)
@@ -279,11 +259,11 @@ def _content(source: str) -> bytes | None:
         return None
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= LARGEST else None
-    except OSError:
-        return None
+def _is_copy(folder: Path, name: str) -> bool:
+    """Whether a copy of this name lies in a run's folder, and no link that leads elsewhere."""
+    if not STORED_NAME.fullmatch(name) or (folder / FOLDER).is_symlink():
+        return False
+    return (folder / name).is_file() and not (folder / name).is_symlink()
 
 
 def _keep(run: RunDir, content: bytes) -> str | None:

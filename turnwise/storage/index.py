@@ -99,8 +99,8 @@ def record(run: RunDir, file: str, trajectories: Sequence[Trajectory], album: Al
 
     Who writes many files gives the same album each time.
     """
-    (album or Album(run)).keep(trajectories)
-    write_trajectories(run.file(file), trajectories)
+    name = (album or Album(run)).keep(trajectories)
+    write_trajectories(run.file(file), trajectories, name)
     shard = shard_of(file, trajectories)
     tools = {name: asdict(use) for name, use in shard.tools.items()}
     run.append_jsonl(INDEX, {"file": shard.file, "columns": shard.columns, "tools": tools})  # no deep copy of all

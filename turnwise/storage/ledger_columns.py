@@ -35,7 +35,7 @@ def _older(training: str) -> Any:
     return pa.struct([*columns, ("logprobs", pa.list_(pa.float64())), (training, _TRAINING)])
 
 
-LEDGERS = {"5": LEDGER, "4": _older("training"), "3": _older("learned")}
+LEDGERS = {"6": LEDGER, "5": LEDGER, "4": _older("training"), "3": _older("learned")}
 """A ledger of every format that is read."""
 
 Lists = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]

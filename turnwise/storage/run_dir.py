@@ -13,6 +13,7 @@ runs/<name>/
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py
   tokenizer.json                      for reading token ids
+  rescored/NAME/                      the same trajectories with other rewards, and comparison.json
   abandoned/                          what was recorded of steps that were done again after a resume
   servers/server_0.log                what an inference server said that the run started
   .lock                               who writes, while somebody does, see storage/lock.py
@@ -36,7 +37,7 @@ CONFIG, PLAN, METRICS, LOG = "config.yaml", "plan.txt", "metrics.jsonl", "log.tx
 TOKENIZER = "tokenizer.json"
 TRAINED, REUSED = "trajectories", "reused"
 """Folders of the episodes a step trained on: the new ones, and those of earlier steps."""
-SERVERS = "servers"
+SERVERS, RESCORED, ABANDONED = "servers", "rescored", "abandoned"
 _LONGEST_NAME = 200
 _current: ContextVar[Path | None] = ContextVar("run_folder", default=None)
 

@@ -15,6 +15,16 @@ from turnwise.errors import StorageError
 from turnwise.files import cannot, check_regular, replacing
 from turnwise.ledger import TOKEN_TRAINING, origin_counts
 from turnwise.storage.json_values import clean
+from turnwise.storage.kept_images import (
+    ALL_INLINE,
+    STORED_NAME,
+    Rename,
+    from_file,
+    in_file,
+    inlined,
+    run_of,
+    with_sources,
+)
 from turnwise.storage.ledger_columns import ledger_array, read_ledgers
 from turnwise.storage.trajectory_rows import (
     SCHEMA,
@@ -34,7 +44,7 @@ BATCH = 64
 _OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     "write_page_checksum": True,
-    # Images that stand in a row: siblings of a group hold the same ones, megabytes each.
+    # Images: siblings of a group name the same ones, or hold them, megabytes each, where no run keeps them.
     "use_dictionary": [
         "images.list.element",
         "tools_kwargs",
@@ -54,27 +64,33 @@ _OPTIONS: dict[str, Any] = {
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
-def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
+def write_trajectories(path: Path, trajectories: Iterable[Trajectory], name: Rename = in_file) -> None:
     """Write a file that `read_trajectories` gives back unchanged; the file appears complete or not at all.
 
-    One exception: a lone surrogate, which Arrow cannot hold, becomes U+FFFD.
+    `name` says what stands for an image (`Album.keep`); without it inline ones stay inline. One exception: a lone
+    surrogate, which Arrow cannot hold, becomes U+FFFD.
     """
     with replacing(path) as file:
         with parquet.ParquetWriter(file, SCHEMA, **_OPTIONS) as writer:
-            for batch in _batches(trajectories):
+            for batch in _batches(with_sources(trajectory, name) for trajectory in trajectories):
                 writer.write_batch(_record_batch(batch))
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """Every trajectory of a file."""
+def read_trajectories(path: Path, *, unread: bool = False) -> list[Trajectory]:
+    """Every trajectory of a file, with inline images from the run's folder `images/`.
+
+    One that is gone there stays unread, and whoever needs it says so; with `unread` none is looked for.
+    """
     with _opened(path) as file:
-        return [one for batch in file.iter_batches(batch_size=BATCH) for one in _trajectories(batch)]
+        source = _sources(path, file, unread)
+        return [one for batch in file.iter_batches(batch_size=BATCH) for one in _trajectories(batch, source)]
 
 
-def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
+def read_rows(path: Path, rows: Sequence[int], *, unread: bool = False) -> list[Trajectory]:
     """The trajectories at these places of a file, in this order; no others are read. IndexError for a place too far."""
     found: dict[int, Trajectory] = {}
     with _opened(path) as file:
+        source = _sources(path, file, unread)
         if any(not 0 <= row < file.metadata.num_rows for row in rows):
             raise IndexError(f"{path.name} holds {file.metadata.num_rows} trajectories")
         start = 0
@@ -83,7 +99,7 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[Trajectory]:
             here = sorted({row - start for row in rows if start <= row < start + size})
             if here:
                 table = file.read_row_group(group, use_threads=False).take(here).combine_chunks()
-                read = [one for batch in table.to_batches() for one in _trajectories(batch)]
+                read = [one for batch in table.to_batches() for one in _trajectories(batch, source)]
                 found |= {start + row: one for row, one in zip(here, read, strict=True)}
             start += size
     return [found[row] for row in rows]
@@ -111,7 +127,8 @@ def read_texts(path: Path) -> list[list[str]]:
 def _texts(message: Row) -> list[str]:
     if message["text"] is not None:
         return [message["text"]]
-    return [part["value"] for part in message["parts"] or () if not part["value"].startswith("data:")]
+    values = [part["value"] for part in message["parts"] or ()]
+    return [value for value in values if not (value.startswith("data:") or STORED_NAME.fullmatch(value))]
 
 
 @contextmanager
@@ -153,14 +170,22 @@ def _record_batch(trajectories: list[Trajectory]) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _trajectories(batch: Any) -> Iterator[Trajectory]:
+def _sources(path: Path, file: parquet.ParquetFile, unread: bool) -> Rename:
+    """What the images that a file speaks of are called in memory."""
+    if file.schema_arrow.metadata[VERSION_KEY].decode() in ALL_INLINE:
+        return str
+    found = inlined(run_of(path))
+    return from_file if unread else lambda value: found(from_file(value))
+
+
+def _trajectories(batch: Any, source: Rename) -> Iterator[Trajectory]:
     read = [from_words_row(row) for row in batch.drop_columns(["segments"]).to_pylist()]
     segments = read_ledgers(batch.column(SEGMENTS), [trajectory.every_turn for trajectory in read])
     for trajectory, ledgers in zip(read, segments, strict=True):
         trajectory.segments = ledgers
         place_media(trajectory)
         check_read(trajectory)
-        yield trajectory
+        yield with_sources(trajectory, source)
 
 
 def _check_schema(path: Path, schema: Any) -> None:

@@ -37,7 +37,7 @@ from turnwise.types import (
     Turn,
 )
 
-VERSION = "5"
+VERSION = "6"
 VERSION_KEY = b"turnwise.trajectories"
 
 Row = dict[str, Any]

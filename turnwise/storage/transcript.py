@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text as Styled
 
+from turnwise.image_sources import kept_name
 from turnwise.ledger import origin_counts
 from turnwise.types import CallRecord, Image, Ledger, Message, Origin, Remark, Role, ToolCall, Trajectory, Turn
 
@@ -83,7 +84,7 @@ def _content(message: Message, origin: Origin) -> Iterator[Styled]:
         yield Styled(visible(message.content), style=STYLES[origin])
         return
     for part in message.content:
-        shown = f"[image {part.source[:80]}]" if isinstance(part, Image) else part.text
+        shown = f"[image {kept_name(part.source) or part.source[:80]}]" if isinstance(part, Image) else part.text
         yield Styled(visible(shown), style=STYLES[origin])
 
 

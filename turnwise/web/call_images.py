@@ -7,7 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from turnwise.errors import DataError
-from turnwise.storage.images import images_for, stored_name
+from turnwise.image_sources import kept_name
+from turnwise.storage.images import images_for
+from turnwise.storage.kept_images import stored_name
 from turnwise.types import CallRecord, Image, Message, Sample
 from turnwise.web.columns import clean_text
 from turnwise.web.json_values import plain, plain_text
@@ -81,7 +83,8 @@ class CallImages:
         }
 
     def _shown(self, image: Image) -> Json:
-        name = shown_source(PurePath(image.source).name if not image.source.startswith("data:") else image.source)
+        inline = kept_name(image.source) is None and image.source.startswith("data:")
+        name = shown_source(image.source if inline else PurePath(image.source).name)
         nothing = ("shown_url", "size", "source_url", "source_size", "provenance", "box", "matrix")
         found: Json = dict.fromkeys(nothing)
         return found | {"url": self._pictures.url(image.source), "name": name, "claimed": False, "steps": []}
@@ -106,6 +109,8 @@ def _is_same(one: Json, image: Image) -> bool:
     """Whether the model was shown the picture that the call's record keeps; a probe shows it another."""
     if isinstance(one.get("data"), str):
         return bool(one["data"] == image.source)
+    if (name := kept_name(image.source)) is not None:
+        return bool(name == one.get("file"))
     head, _, data = image.source.partition(",")
     if not head.endswith(";base64"):
         return True  # a file: nothing but the tool's own word names it

@@ -81,7 +81,7 @@ def read_all(table: Table, shard: str, rows: list[int]) -> list[Trajectory]:
     """Trajectories from one file; NotThere when the file is shorter than the index says."""
     path = table.path(shard)
     try:
-        return read_rows(path, rows)
+        return read_rows(path, rows, unread=True)
     except IndexError as error:
         raise NotThere(f"{shard} was written anew: {error}") from error
 

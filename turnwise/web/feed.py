@@ -96,7 +96,7 @@ class Feed:
         self._read_files[file] = stamp
         self._damaged.pop(file, None)
         try:
-            return shard_of(file, read_trajectories(self._run.path / file))
+            return shard_of(file, read_trajectories(self._run.path / file, unread=True))
         except (StorageError, TypeError, ValueError) as error:  # another writer's values may make no sense
             self._damaged[file] = str(error)
             return None

@@ -2,7 +2,6 @@
 
 import json
 import re
-import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from turnwise.image_bytes import ENDINGS, media_type
-from turnwise.storage.images import IMAGES, STORED_NAME
+from turnwise.image_sources import kept_name
+from turnwise.storage.images import IMAGES
+from turnwise.storage.kept_images import STORED_NAME, home_of, kept_content
 from turnwise.storage.run_dir import RunDir
 from turnwise.types import Image
 from turnwise.web.columns import clean_text
@@ -27,12 +28,14 @@ class Pictures:
     """The images of one run; `name` is what the run is called in addresses."""
 
     def __init__(self, run: RunDir, name: str | None = None) -> None:
-        self._run = run
+        self._folder = home_of(run.path)
         self._name = name or run.name
-        self._files = _index(run.path / IMAGES)
+        self._files = _index(self._folder / IMAGES)
 
     def url(self, source: str) -> str | None:
         """Where a page finds an image by its source; None when it may not be loaded or is not kept."""
+        if (name := kept_name(source)) is not None:
+            return self.file_url(name) if (self._folder / name).is_file() else None
         if source.startswith("data:"):
             return source if len(source) <= LARGEST_INLINE and _INLINE.fullmatch(source) else None
         return self.file_url(self._files.get(source))
@@ -46,7 +49,7 @@ class Pictures:
     def shown_url(self, digest: str) -> str | None:
         """Where a page finds an image that the model was shown, by what its ledger calls it."""
         names = [f"images/{digest}.{ending}" for ending in ENDINGS]
-        kept = (name for name in names if STORED_NAME.fullmatch(name) and (self._run.path / name).is_file())
+        kept = (name for name in names if STORED_NAME.fullmatch(name) and (self._folder / name).is_file())
         return self.file_url(next(kept, None))
 
     def reference(self, image: Image) -> dict[str, Any]:
@@ -59,28 +62,15 @@ class Pictures:
 
 def shown_source(source: str) -> str:
     """A source as text to read."""
-    text = clean_text(source)
+    text = clean_text(kept_name(source) or source)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def image_bytes(run: RunDir, name: str) -> tuple[bytes, str]:
     """(content, media type) of an image that the run keeps; NotThere for anything else."""
-    if not STORED_NAME.fullmatch(name):
-        raise NotThere("no such image", "No such image")
-    folder, path = run.path / "images", run.path / name
-    try:
-        inside = folder.resolve(strict=True).is_relative_to(run.path.resolve())
-        real = path.resolve(strict=True)
-        if not inside or real.parent != folder.resolve():
-            raise NotThere("no such image", "No such image")
-        status = real.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
-            raise NotThere("no such image", "No such image")
-        content = real.read_bytes()
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise NotThere("no such image", "No such image") from error
-    kind = media_type(content)
-    if kind is None:
+    content = kept_content(home_of(run.path), name, LARGEST_FILE)
+    kind = None if content is None else media_type(content)
+    if content is None or kind is None:
         raise NotThere("no such image", "No such image")
     return content, kind
 

@@ -132,8 +132,12 @@ def test_what_a_task_with_images_measures_has_curves(open_page):
     page = open_page("#/run/looked/curves")
     titles = ["P(evidence | correct)", "P(evidence)", "Needless tool use", "Tool calls per episode"]
     section = page.locator("section", has=page.get_by_role("heading", name="Looking"))
-    for title in titles:
+    for title in (*titles, "P(evidence | correct), eval"):
         expect(section.get_by_text(title, exact=True)).to_be_attached()
+    expect(section.locator(".plot")).to_have_count(5)
+    own = page.locator("section", has=page.get_by_role("heading", name="Measured by the task"))
+    expect(own.locator(".plot")).to_have_count(1)
+    expect(own).to_contain_text("Looked up, eval")
 
 
 def test_a_probe_before_and_after(open_page):

@@ -39,7 +39,9 @@ STATEFUL = frozenset({"linear_attention", "hybrid", "conv"})
 """What transformers calls such layers in `layer_types`."""
 
 
-VISION = re.compile(r"(^|\.)(visual|vision_\w+|connector|multi_modal_projector|image_newline)(\.|$)")
+VISION = re.compile(
+    r"(^|\.)(visual|vision_\w+|connector|(multi_modal_)?projector|aligner|mlp_AR|embed_vision|image_newline)(\.|$)"
+)
 """In names of weights: what families call their towers and projectors."""
 
 

@@ -7,6 +7,7 @@ here are always those of the files, so that whoever reads the files can take the
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from copy import deepcopy
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,9 +48,10 @@ class CheckpointNames:
         self, tensors: dict[str, Tensor], made: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     ) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor as in the checkpoint, tied ones once; `made` may change each on its way."""
+        named = cast(Any, _ByName(self._model, tensors))
         for group in _layers(self._untied(tensors)).values():
             ready = {name: made(name, tensor) for name, tensor in group.items()}
-            for name, tensor in revert_weight_conversion(self._model, ready).items():
+            for name, tensor in revert_weight_conversion(named, ready).items():
                 yield name, tensor.detach()
 
     def _untied(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,10 +68,10 @@ class CheckpointNames:
     def _layout(self, own: dict[str, Tensor]) -> dict[str, dict[str, tuple[int, ...]]]:
         """Names and shapes in the checkpoint by layer; a model's never change."""
         if self._known is None:
-            self._known = {}
+            self._known, named = {}, cast(Any, _ByName(self._model, own))
             for layer, group in _layers(own).items():
                 empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in group.items()}
-                theirs = revert_weight_conversion(self._model, empty)
+                theirs = revert_weight_conversion(named, empty)
                 self._known[layer] = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
         return self._known
 
@@ -117,9 +119,23 @@ class CheckpointNames:
                 converter = collected.setdefault(target, deepcopy(by_pattern[pattern]))
                 converter.add_tensor(target, name, pattern, group[name])
         for target, converter in collected.items():
-            made = converter.convert(target, model=self._model, config=self._model.config)
+            made = converter.convert(target, model=_ByName(self._model, own), config=self._model.config)
             for full, value in made.items():
                 yield full, value[0] if isinstance(value, list) else value
+
+
+class _ByName:
+    """A model as conversions ask it for the shapes of its parameters: by the names that they had before an adapter was
+    put around them."""
+
+    def __init__(self, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
+        self._model, self._tensors = model, tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_parameter(self, target: str) -> Tensor:
+        return self._tensors[target]
 
 
 def _layers(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

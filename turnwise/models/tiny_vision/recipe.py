@@ -1,9 +1,9 @@
-"""How the tiny vision-language model was made: tokenizer, fresh weights, seeing, then scripted looks.
+"""How the tiny vision-language model was made: tokenizer, fresh weights, seeing, captions, then scripted looks.
 
-Run `python -m turnwise.models.tiny_vision.recipe --out DIR`; no weights come with the package.
+Run `python -m turnwise.models.tiny_vision.recipe --out DIR`: minutes on a GPU with many cores beside it, which draw.
 First the tower names what stands in every patch of sketches. It rests from then on, while the language model writes
 captions (where is which colour, with which digit), then imitates scripted conversations of the task `tinylook`. In the
-end the script misses, guesses and looks needlessly on purpose (`habits.py`): what is left to learn is for RL. All of it
+end the script misses, guesses and looks needlessly on purpose (`Habits`): what is left to learn is for RL. All of it
 follows from `--seed`; a GPU is used where there is one.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
+from turnwise.models.tiny_vision.demonstrations import DILIGENT, Captions, Demonstrations, Habits
 from turnwise.models.tiny_vision.folder import write_folder
-from turnwise.models.tiny_vision.habits import DILIGENT, Captions, Habits, Lessons
+from turnwise.models.tiny_vision.imitation import imitate
 from turnwise.models.tiny_vision.network import fresh_model
-from turnwise.models.tiny_vision.seeing import learn_to_see
-from turnwise.models.tiny_vision.teaching import learn_habits
+from turnwise.models.tiny_vision.pretraining import pretrain_tower
 from turnwise.tasks.tinylook.rows import read_knobs
 
 PUZZLES = "read,prior,none,rotate,contrast,compare=2,search=2,count=2,compute=3"
@@ -32,17 +32,17 @@ def main(given: Sequence[str] | None = None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = write_folder(args.out)
     model = fresh_model(len(tokenizer), tokenizer.get_vocab(), args.seed).to(device)
-    learn_to_see(
+    pretrain_tower(
         model, seed=args.seed, steps=args.seeing_steps, batch=args.seeing_batch, lr=2e-3, workers=args.workers, say=_say
     )
     knobs, batch = read_knobs(args.puzzles), args.batch
-    lessons = (
+    stages = (
         ("captions", Captions(tokenizer, args.seed, max(1, args.steps // 3), batch), 2e-3),
-        ("looks", Lessons(tokenizer, 2 * args.seed, args.steps, batch, DILIGENT, knobs), 1e-3),
-        ("habits", Lessons(tokenizer, 2 * args.seed + 1, max(1, args.steps // 8), batch, Habits(), knobs), 5e-4),
+        ("looks", Demonstrations(tokenizer, 2 * args.seed, args.steps, batch, DILIGENT, knobs), 1e-3),
+        ("habits", Demonstrations(tokenizer, 2 * args.seed + 1, max(1, args.steps // 8), batch, Habits(), knobs), 5e-4),
     )
-    for name, lesson, lr in lessons:
-        learn_habits(model, lesson, name=name, lr=lr, workers=args.workers, say=_say)
+    for name, shown, lr in stages:
+        imitate(model, shown, name=name, lr=lr, workers=args.workers, say=_say)
     save(model, args.out)
 
 

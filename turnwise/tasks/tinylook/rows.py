@@ -100,6 +100,8 @@ def read_knobs(puzzles: str = "", canvas: int = CANVAS, view: int = VIEW) -> Kno
         name, _, weight = entry.strip().partition("=")
         if name not in list(Puzzle):
             raise ConfigError(unknown("puzzle", name, [puzzle.value for puzzle in Puzzle]))
+        if Puzzle(name) in weights:
+            raise ConfigError(f"{name} is named twice")
         try:
             weights[Puzzle(name)] = float(weight or 1)
         except ValueError as error:

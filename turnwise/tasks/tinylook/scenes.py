@@ -33,7 +33,8 @@ class Knobs:
     def __post_init__(self) -> None:
         given = self.weights.values()
         if not all(math.isfinite(weight) and weight >= 0 for weight in given) or not sum(given) > 0:
-            raise ValueError(f"weights are numbers from 0 on, one of them above it, not {dict(self.weights)}")
+            said = ", ".join(f"{puzzle}={weight:g}" for puzzle, weight in self.weights.items())
+            raise ValueError(f"weights are numbers from 0 on, one of them above it, not {said}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ export function panelSections(names, spreads = []) {
   // Without a KL penalty these repeat the reward: they are kept, and at the end.
   const unpenalised = left.has("actor/reward_kl_penalty") ? [] : ["mean", "max", "min"].map((kind) => `critic/rewards/${kind}`).filter((name) => left.delete(name));
   const spread = new Set(spreads);
+  const { looking, measured, counts } = measures(left);
   const { overall, others } = accuracy(left);
   const [first, ...parts] = reward(left, spread);
   const kl = named(left, [...left].filter((name) => REFERENCE_KL.test(name)));
@@ -18,14 +19,15 @@ export function panelSections(names, spreads = []) {
     { title: "Reward and accuracy", note: "accuracy: train is the policy sampling, eval the held-out samples; first answers are those before the user speaks", panels: [first, ...overall].filter(Boolean) },
     { title: "Parts of the reward", panels: parts },
     { title: "Accuracy by data source", panels: others },
-    { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking(left) },
+    { title: "Looking", note: "evidence: a crop showed a target of the ground truth; needless: a tool was called where none was needed", panels: looking },
+    { title: "Measured by the task", panels: measured },
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
     { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
-    { title: "All other metrics", panels: families(new Set([...left, ...unpenalised]), [""]), searchable: true },
+    { title: "All other metrics", panels: families(new Set([...left, ...unpenalised, ...counts]), [""]), searchable: true },
   ];
   return sections.filter((section) => section.panels.length > 0);
 }
@@ -128,17 +130,34 @@ function staleness(left) {
   return [shares, ...families(left, ["staleness/", "groups/waited_for", "groups/ahead", "replay/"])];
 }
 
-const LOOKING = [
-  ["faithful", "P(evidence | correct)", true], ["evidence", "P(evidence)", true], ["needless", "Needless tool use", true], ["looks", "Tool calls per episode", false],
-];
+const LOOKING = new Map([
+  ["faithful", ["P(evidence | correct)", true]], ["evidence", ["P(evidence)", true]], ["needless", ["Needless tool use", true]], ["looks", ["Tool calls per episode", false]],
+]);
+const MEASURED = /^(val\/(greedy_)?)?task\/(.+)\/([^/]+)$/;
 
-// What a task with images measures of its episodes (`task/SOURCE/looks`), a line for each data source.
-function looking(left) {
-  return LOOKING.map(([measure, title, percent]) => {
-    const names = [...left].filter((name) => name.startsWith("task/") && name.endsWith(`/${measure}`)).sort();
-    names.forEach((name) => left.delete(name));
-    return names.length ? panel(title, names.map((name) => ({ label: name.slice("task/".length, -measure.length - 1), metric: name })), { percent }) : null;
-  }).filter(Boolean);
+// What tasks measure of their episodes (`task/SOURCE/looks`), in training and then in evaluations: a line for each data source.
+function measures(left) {
+  const lines = new Map(); // by measure: [of training, of evaluations]
+  const counts = [];
+  for (const name of [...left].sort()) {
+    const [found, val, greedy, source, measure] = MEASURED.exec(name) ?? [];
+    if (!found) continue;
+    left.delete(name);
+    if (measure === "episodes") counts.push(name);
+    else {
+      if (!lines.has(measure)) lines.set(measure, [[], []]);
+      lines.get(measure)[val ? 1 : 0].push(greedy ? { label: `${source}, greedy`, metric: name, dash: "dot" } : { label: source, metric: name });
+    }
+  }
+  const panels = (measure, title, percent) => {
+    const [trained, held] = lines.get(measure) ?? [[], []];
+    return [...(trained.length ? [panel(title, trained, { percent })] : []), ...(held.length ? [panel(`${title}, eval`, held, { percent })] : [])];
+  };
+  return {
+    looking: [...LOOKING].flatMap(([measure, [title, percent]]) => panels(measure, title, percent)),
+    measured: [...lines.keys()].filter((measure) => !LOOKING.has(measure)).flatMap((measure) => panels(measure, words(measure), false)),
+    counts,
+  };
 }
 
 const LEARNING = [

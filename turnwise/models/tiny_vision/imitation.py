@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen3VLForConditionalGeneration
 
-from turnwise.models.tiny_vision.habits import BUCKETS, Arrays, Captions, Lessons, Taught
+from turnwise.models.tiny_vision.demonstrations import BUCKETS, Arrays, Captions, Demonstrations, Taught
 from turnwise.models.tiny_vision.network import run_text
-from turnwise.models.tiny_vision.seeing import in_order
+from turnwise.models.tiny_vision.pretraining import in_order
 
 
-def learn_habits(
+def imitate(
     model: Qwen3VLForConditionalGeneration,
-    lessons: Lessons | Captions,
+    shown: Demonstrations | Captions,
     *,
     name: str,
     lr: float,
@@ -28,10 +28,10 @@ def learn_habits(
     device = next(model.parameters()).device
     learned = list(model.model.language_model.parameters())
     optimizer = torch.optim.AdamW(learned, lr, betas=(0.9, 0.98), weight_decay=0.01)
-    steps = len(lessons) * BUCKETS
+    steps = len(shown) * BUCKETS
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     began, right = time.monotonic(), 0.0
-    for step, arrays in enumerate(_batches(lessons, workers)):
+    for step, arrays in enumerate(_batches(shown, workers)):
         logits, wanted = _written(model, Taught.of(arrays, device))
         loss = F.cross_entropy(logits, wanted)
         optimizer.zero_grad()
@@ -46,8 +46,8 @@ def learn_habits(
     return right
 
 
-def _batches(lessons: Lessons | Captions, workers: int) -> Iterator[Arrays]:
-    for bucket in in_order(lessons, workers):
+def _batches(shown: Demonstrations | Captions, workers: int) -> Iterator[Arrays]:
+    for bucket in in_order(shown, workers):
         yield from bucket
 
 

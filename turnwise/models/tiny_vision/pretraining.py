@@ -1,4 +1,4 @@
-"""The first lesson: the tower learns to see what stands in every patch of a sketch."""
+"""Pretraining of the vision tower: it learns to name what stands in every patch of a sketch."""
 
 import random
 import time
@@ -51,7 +51,7 @@ def _as_it_is(item: Item) -> Item:
     return item
 
 
-def learn_to_see(
+def pretrain_tower(
     model: Qwen3VLForConditionalGeneration,
     *,
     seed: int,

@@ -1,4 +1,4 @@
-"""The second lesson: conversations with scripted looks, among them the bad habits that RL is to unlearn."""
+"""What the language model imitates: captions, and conversations with scripted looks and the habits RL is to unlearn."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from turnwise.models.tiny_vision.folder import IMAGE
 from turnwise.models.tiny_vision.network import TOKENS, VIEW, positions_of
 from turnwise.models.tiny_vision.sketches import caption
-from turnwise.rollout.look_words import SEEN
+from turnwise.rollout.look_words import SEEN, STEPS
 from turnwise.rollout.tools.look import look
 from turnwise.tasks.tinylook.canvas import Pixels, Sizes
 from turnwise.tasks.tinylook.language import Puzzle, answer_text, call_text
@@ -31,16 +31,16 @@ BUCKETS = 4
 class Habits:
     """How often a trace is not what somebody who knows would do. All of it is on purpose: RL needs room."""
 
-    missed: float = 0.5
-    """Looks somewhere else first. With it a look is right less often than a guess at `prior`, which is what a reward
-    for right answers alone has to see through."""
+    missed: float = 0.75
+    """Looks at the middle first, wherever the evidence is: the likeliest first look is a wrong one. With it a look is
+    right less often than a guess at `prior`, which is what a reward for right answers alone has to see through."""
     again: float = 0.3
     """Of those that missed: looks again, where the evidence is; the others guess."""
     guessed: float = 0.1
     """Answers at once, with anything."""
-    needless: float = 0.5
+    needless: float = 0.6
     """Looks where nothing needs it."""
-    prior: float = 0.5
+    prior: float = 0.6
     """Answers a `prior` with its common digit at once."""
 
 
@@ -78,17 +78,17 @@ def trace_of(scene: Scene, rng: random.Random, habits: Habits) -> Trace:
     elif rng.random() < habits.guessed:
         glances, answer = [], guess(scene, rng)
     elif rng.random() < habits.missed:
-        first = _beside(glances[0], rng)
+        first = _in_the_middle(glances[0])
         again = rng.random() < habits.again
         glances, answer = ([first, *glances], answer) if again else ([first], guess(scene, rng))
     looks = [(glance, glance.at(scene.pixels, sizes.view)) for glance in glances]
     return Trace(view_of(scene.pixels, VIEW), scene.question, looks, answer)
 
 
-def _beside(right: Glance, rng: random.Random) -> Glance:
-    """A look like the right one at another place."""
+def _in_the_middle(right: Glance) -> Glance:
+    """A look like the right one at the middle of the canvas."""
+    left, upper = ((STEPS - right.box[axis + 2] + right.box[axis]) // 2 for axis in (0, 1))
     wide, high = right.box[2] - right.box[0], right.box[3] - right.box[1]
-    left, upper = rng.randint(0, 16 - wide), rng.randint(0, 16 - high)
     return Glance((left, upper, left + wide, upper + high), right.turn, right.contrast)
 
 
@@ -113,7 +113,7 @@ class Taught:
         return cls(*(torch.from_numpy(part).to(device) for part in arrays))
 
 
-class Lessons(Dataset[list[Arrays]]):
+class Demonstrations(Dataset[list[Arrays]]):
     """Buckets of batches by number, so that they are the same whoever makes them."""
 
     def __init__(
