@@ -236,3 +236,28 @@ def test_a_loop_that_cannot_play_is_refused_everywhere(tmp_path: Path, body: str
     (tmp_path / "mine.py").write_text(f"async def loop(chat):\n    {body}\n")
     for words in three_ways(tmp_path, f"rollout.agent={tmp_path}/mine.py:loop"):
         assert problem in words
+
+
+@pytest.mark.parametrize(
+    ("image", "problem"),
+    [
+        ("words.png", "is not a PNG"),
+        ("none.png", "cannot be read"),
+        (5, "is a path, a data URL or the bytes of an image"),
+        (["cat.png", "http://example.org/a.png"], "nothing is fetched"),
+    ],
+)
+def test_what_a_row_gives_a_tool_to_look_at_is_an_image(tmp_path: Path, image: object, problem: str) -> None:
+    (tmp_path / "words.png").write_text("words")
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    row = {
+        "data_source": "arithmetic", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"},
+        "extra_info": {"tools_kwargs": {"image_zoom": {"create_kwargs": {"image": image}}}},
+    }  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    chosen = configure(
+        f"data.eval_files=[{tmp_path}/rows.jsonl]", "rollout.tools=[image_zoom]", f"runs_dir={tmp_path}/runs"
+    )
+    with pytest.raises(DataError, match=rf"rows.jsonl:0: tools_kwargs.image_zoom: .*{problem}"):
+        evaluate(chosen, console=QUIET)
+    assert runs(tmp_path) == []

@@ -11,6 +11,7 @@ from turnwise.storage.images import (
     IMAGES,
     STORED_NAME,
     Album,
+    images_for,
     recalled,
     session_name,
     stored_name,
@@ -100,8 +101,15 @@ def test_what_a_tool_drew_becomes_a_file(run):
 def test_one_rule_names_the_images_of_a_run_and_of_a_session():
     assert STORED_NAME.fullmatch(stored_name(png("red"))) and stored_name(png("red")) != stored_name(png("blue"))
     assert stored_name(b"<svg") is None and not STORED_NAME.fullmatch("images/../config.yaml")
-    names = ("a/cat.jpg", "data:image/gif;base64,AA==", "data:,x")
-    assert [session_name(Image(name), n) for n, name in enumerate(names)] == ["cat.jpg", "image_1.gif", "image_2.png"]
+    names = ("a/cat.jpg", "data:image/gif;base64,AA==", "data:,x", "data:image/../../etc;base64,AA==")
+    named = [session_name(Image(name), n) for n, name in enumerate(names)]
+    assert named == ["cat.jpg", "image_1.gif", "image_2.png", "image_3.png"]
+
+
+@pytest.mark.parametrize("kwargs", [5, [1], {"create_kwargs": "x"}, {"create_kwargs": [1]}, {"create_kwargs": {}}])
+def test_a_row_of_somebody_elses_that_makes_no_sense_gives_its_own_images(kwargs):
+    sample = Sample("a", (), "s", images=(Image("a/cat.png"),), tools_kwargs={"t": kwargs}, info={"extra_info": [1]})
+    assert images_for(sample, kwargs) == {"cat.png": Image("a/cat.png")}
 
 
 def test_the_index_is_read_once_however_many_steps_are_written(run, tmp_path, monkeypatch):

@@ -20,8 +20,12 @@ from turnwise.engines.opening_foreign import check_foreign
 from turnwise.engines.rendering import choose_model
 from turnwise.engines.samplers.scripted import lines
 from turnwise.errors import DataError, EngineError
+from turnwise.image_bytes import KINDS, media_type
+from turnwise.image_sources import is_inline, open_source
 from turnwise.knobs import is_plugin
 from turnwise.rollout.openai_messages import check_image
+from turnwise.storage.images import images_for
+from turnwise.types import Sample
 
 ENDPOINT_SECONDS = 5.0
 SLOW_SECONDS = 3.0
@@ -103,6 +107,24 @@ def _check_samples(prepared: Prepared) -> None:
         sample, fault = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise DataError(f"sample {sample.id}: {fault}{more}")
+    for name, tool in prepared.toolbox.tools.items():
+        reads = getattr(tool, "reads_kwargs", ())
+        if isinstance(reads, tuple) and "image" in reads:
+            for sample in prepared.samples:
+                _check_tool_images(sample, name)
+
+
+def _check_tool_images(sample: Sample, tool: str) -> None:
+    """What a row gives a tool to look at: a file that is no image would fail every episode that calls the tool."""
+    try:
+        for image in images_for(sample, sample.tools_kwargs.get(tool, {})).values():
+            if is_inline(image.source):
+                continue  # whoever wrote it into the row has seen it
+            with open_source(image.source) as file:
+                if media_type(file.read(16)) is None:
+                    raise DataError(f"the image {image.source} is not a {KINDS} image")
+    except DataError as error:
+        raise DataError(f"sample {sample.id}: tools_kwargs.{tool}: {error}") from error
 
 
 async def _check_endpoint(prepared: Prepared, report: Report) -> None:

@@ -27,8 +27,8 @@ class RolloutConfig:
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""
     tool_options: dict[str, Any] = field(default_factory=dict)
-    """Options by tool, such as {search: {timeout: 20, rate_limit: 5}}: timeout, concurrency, rate_limit (calls per
-    second), max_reply_tokens, keep, lifecycle. Set them for a tool that is slow, scarce or talkative."""
+    """Options by tool, such as {search: {timeout: 20, rate_limit: 5}} or {python: {frame: "<out>{output}</out>"}}
+    (docs/tools.md). Set them for a tool that is slow, scarce or talkative, or whose replies need other words."""
     interaction: str | None = None
     """A simulated user for rows that name none: a built-in name, a name from `interactions_file`, module:Class. Set it
     when answers should be replied to; null lets the first answer without a tool call end the episode."""

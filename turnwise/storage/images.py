@@ -188,9 +188,8 @@ def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
     Those are the sample's images, or, where the row shows the model a smaller view of it, what it gives this tool as
     `create_kwargs.image` (one, or a list). `kwargs` are the row's `tools_kwargs` for it.
     """
-    created = kwargs.get("create_kwargs")
-    own = created.get("image") if isinstance(created, Mapping) else None
-    named = sample.info.get("extra_info", {}).get("image_file_name")
+    own = _under(_under(kwargs, "create_kwargs"), "image")
+    named = _under(sample.info.get("extra_info"), "image_file_name")
     given = [named] if isinstance(named, str) else named
     if own is None:
         images = list(sample.images)
@@ -204,6 +203,11 @@ def images_for(sample: Sample, kwargs: Mapping[str, Any]) -> dict[str, Image]:
             name = given[number] if is_file_name(given[number]) else name
         found[f"{number}_{name}" if name in found else name] = image
     return found
+
+
+def _under(value: Any, key: str) -> Any:
+    """What an object has under a key; nothing where it is none, as in a run that somebody else wrote."""
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def session_name(image: Image, number: int, stem: str = "image") -> str:
@@ -246,12 +250,6 @@ def _noted(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         for call in trajectory.every_call:
             pictures = call.info.get("images")
             yield from (one for one in pictures if isinstance(one, dict)) if isinstance(pictures, list) else ()
-
-
-def _is_own(folder: Path, name: str) -> bool:
-    """Whether a run has an image of this name, and no link: one that was sent may link to a file of the reader's."""
-    path = folder / name
-    return bool(STORED_NAME.fullmatch(name)) and path.is_file() and not (path.is_symlink() or path.parent.is_symlink())
 
 
 def _content(source: str) -> bytes | None:
