@@ -27,7 +27,7 @@ from turnwise.types import Sample
 from turnwise.web.configs import read_config
 
 FLAG = "--trust-run"
-OUR_SCRIPT = re.compile(r"turnwise\.tasks\.\w+:script")
+OUR_SCRIPT = re.compile(r"turnwise\.tasks(\.\w+)+:script", re.ASCII)
 SHOWN = 6
 LONGEST = 300
 _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
