@@ -233,6 +233,8 @@ def test_the_resume_command_says_what_it_takes(tmp_path):
     assert resume_command("first", configure()) == "turnwise train run=first resume=auto"
     assert resume_command("first", configure("rollout.tools=['a:b']")).endswith("resume=auto --trust-run")
     assert resume_command("first", configure(), "sft") == "turnwise sft run=first resume=auto"
+    ours = configure("task=tinylook", "sft.script='turnwise.tasks.tinylook.traces:script'")
+    assert resume_command("first", ours, "sft").endswith("resume=auto")
     assert resume_command("first", configure("sft.script='a:b'"), "sft").endswith("resume=auto --trust-run")
 
 
