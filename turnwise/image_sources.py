@@ -119,7 +119,9 @@ def members(tar: Path) -> dict[str, tuple[int, int]]:
 
 
 def _shown(source: str) -> str:
-    return source if len(source) <= _SHOWN else f"{source[:_SHOWN]}..."
+    if len(source) <= _SHOWN:
+        return source
+    return f"{source[:_SHOWN]}..." if source.startswith("data:") else f"...{source[-_SHOWN:]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import itertools
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 from uuid import uuid4
 
@@ -172,7 +174,8 @@ def _open_parts(sample: Sample, sibling: int, step: int, route: Route, context: 
     shared = SharedEpisode(sample, config.rollout, config.sampling, tools, make_backend)
     chat = context.conversation(shared, sample.prompt, context.toolbox.schemas(route.tools), interaction=interaction)
     tools.spans, tools.takes_images = _spans(chat.backend), Role.TOOL in chat.backend.sees
-    tools.look = lambda images: shared.look(chat.backend, images)
+    # The episode has these tools: held in turn, it would be freed only when Python searches for cycles.
+    tools.look = partial(SharedEpisode.look, weakref.proxy(shared), chat.backend)
     tools.messages = chat.messages
     return EpisodeParts(tools, interaction, chat, shared)
 
