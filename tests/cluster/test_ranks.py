@@ -143,4 +143,4 @@ def test_a_node_with_a_rank_that_is_switched_off_costs_no_step(first: bool, tmp_
     text = said.getvalue()
     assert there.rewards == alone.rewards and there.reason == "all 3 steps done", text
     close(alone, there, 3)
-    assert numbers(there, "cluster/learner_lost")[-1] >= 1.0, text
+    assert "goes on from checkpoint step_00000" in text, text  # noticed in the last step, no metric counts it any more
