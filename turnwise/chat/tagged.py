@@ -55,8 +55,8 @@ class TagGrammar:
         self._value_end = re.compile(any_of({parameter[1], *self._block, *self._block.values()}))
         think, unthink = thoughts
         marks = any_of({*self._block, think, unthink})
-        self._ends = {opened: re.compile(rf"\s*+{re.escape(closed)}") for opened, closed in block}
-        self._ends[""] = re.compile(rf"(?:\s*+(?:{any_of(self._block.values())}))?")
+        self._ends = {opened: re.compile(rf"\s*{re.escape(closed)}") for opened, closed in block}
+        self._ends[""] = re.compile(rf"(?:\s*(?:{any_of(self._block.values())}))?")
         """What closes a block by what opened it; a call that stands alone may still be followed by a closing tag."""
         self._recovers = re.compile(rf"{any_of(self._block.values())}|(?={marks})|\Z")
         self._alone = call[0].partition(_SLOT)[0] if stands_alone else ""
@@ -160,9 +160,9 @@ def _json(value: Any) -> str:
 
 def _pattern(tag: str, name: str = "") -> str:
     """A tag with white space around it; the first {} is a name, the second says true or false and may be missing."""
-    parts = [r"\s*+".join(map(re.escape, part.split("\n"))) for part in tag.split(_SLOT)]
+    parts = [r"\s*".join(map(re.escape, part.split("\n"))) for part in tag.split(_SLOT)]
     if len(parts) == 3:
         attribute = re.escape('" string="')
         assert parts[1] == attribute
-        return rf'\s*+{parts[0]}({name})"(?:\s++string="(true|false)")?\s*+>'
-    return rf"\s*+{f'({name})'.join(parts)}"
+        return rf'\s*{parts[0]}({name})"(?:\s+string="(true|false)")?\s*>'
+    return rf"\s*{f'({name})'.join(parts)}"
