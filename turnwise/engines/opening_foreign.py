@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from turnwise.addresses import is_loopback
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.vision import ImageProcessor
 from turnwise.choices import ClusterName, EngineName, WeightTransfer
@@ -35,7 +36,6 @@ from turnwise.engines.samplers.vllm_server import AS_WE_SEE, VllmServer, vllm_co
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
-from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
 API_KEY_ENV = "TURNWISE_ENGINE_KEY"
