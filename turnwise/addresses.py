@@ -1,5 +1,6 @@
-"""Names and passwords in addresses: found, refused where an address is kept or shown, and never shown themselves."""
+"""Network addresses: which only this machine reaches, and names and passwords in them, which are never shown."""
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,22 @@ _USERINFO = re.compile(r"https?:[/\\]+[^/\\?#\s]*@|[a-z][a-z0-9+.-]*://[^/?#\s@:
 _IN_A_LINE = re.compile(r"(:[/\\]{1,3})(?:[^\s/@:]*:\S*|[^\s/]*)@")
 """As much of a message as may be one: a password may have slashes in it, and then nothing is where it belongs."""
 _ALONE = re.compile(r"(:[/\\]{1,3}).*@", re.DOTALL)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether it stands for every address of a machine."""
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def has_userinfo(text: str) -> bool:
