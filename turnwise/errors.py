@@ -12,9 +12,14 @@
 import difflib
 from collections.abc import Iterable
 
+from turnwise.addresses import without_userinfo
+
 
 class TurnwiseError(Exception):
-    """A mistake a person can mend; the CLI prints its text without a traceback."""
+    """A mistake a person can mend; the CLI prints its text without a traceback, and no password of an address."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_userinfo(one) if isinstance(one, str) else one for one in args))
 
 
 class ConfigError(TurnwiseError):
