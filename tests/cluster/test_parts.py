@@ -134,6 +134,13 @@ class Call:
     def __init__(self, work: Callable[..., Awaitable[Any]]) -> None:
         self.remote = lambda *args: asyncio.ensure_future(work(*args))
 
+    def options(self, **_: Any) -> "Call":
+        return self
+
+
+async def _nothing() -> None:
+    pass
+
 
 class Actor:
     """In this process, in place of a SamplerActor on a node."""
@@ -144,7 +151,7 @@ class Actor:
         self.ping, self.open, self.submit, self.collect, self.close = map(
             Call, (self._ping, self._open, self._submit, self._collect, self._close)
         )
-        self.wake = Call(self._ping)
+        self.wake, self.beat = Call(self._ping), Call(_nothing)
 
     async def _ping(self) -> None:
         await self.room.wait()
@@ -262,7 +269,7 @@ def test_a_run_begins_with_the_samplers_that_are_there_and_names_the_others_unti
         options = SimpleNamespace(remote=lambda *_: next(made))
         ray = SimpleNamespace(
             exceptions=import_module("ray").exceptions, kill=lambda actor: None, nodes=lambda: [],
-            remote=lambda kind: SimpleNamespace(options=lambda **_: options),
+            remote=lambda **_: lambda kind: SimpleNamespace(options=lambda **_: options),
         )  # fmt: skip
         config = configure("cluster=ray", "cluster.samplers=3", "cluster.wait_seconds=0.05")
         connection = Connection(config.cluster, ray, listeners=[said.append])
@@ -322,7 +329,7 @@ class Opening:
     """An actor that opens after so many tries of all of its kind, each of which fails in this way."""
 
     def __init__(self, left: list[Exception]) -> None:
-        self.open = Call(self._open)
+        self.open, self.beat = Call(self._open), Call(_nothing)
         self._left = left
 
     async def _open(self) -> None:
@@ -362,6 +369,7 @@ def test_a_cancelled_call_of_a_sandbox_leaves_nothing_for_the_next_one() -> None
 
         def __init__(self) -> None:
             self.open, self.run, self.end = Call(self._open), Call(self._run), Call(self._end)
+            self.beat = Call(_nothing)
 
         async def _open(self) -> None:
             pass

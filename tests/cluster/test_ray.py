@@ -121,7 +121,8 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
     async def main() -> tuple[list[str | None], list[str]]:
         notes: list[str] = []
         values = []
-        async with hearing(cluster, notes.append), ClusterPool(cluster, config, 1000) as pool:
+        listens = hearing(cluster, notes.append, silent_seconds=4.0)
+        async with listens as connection, ClusterPool(cluster, config, 1000) as pool:
             session = pool.session(seed=7)
             other = pool.session(seed=8)
             for code in ("x = 41", "import random; random.random()"):
@@ -131,13 +132,49 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
                 os.kill(pid, signal.SIGKILL)
             values += [(await session.run(code)).value for code in ("x + 1", "random.random()")]
             await session.close()
+            frozen = pool.session(seed=9)
+            values.append((await frozen.run("y = 6")).value)
+            for pid in nodes.actors("SandboxActor"):
+                os.kill(pid, signal.SIGSTOP)
+            values.append((await frozen.run("y * 7")).value)
             again = pool.session(seed=7)
             values += [(await again.run(code)).value for code in ("import random; random.random()", "random.random()")]
+            lost.append(connection.lost["sandbox"])
         return values, notes
 
+    lost: list[int] = []
     values, notes = asyncio.run(main())
-    assert values[:3] == [None, values[4], "42"] and values[3] == values[5]
-    assert sum("took its place" in note or "takes its place" in note for note in notes) >= 1
+    assert values[4:6] == [None, "42"], "one that stands still is replaced as one that died"
+    assert values[:3] == [None, values[6], "42"] and values[3] == values[7]
+    silent = [note for note in notes if "has given no sign of life for 4 s; another one takes its place" in note]
+    assert silent and len([note for note in notes if "takes its place" in note]) == lost[0] >= 2, notes
+    assert nodes.wait_without("SandboxActor") == [], "also what stands still is ended"
+
+
+@pytest.mark.long
+def test_a_learner_and_a_scorer_that_stand_still_are_replaced(tmp_path: Path, nodes: Any, exact_engine: None) -> None:
+    alone = run(tmp_path, Console(quiet=True), "run=alone", "training.steps=4")
+    console = watching({
+        "step 1/4": lambda: nodes.freeze("ScorerActor"),
+        "step 2/4": lambda: nodes.freeze("LearnerActor"),
+        "step 3/4": lambda: nodes.freeze("SamplerActor"),
+    })  # fmt: skip
+    report = run(
+        tmp_path, console, "run=there", "training.steps=4", "cluster=ray", f"cluster.address={nodes.address}",
+        "cluster.samplers=2", "cluster.scorers=1", "learner.hang_seconds=10",
+    )  # fmt: skip
+    text = said(console)
+    assert report.rewards == alone.rewards and any(one.has_signal for one in alone.rewards), text
+    there, here = weights(report, 4), weights(alone, 4)
+    assert all(torch.equal(there[name], here[name]) for name in here), text
+    assert "scorer 1 has given no sign of life for 10 s; another one takes its place" in text, text
+    assert "the learner has given no sign of life for 10 s (learner.hang_seconds) and is ended" in text, text
+    metrics = last_line(report)
+    assert {kind: metrics[f"cluster/{kind}_lost"] for kind in ("sampler", "scorer", "learner")} == {
+        "sampler": 1.0, "scorer": 1.0, "learner": 1.0,
+    }, text  # fmt: skip
+    for kind in ("SamplerActor", "LearnerActor", "ScorerActor"):
+        assert nodes.wait_without(kind) == [], "nothing is left of a run"
 
 
 @pytest.mark.long

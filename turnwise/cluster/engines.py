@@ -42,7 +42,9 @@ async def open_engines(config: Config, parts: LearnerParts, say: Say) -> AsyncIt
     opening = open_samplers(connection, config, say, training=True)
     async with _learner_place(connection, config) as group, opening as (pool, facts):
         check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
-        learner = ActorLearner(connection, lambda: _make(connection, config, parts, facts, group), say)
+        learner = ActorLearner(
+            connection, lambda: _make(connection, config, parts, facts, group), say, config.learner.hang_seconds
+        )
         try:
             found = await asyncio.to_thread(learner.start)
             say(f"the learner is on {found.node}, computes on {found.device}")

@@ -61,5 +61,5 @@ async def services(config: Config, say: Say) -> AsyncIterator[None]:
     if config.cluster.sandboxes:
         there = pools_elsewhere(lambda sandbox, output: ClusterPool(config.cluster, sandbox, output))
     with there:
-        async with hearing(config.cluster, say, config.learner.processes):
+        async with hearing(config.cluster, say, config.learner.processes, config.learner.hang_seconds):
             yield
