@@ -49,6 +49,7 @@ class ActorSampler:
 
     capabilities: Capabilities
     context_length: int
+    problem = ""
 
     def __init__(self, connection: Connection, make: MakeActor, number: int) -> None:
         self.name = f"sampler {number}"
