@@ -18,13 +18,18 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from turnwise import configure
+from turnwise.checks.findings import Outcome
 from turnwise.choices import ClusterName
 from turnwise.cluster.connection import hearing
 from turnwise.cluster.sandboxes import ClusterPool
+from turnwise.compose import compose
 from turnwise.config import ClusterConfig, SandboxConfig
+from turnwise.errors import ConfigError
+from turnwise.preflight import preflight
 from turnwise.sandbox.results import Status
 from turnwise.train import train
 from turnwise.train_report import TrainReport
+from turnwise.trainer.dry_run import dry_run
 
 SMALL = (
     "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
@@ -149,6 +154,30 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
     silent = [note for note in notes if "has given no sign of life for 4 s; another one takes its place" in note]
     assert silent and len([note for note in notes if "takes its place" in note]) == lost[0] >= 2, notes
     assert nodes.wait_without("SandboxActor") == [], "also what stands still is ended"
+
+
+def test_a_cluster_without_room_is_told_at_once_with_who_would_be_where(nodes: Any) -> None:
+    large = ("cluster.samplers=8", "cluster.sampler_gpus=1", "learner.processes=2", "cluster.learner_gpus=1")
+    asked = [
+        *(key for key in SMALL if key != "engine.threads=1"),
+        "cluster=ray", f"cluster.address={nodes.address}", "cluster.wait_seconds=3600", "cluster.scorers=1",
+        *large, "learner.device=cuda", "engine=vllm_server",
+    ]  # fmt: skip
+    sums = (
+        "learner 2 x (1 CPUs, 1 GPUs) + samplers 8 x (1 CPUs, 1 GPUs) + scorers 1 x (1 CPUs, 0 GPUs) = 11 CPUs, 10 GPUs"
+    )
+    report = preflight(compose(asked))
+    words = [one for one in report.findings if one.check == "cluster" and one.outcome is Outcome.WARNING]
+    assert len(words) == 1 and sums in words[0].text and "2 of 2 learner, 8 of 8 samplers; the run" in words[0].text
+    assert report.passed, "nodes may join later"
+    notes: list[str] = []
+    with pytest.raises(ConfigError, match="--dry-run: the cluster has no room now: 2 of 2 learner") as refused:
+        asyncio.run(dry_run(configure(*asked), notes.append))
+    assert sums in str(refused.value) and any("scorers 1" in note for note in notes)
+    small = [*SMALL, "cluster=ray", f"cluster.address={nodes.address}", "cluster.wait_seconds=3600"]
+    report = preflight(compose([*small, "cluster.scorers=1", "cluster.service_cpus=100"]))
+    (error,) = report.errors
+    assert error.text.startswith("no room to try out scorers and sandboxes: 1 of 1 scorers; the run asks for"), error
 
 
 @pytest.mark.long

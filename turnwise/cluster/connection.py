@@ -9,12 +9,12 @@ import secrets
 import socket
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.choices import ClusterName
-from turnwise.cluster.asked import Room
+from turnwise.cluster.asked import Asked, Placing, Room, in_words, sums, who_is_where
 from turnwise.cluster.ray_log import RayLog
 from turnwise.cluster.watchdog import SILENT_SECONDS, WATCH, Watchdog
 from turnwise.config import ClusterConfig, Config
@@ -186,6 +186,17 @@ class Connection:
             )
             for node in nodes
         ]
+
+    def placing(self, every: Sequence[Asked]) -> Placing:
+        """Who would be where, as the cluster is now; nothing is placed."""
+        found, free = who_is_where(self.rooms(), every), self.ray.available_resources()
+        cpus, gpus = sums(every)
+        left = free.get("CPU", 0.0), free.get("GPU", 0.0)
+        if cpus <= left[0] and gpus <= left[1]:
+            return found
+        return replace(
+            found, busy=f"the run asks for {in_words(every)}, and free are {left[0]:g} CPUs, {left[1]:g} GPUs"
+        )
 
     def lacks(self, cpus: float, gpus: float) -> bool:
         """Whether all nodes together have less than this."""

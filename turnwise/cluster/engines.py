@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from turnwise.cluster.asked import asked_of, in_words, sums, who_is_where
-from turnwise.cluster.connection import Connection, Place, Say, alone, joined, on_ray
+from turnwise.cluster.asked import asked_of, in_words, sums
+from turnwise.cluster.connection import Connection, Place, Say, alone, joined
 from turnwise.cluster.learner import ActorLearner
 from turnwise.cluster.learner_actor import LearnerActor, LearnerOrders
 from turnwise.cluster.sampler_actor import SamplerFacts
@@ -57,14 +57,6 @@ async def open_engines(config: Config, parts: LearnerParts, say: Say) -> AsyncIt
             yield OpenEngines(pool, learner, found.exact, facts.threads, turns, metrics=metrics.take)
         finally:
             learner.close()
-
-
-async def planned_nodes(config: Config) -> list[str]:
-    """Which node of the cluster would hold what in a training; nothing without one."""
-    if not on_ray(config):
-        return []
-    connection = await joined(config.cluster, config.learner.processes)
-    return who_is_where(connection.rooms(), asked_of(config, training=True))
 
 
 @asynccontextmanager
