@@ -1,8 +1,10 @@
 """What a tool is: a typed function with a docstring becomes a schema, a validated call and a text for the model."""
 
+import inspect
 import json
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
@@ -12,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from turnwise.errors import PluginError, ToolError, unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import (
+    ArgumentChecker,
     BadArguments,
-    check_arguments,
+    check_schema,
     check_signature,
     find_context,
     read_signature,
-    validator_of,
 )
 from turnwise.types import JsonSchema, Message, Sample, ToolResult
 
@@ -223,7 +225,7 @@ def _number(value: Any) -> int | float:
 
 def validate(tool: Tool, arguments: dict[str, Any]) -> None:
     """Raise ToolError with a text the model can act on when arguments do not fit the schema."""
-    check_arguments(validator_of(tool.schema, tool.name), tool.name, arguments)
+    ArgumentChecker.of(tool.schema, tool.name).check_now(arguments)
 
 
 @overload
@@ -248,15 +250,19 @@ def tool(
     """Make a tool of a function: schema from signature and docstring, or given whole and kept as it is."""
 
     def make(target: Callable[..., Any]) -> FunctionTool:
+        if not callable(target):
+            raise PluginError(f"{reprlib.repr(target)} is not a tool: decorate a typed function with @tool")
         tool_name = name or getattr(target, "__name__", None) or type(target).__name__
+        if any(test(target) for test in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+            raise PluginError(f"tool {tool_name!r} yields: a tool is called once and returns its reply")
         if timeout <= 0 or concurrency < 1:
             raise PluginError(f"tool {tool_name!r}: timeout must be above 0 and concurrency at least 1")
         if schema is None:
             read = read_signature(target, tool_name, ToolContext)
             whole: JsonSchema = {"type": "function", "function": read.schema}
-            validator_of(whole, tool_name)
+            check_schema(whole, tool_name)
             return FunctionTool(tool_name, whole, target, read.context, timeout, concurrency, read.readers)
-        validator_of(schema, tool_name)
+        check_schema(schema, tool_name)
         if name is not None and name != schema["function"]["name"]:
             raise PluginError(f"tool {name!r}: its schema calls it {schema['function']['name']!r}")
         context = find_context(target, tool_name, ToolContext)
