@@ -109,13 +109,13 @@ def forecast(
 def _growth(
     renderer: Renderer, prompt: Sequence[Message], schemas: Sequence[JsonSchema], tried: Sequence[Tried], media: MediaOf
 ) -> tuple[int, float] | None:
-    """Of the cheapest exchange that opens a sequence."""
-    calls = [
-        one.exchange for one in tried if one.exchange and one.course is Course.REOPENS and one.exchange.by is Role.TOOL
-    ]
+    """Of an exchange that opens a sequence, with a thought where there is the choice."""
+    opening = [one.exchange for one in tried if one.exchange and one.course is Course.REOPENS]
+    calls = [exchange for exchange in opening if exchange.by is Role.TOOL]
+    calls = sorted(calls, key=lambda exchange: not exchange.thinks)[:1] * ROUNDS
     try:
-        split = play(renderer, prompt, schemas, calls[:1] * ROUNDS, media)
-        whole = play(renderer.with_history(History.VERBATIM), prompt, schemas, calls[:1] * ROUNDS, media)
+        split = play(renderer, prompt, schemas, calls, media)
+        whole = play(renderer.with_history(History.VERBATIM), prompt, schemas, calls, media)
     except TemplateError:  # it was only an example
         return None
     return len(split), sum(map(len, split)) / max(sum(map(len, whole)), 1)
