@@ -105,6 +105,9 @@ def test_a_file_beside_the_config_is_the_runs_too(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     "overrides",
     [
+        ["scoring.scorers.default=judge"],
+        ["scoring.scorers.arithmetic=judge"],
+        ["scoring.scorers.default=tapo"],
         ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]"],
         ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]", "scoring.options.judge.api_key_env=KEY"],
         ["scoring.scorers.default=judge", "scoring.options.judge.cache=/tmp/x"],
@@ -127,6 +130,7 @@ def test_no_address_key_level_or_plugin_of_a_stranger_is_used(run, evil, overrid
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        monkeypatch.setenv("LLM_AS_A_JUDGE_BASE", url)
         sent = run(*(text.replace("URL", f"'{url}'").replace("PLUGIN", str(path)) for text in overrides))
         assert main(["rescore", str(sent)]) == 2
         with pytest.raises(BlockingIOError):

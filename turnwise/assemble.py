@@ -22,14 +22,15 @@ from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
+from turnwise.data.program_samples import program_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.engines.opening import open_endpoint, open_sampler
-from turnwise.engines.rendering import choose_model, make_renderer
+from turnwise.engines.rendering import choose_model, demand_readable_calls, format_of, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TemplateError
 from turnwise.image_sources import open_source
 from turnwise.media import Media
 from turnwise.plugins import call
@@ -105,7 +106,7 @@ def prepare(
     found += [as_tool(entry) for entry in tools or ()]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
     interactions = Interactions(config.rollout, interaction)
-    chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)
+    chosen = load_samples(config, split, limit) if samples is None else program_samples(samples, limit)
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
@@ -119,26 +120,14 @@ def prepare(
     if config.engine.name != EngineName.openai:
         model = choose_model(config)
         renderer = make_renderer(config)
+        if any(route.tools for route in plan.routes):
+            demand_readable_calls(config, renderer.tokenizer)
         rows = None if model is None else model[1].vocab_size
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
         Scoring.check(config.scoring, chosen, known=known_scorers())
     choice = None if model is None else model[0]
     return Prepared(config, chosen, dropped, choice, renderer, toolbox, interactions, plan, scoring)
-
-
-def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
-    """The samples a program brings; two of one id would draw the same noise."""
-    if isinstance(samples, str) or not isinstance(samples, Iterable):
-        raise DataError(f"samples is a list of Sample, not {type(samples).__name__}")
-    chosen, seen = list(islice(samples, limit)), set[str]()
-    for number, sample in enumerate(chosen):
-        if not isinstance(sample, Sample):
-            raise DataError(f"samples[{number}] is not a Sample but {type(sample).__name__}")
-        if sample.id in seen:
-            raise DataError(f"samples[{number}]: another sample has the id {sample.id!r}")
-        seen.add(sample.id)
-    return chosen
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
@@ -323,7 +312,11 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
             f"sample {seen[0].id} has images; the {prepared.config.engine.name} engine reads text only{why}"
         )
 
+    unread = format_of(prepared.config, renderer.tokenizer).problem
+
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+        if tools and unread is not None:  # of an agent's own, which no plan knows
+            raise TemplateError(unread)
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)

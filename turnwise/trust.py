@@ -34,6 +34,8 @@ _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
 _TOOLS_ELSEWHERE = ("retrieve",)
 """Built-in tools that send what the policy writes to an address that the environment names."""
+_SCORERS_ELSEWHERE = ("judge", "tapo")
+"""Built-in scorers that send episodes to a judge, whose address the environment names where no option does."""
 _PLAIN_AGENT_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
 """Options of loops that name neither code nor an address, whichever loop is set: rows may name another one."""
 _ENVIRONMENT = "verifiers"
@@ -206,7 +208,7 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
     for source, name in scoring.scorers.items():
-        if name not in BUILTIN:
+        if name not in BUILTIN or name in _SCORERS_ELSEWHERE:
             yield f"scoring.scorers.{source}", name
     if scoring.run is ScoringRun.http:
         yield "scoring.url", scoring.url

@@ -8,9 +8,9 @@ from chat_families import SCHEMA, TEMPLATES, Talk
 from public_templates import save_tokenizer
 
 from turnwise.chat.forecast import Forecast, forecast
+from turnwise.chat.format_trial import find_format
 from turnwise.chat.forms import CallForm
 from turnwise.chat.history import History
-from turnwise.chat.infer_format import choose_format
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
@@ -27,7 +27,7 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def build(name: str, history: History = History.AUTO, **kwargs: Any) -> Renderer:
         if name not in made:
             made[name] = Tokenizer(save_tokenizer(name, tmp_path_factory.mktemp(name)))
-        call_format = load_format(choose_format(None, made[name].templates.values(), made[name].added_ids).name)
+        call_format = load_format(find_format(None, made[name], kwargs).name)
         return Renderer(made[name], call_format, history=history, template_kwargs=kwargs)
 
     return build

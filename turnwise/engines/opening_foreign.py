@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from turnwise.addresses import is_loopback
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.vision import ImageProcessor
 from turnwise.choices import ClusterName, EngineName, WeightTransfer
@@ -34,7 +35,6 @@ from turnwise.engines.server_gpus import devices_of, named_options
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
-from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
 API_KEY_ENV = "TURNWISE_ENGINE_KEY"

@@ -11,7 +11,8 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
-from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
+from turnwise.scoring.sources import spec_for
 from turnwise.scoring.truths import check_truths
 from turnwise.types import Sample, StopReason, Trajectory
 
