@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
     {"media"},
-    {"choices", "knobs", "ledger"},
+    {"choices", "knobs", "ledger", "addresses"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget", "image_bytes", "environment"},

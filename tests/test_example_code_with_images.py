@@ -14,7 +14,7 @@ import pytest
 
 from turnwise.compose import compose, unread
 from turnwise.data.loader import load_samples
-from turnwise.engines import opening_foreign
+from turnwise.engines import server_gpus
 from turnwise.engines.devices import Gpu, Seen, rank_devices
 from turnwise.scoring.judge.settings import JudgeSettings
 from turnwise.types import Image
@@ -53,11 +53,11 @@ def test_the_recipe_is_the_notes_and_every_key_of_it_is_read(profile: str, group
 def test_servers_and_learner_share_eight_gpus_in_turn(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose([f"profile='{FOLDER / profile}.yaml'"], FOLDER / "codev_7b.yaml").config
     seen = Seen(tuple(Gpu("NVIDIA", 48 * 2**30) for _ in range(8)))
-    monkeypatch.setattr(opening_foreign, "look", lambda: seen)
+    monkeypatch.setattr(server_gpus, "look", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rank_devices(config, seen) == tuple(f"cuda:{number}" for number in range(8))
-    assert len(set(opening_foreign.devices_of(config, config.engine.replicas))) == 8
-    assert "some are shared" in (opening_foreign.check_apart(config, seen) or "")
+    assert len(set(server_gpus.devices_of(config, config.engine.replicas))) == 8
+    assert "some are shared" in (server_gpus.check_apart(config, seen) or "")
 
 
 def test_the_script_resolves_with_the_environment_and_without_a_gpu(small: tuple[Path, Path], tmp_path: Path) -> None:

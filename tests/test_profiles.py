@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.compose import CONF, compose, unread
-from turnwise.engines import opening_foreign
+from turnwise.engines import server_gpus
 from turnwise.engines.devices import Gpu, Seen, rank_devices
 from turnwise.errors import ConfigError
 from turnwise.preflight import preflight
@@ -35,10 +35,10 @@ def test_the_laptops_passes_every_check_here_and_a_gpus_asks_for_one() -> None:
 def test_of_eight_gpus_the_learner_has_the_first_four_and_servers_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["profile=eight_gpus"]).config
     seen = Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(8)))
-    monkeypatch.setattr(opening_foreign, "look", lambda: seen)
+    monkeypatch.setattr(server_gpus, "look", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rank_devices(config, seen) == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
-    assert opening_foreign.devices_of(config, config.engine.replicas) == ["7", "6", "5", "4"]
+    assert server_gpus.devices_of(config, config.engine.replicas) == ["7", "6", "5", "4"]
 
 
 def test_a_profile_stands_over_the_task_and_beneath_the_user(tmp_path: Path) -> None:

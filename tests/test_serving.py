@@ -10,8 +10,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from turnwise.addresses import is_loopback
 from turnwise.errors import ConfigError
-from turnwise.serving import Gate, Intake, bind, check_binding, is_loopback, serve_app
+from turnwise.serving import Gate, Intake, bind, check_binding, serve_app
 
 TOKEN = "s3cret-token"
 JSON = {"Content-Type": "application/json"}

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -127,15 +128,77 @@ def test_in_another_thread_nothing_is_set() -> None:
     assert found == ["done"]
 
 
-def test_work_that_was_never_begun_is_closed_without_a_warning() -> None:
+def test_work_that_was_never_begun_is_closed_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         raise AssertionError("never begun")
 
+    def run(_: object) -> None:
+        raise Stopped(signal.SIGTERM)  # a signal that comes before the first line
+
     waiting = work()
-
-    async def outer() -> None:
-        with pytest.raises(RuntimeError, match="running event loop"):  # as a signal, it comes before the first line
-            run_stoppable(waiting)
-
-    asyncio.run(outer())
+    monkeypatch.setattr(asyncio, "run", run)
+    with pytest.raises(Stopped):
+        run_stoppable(waiting)
     assert inspect.getcoroutinestate(waiting) == inspect.CORO_CLOSED
+
+
+def in_a_running_loop(call: Callable[[], object]) -> object:
+    """As a notebook's cell calls it."""
+
+    async def cell() -> object:
+        return call()
+
+    return asyncio.run(cell())
+
+
+def test_in_a_running_loop_the_work_has_a_thread_and_a_loop_of_its_own() -> None:
+    async def work() -> tuple[str, int]:
+        await asyncio.sleep(0)
+        return threading.current_thread().name, id(asyncio.get_running_loop())
+
+    def twice() -> list[object]:
+        return [run_stoppable(work()), id(asyncio.get_running_loop())]
+
+    (name, its_loop), loop = in_a_running_loop(twice)  # type: ignore[misc]
+    assert name == "turnwise-loop" and its_loop != loop
+
+
+def test_in_a_running_loop_an_error_reaches_the_caller() -> None:
+    async def work() -> None:
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        in_a_running_loop(lambda: run_stoppable(work()))
+
+
+def test_in_a_running_loop_a_signal_cancels_the_work() -> None:
+    closed = []
+
+    async def work() -> None:
+        threading.Timer(0.2, send).start()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            closed.append(True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        in_a_running_loop(lambda: run_stoppable(work()))
+    assert closed == [True] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_in_a_running_loop_the_first_signal_is_the_works_own_and_the_second_cancels_it() -> None:
+    acts = []
+
+    async def work() -> None:
+        first = asyncio.Event()
+        with first_signal(first.set):
+            threading.Timer(0.2, send).start()
+            await first.wait()
+            acts.append("first")
+            threading.Timer(0.2, send).start()
+            await asyncio.sleep(600)
+
+    with pytest.raises(Stopped, match="SIGTERM"):
+        in_a_running_loop(lambda: run_stoppable(work()))
+    assert acts == ["first"]

@@ -23,7 +23,18 @@ from turnwise.storage.run_dir import RunDir
 from turnwise.storage.trajectories import read_trajectories, write_trajectories
 from turnwise.trainer.resuming import compose_training, resume_command
 from turnwise.trust import check_sample, needs_trust, reaches
-from turnwise.types import FinishReason, Image, InteractionSpec, Message, Role, Sample, StopReason, Trajectory, Turn
+from turnwise.types import (
+    FinishReason,
+    Image,
+    InteractionSpec,
+    Ledger,
+    Message,
+    Role,
+    Sample,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 
 def configured(overrides: Sequence[str]) -> Config:
@@ -94,6 +105,9 @@ def test_a_file_beside_the_config_is_the_runs_too(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     "overrides",
     [
+        ["scoring.scorers.default=judge"],
+        ["scoring.scorers.arithmetic=judge"],
+        ["scoring.scorers.default=tapo"],
         ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]"],
         ["scoring.scorers.default=judge", "scoring.options.judge.base_urls=[URL]", "scoring.options.judge.api_key_env=KEY"],
         ["scoring.scorers.default=judge", "scoring.options.judge.cache=/tmp/x"],
@@ -116,6 +130,7 @@ def test_no_address_key_level_or_plugin_of_a_stranger_is_used(run, evil, overrid
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        monkeypatch.setenv("LLM_AS_A_JUDGE_BASE", url)
         sent = run(*(text.replace("URL", f"'{url}'").replace("PLUGIN", str(path)) for text in overrides))
         assert main(["rescore", str(sent)]) == 2
         with pytest.raises(BlockingIOError):
@@ -251,24 +266,18 @@ def test_commands_that_only_look_import_nothing(run, evil, tmp_path, capsys):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "named",
-    [{"agent_name": "PLUGIN:loop"}, {"extra_info": {"index": 9, "interaction_kwargs": {"name": "PLUGIN:Judge"}}}],
-    ids=["agent", "interaction"],
-)
-def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, named, capsys):
+def test_rows_lead_elsewhere_for_a_stranger_from_nowhere(run, tmp_path, capsys):
     """A run may be sent with a project around it, and its data lie anywhere there."""
-    path, mark = evil
     row = {"prompt": [{"role": "user", "content": "1+1?"}], "data_source": "arithmetic",
            "reward_model": {"ground_truth": "2"}}  # fmt: skip
-    last = json.loads(json.dumps(row | named).replace("PLUGIN", str(path)))
+    last = row | {"extra_info": {"tool_selection": ["retrieve"]}}
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*([row] * 3), last])))
     files = "data.train_files=[rows.jsonl]", "data.eval_files=[rows.jsonl]"
     sent = run("task=null", *files)
     asked = [f"runs_dir={sent.parent}", f"run={sent.name}", "resume=auto"]
     assert main(["train", *asked]) == 2
     said = capsys.readouterr().err
-    assert "rows.jsonl, whose row 3 names" in said and "--trust-run" in said and not mark.exists()
+    assert "rows.jsonl, whose row 3 names the tool retrieve" in said and "--trust-run" in said
     assert compose_training(asked, None, trusted=True).config.data.train_files == ["rows.jsonl"]
     assert resume_command("mine", configure("task=null", *files)).endswith("--trust-run")
     assert compose_training([*asked, *files], None, trusted=False).config.data.train_files == ["rows.jsonl"]
@@ -278,10 +287,10 @@ def test_rows_name_plugins_for_a_stranger_from_nowhere(run, evil, tmp_path, name
 
 @pytest.mark.parametrize(
     "named",
-    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}, {"info": {"extra_info": {"verifiers": {"config": "{}", "index": 0}}}}],
-    ids=["agent", "interaction", "tool", "environment"],
+    [{"agent": "PLUGIN:loop"}, {"interaction": InteractionSpec("PLUGIN:Judge", {})}, {"tools": ("calculate", "PLUGIN:score")}, {"tools": ("retrieve",)}, {"info": {"extra_info": {"verifiers": {"config": "{}", "index": 0}}}}],
+    ids=["agent", "interaction", "tool", "retrieve", "environment"],
 )  # fmt: skip
-def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys):
+def test_a_recorded_sample_leads_a_replay_to_no_code(run, evil, named, capsys):
     path, mark = evil
     sent = run("task=null")
     (one,) = read_trajectories(sent / "eval/step_000000.parquet")
@@ -295,10 +304,19 @@ def test_a_recorded_sample_names_no_plugin_for_a_replay(run, evil, named, capsys
             else tuple(v.replace("PLUGIN", plugin) for v in value)
         )
     one.sample = dataclasses.replace(one.sample, **{key: value})
+    one.segments = [Ledger()]
     write_trajectories(sent / "eval/step_000001.parquet", [one])
-    assert main(["replay", str(sent)]) == 2
-    said = capsys.readouterr().err
-    assert "the recorded sample a names" in said and "--trust-run" in said and not mark.exists()
+    for flags in ([], ["--trust-run"]):
+        if flags and plugin not in str(named_values(value)):
+            continue
+        assert main(["replay", str(sent), *flags]) == 2
+        said = capsys.readouterr().err
+        assert "sample a" in said and not mark.exists(), said
+        assert ("--trust-run" in said) is (plugin not in str(named_values(value)))
+
+
+def named_values(value: object) -> object:
+    return value.name if isinstance(value, InteractionSpec) else value
 
 
 def test_options_of_the_checker_need_no_trust_and_those_of_an_environment_do_whatever_loop_is_set(tmp_path):

@@ -19,6 +19,7 @@ from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.loader import drop_overlong
 from turnwise.data.loader import load_samples as read_samples
+from turnwise.data.program_samples import program_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.engines.opening import open_endpoint, open_sampler
@@ -102,7 +103,7 @@ def prepare(
     found += [as_tool(entry) for entry in tools or ()]
     toolbox = Toolbox(found, config.rollout, config.sandbox)
     interactions = Interactions(config.rollout, interaction)
-    chosen = load_samples(config, split, limit) if samples is None else _given(samples, limit)
+    chosen = load_samples(config, split, limit) if samples is None else program_samples(samples, limit)
     if not chosen:
         raise DataError("there are no samples")
     plan = Plan(chosen, config.rollout, toolbox, interactions)
@@ -122,20 +123,6 @@ def prepare(
         Scoring.check(config.scoring, chosen, known=known_scorers())
     choice = None if model is None else model[0]
     return Prepared(config, chosen, dropped, choice, renderer, toolbox, interactions, plan, scoring)
-
-
-def _given(samples: Iterable[Sample], limit: int | None) -> list[Sample]:
-    """The samples a program brings; two of one id would draw the same noise."""
-    if isinstance(samples, str) or not isinstance(samples, Iterable):
-        raise DataError(f"samples is a list of Sample, not {type(samples).__name__}")
-    chosen, seen = list(islice(samples, limit)), set[str]()
-    for number, sample in enumerate(chosen):
-        if not isinstance(sample, Sample):
-            raise DataError(f"samples[{number}] is not a Sample but {type(sample).__name__}")
-        if sample.id in seen:
-            raise DataError(f"samples[{number}]: another sample has the id {sample.id!r}")
-        seen.add(sample.id)
-    return chosen
 
 
 def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:

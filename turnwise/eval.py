@@ -25,7 +25,7 @@ from turnwise.rollout.episode import RolloutContext
 from turnwise.rollout.group import run_group
 from turnwise.rollout.interaction_sessions import Interaction
 from turnwise.rollout.tools.tool import Tool
-from turnwise.run import Run, new_run, printer
+from turnwise.run import Run, console_or_stderr, new_run, printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer, apply_all, is_failed
 from turnwise.source_report import SourceReport
@@ -61,7 +61,7 @@ def evaluate(
     prepared = prepare(
         config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer, interaction=interaction
     )
-    return run_stoppable(evaluate_prepared(prepared, console or Console(stderr=True)))
+    return run_stoppable(evaluate_prepared(prepared, console_or_stderr(console)))
 
 
 async def evaluate_prepared(prepared: Prepared, console: Console) -> EvalReport:

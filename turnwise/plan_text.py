@@ -8,8 +8,9 @@ from turnwise.config.inputs import FOREIGN
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.devices import rank_devices
 from turnwise.engines.memory_plan import memory_here
-from turnwise.engines.opening_foreign import check_apart, described
+from turnwise.engines.opening_foreign import described
 from turnwise.engines.rendering import format_of
+from turnwise.engines.server_gpus import check_apart
 from turnwise.environment import told
 from turnwise.training.optimise import beside_policy
 from turnwise.training.replay import replayed_per_step

@@ -6,13 +6,16 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from turnwise.errors import PluginError, TurnwiseError, nearest, one_line, unknown
 from turnwise.verl_imports import advice, instead, needs_verl, stand_ins
+
+LONGEST_NAME = 80
+"""Characters that a message shows of a name."""
 
 
 def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
@@ -32,6 +35,14 @@ def load(spec: str, kind: str, *, near: Path | None = None) -> Any:
         public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         raise PluginError(f"{kind} {spec!r}: {place} has no {name!r}: {nearest(name, public)}")
     return getattr(module, name)
+
+
+def unnamed(kind: str, name: str, known: Iterable[str], *keys: str) -> str:
+    """A row names code that the config does not: data chooses among names, and never imports anything."""
+    return (
+        f"the row names the {kind} {name[:LONGEST_NAME]!r}, which is neither built in nor named by the config: rows "
+        f"choose among {', '.join(sorted(known))}; if you trust that code, name it in {' or '.join(keys)}"
+    )
 
 
 def load_module(place: str, kind: str, *, near: Path | None = None) -> ModuleType:

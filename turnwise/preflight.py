@@ -1,6 +1,5 @@
 """`turnwise check`: everything that can go wrong before a model is loaded, tried now, with an exit code for CI."""
 
-import asyncio
 import itertools
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from turnwise.engines.rendering import choose_model
 from turnwise.environment import uses
 from turnwise.errors import TurnwiseError
 from turnwise.plan_text import plan_text, trusted_code
+from turnwise.stopping import run_stoppable
 from turnwise.storage.trackers.choose import check_trackers
 from turnwise.task import load_task
 from turnwise.training.optimise import beside_policy
@@ -64,7 +64,7 @@ def preflight(composed: Composed) -> Report:
     renderer = every[0].renderer
     if renderer is None:
         report.add("chat template", Outcome.WARNING, "the endpoint renders messages itself; tokens cannot be checked")
-    asyncio.run(run_checks(every, report))
+    run_stoppable(run_checks(every, report))
     if renderer is not None:
         with report.recording("forecast"):
             _forecast(every[0], renderer, report)

@@ -23,7 +23,7 @@ from turnwise.metrics import Share, share
 from turnwise.report import Printable
 from turnwise.rollout.probes import Donors, Probe, probed, shown_images
 from turnwise.rollout.tools.tool import Tool
-from turnwise.run import Run, new_run, printer
+from turnwise.run import Run, console_or_stderr, new_run, printer
 from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
 from turnwise.storage.run_dir import check_free
@@ -122,7 +122,7 @@ def probe_model(
     check_free(Path(config.runs_dir), config.run)
     limit = config.eval.samples if samples is None else None
     prepared = prepare(config, "test", samples=samples, limit=limit, tools=tools, scorer=scorer)
-    return run_stoppable(_probe_prepared(prepared, probes, script, console or Console(stderr=True)))
+    return run_stoppable(_probe_prepared(prepared, probes, script, console_or_stderr(console)))
 
 
 async def _probe_prepared(

@@ -15,6 +15,7 @@ from rich.text import Text
 from turnwise.concurrency import each
 from turnwise.errors import ScoringFailed
 from turnwise.metrics import Metric, Reduction, Share, reduce, share
+from turnwise.rollout.agent_loops.openai_client import ERROR
 from turnwise.rollout.episode import ENGINE_LOST
 from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.scoring.scorer import Scorer, is_failed, score_answer, turns_before_feedback
@@ -81,7 +82,9 @@ class EvalReport(Printable):
     @property
     def warnings(self) -> list[str]:
         """What a person should look at before believing the numbers."""
-        return [*warnings(tool_reports(self.trajectories)).values(), *_lost(self.trajectories)]
+        found = [*warnings(tool_reports(self.trajectories)).values(), *_lost(self.trajectories)]
+        raised = agent_errors(self.trajectories)
+        return found if raised is None else [*found, raised]
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the trajectories, as plain values."""
@@ -243,6 +246,15 @@ def _lost(trajectories: Sequence[Trajectory]) -> list[str]:
         return []
     episodes = sum(bool(trajectory.artifacts.get(ENGINE_LOST)) for trajectory in trajectories)
     return [f"the engine was lost {len(tries)} time(s) in {episodes} episode(s), such as in {visible(tries[0])}"]
+
+
+def agent_errors(trajectories: Sequence[Trajectory]) -> str | None:
+    """A sentence on the episodes whose agent raised: they count, so that a mistake of the agent's must be seen here."""
+    raised = Counter(one.artifacts[ERROR] for one in trajectories if one.stop_reason is StopReason.AGENT_ERROR)
+    if not raised:
+        return None
+    why = f"most often {visible(raised.most_common(1)[0][0])}"
+    return f"the agent raised over what the policy wrote, {why}, in {raised.total()} of {len(trajectories)} episodes"
 
 
 _SPREAD = [(how.value, how) for how in (Reduction.MEAN, Reduction.MAX, Reduction.MIN)]

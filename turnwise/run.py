@@ -13,7 +13,7 @@ from turnwise.assemble import Prepared
 from turnwise.choices import Resume
 from turnwise.compose import flat, to_yaml
 from turnwise.config import Config
-from turnwise.errors import StorageError
+from turnwise.errors import ConfigError, StorageError
 from turnwise.plan_text import plan_text
 from turnwise.storage.lock import holding
 from turnwise.storage.recorder import Recorder
@@ -103,6 +103,13 @@ def new_run(
         run.write_config()
         with run.active():
             yield run
+
+
+def console_or_stderr(console: Console | None) -> Console:
+    """Where a run tells of itself."""
+    if not isinstance(console, Console | None):
+        raise ConfigError(f"console is a rich.console.Console, not {type(console).__name__}")
+    return console or Console(stderr=True)
 
 
 def printer(console: Console) -> Callable[[str], None]:

@@ -6,7 +6,6 @@ import binascii
 import contextlib
 import errno
 import hmac
-import ipaddress
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from turnwise.addresses import is_everywhere, is_loopback
 from turnwise.errors import ConfigError
 
 RETRY_SECONDS = "1"
@@ -130,22 +130,6 @@ class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
         else:
             self.loop.call_later(self.patience, self._close_if_idle, self.cycle if is_idle else self)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def is_everywhere(host: str) -> bool:
-    """Whether it stands for every address of a machine."""
-    try:
-        return not host or ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 # --- the gate -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from turnwise.media import Media
 from turnwise.plugins import call, load
 from turnwise.rollout.collector import Collector
 from turnwise.rollout.group import run_group
-from turnwise.run import printer
+from turnwise.run import console_or_stderr, printer
 from turnwise.stopping import run_stoppable
 from turnwise.storage.images import prepare_again
 from turnwise.storage.run_dir import TOKENIZER, RunDir
@@ -113,7 +113,7 @@ def fine_tune(
     """
     check_fine_tuning(config)
     check_trackers(config.tracking.to)
-    directory, console = existing_run(config, "sft"), console or Console(stderr=True)
+    directory, console = existing_run(config, "sft"), console_or_stderr(console)
     renderer = make_renderer(config)
     own = None if directory is None else kept(directory)
     if own is not None and directory is not None:

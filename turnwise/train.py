@@ -16,7 +16,7 @@ from turnwise.eval import measure
 from turnwise.report import step_metrics
 from turnwise.rollout.interaction_sessions import Interaction
 from turnwise.rollout.tools.tool import Tool
-from turnwise.run import printer
+from turnwise.run import console_or_stderr, printer
 from turnwise.scoring.failures import check_scoring
 from turnwise.scoring.scorer import Scorer
 from turnwise.stopping import run_stoppable
@@ -49,7 +49,7 @@ def train(
     as in `evaluate`. A run that was given any is resumed only when it is given them again.
     """
     parts = prepare_training(config, samples, eval_samples, tools=tools, scorer=scorer, interaction=interaction)
-    return run_stoppable(train_prepared(*parts, console or Console(stderr=True)))
+    return run_stoppable(train_prepared(*parts, console_or_stderr(console)))
 
 
 async def train_prepared(

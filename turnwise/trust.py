@@ -34,6 +34,8 @@ _TRACKERS_HERE = (TrackerName.console.value, TrackerName.tensorboard.value)
 """The others send numbers to an account or an address that the environment names."""
 _TOOLS_ELSEWHERE = ("retrieve",)
 """Built-in tools that send what the policy writes to an address that the environment names."""
+_SCORERS_ELSEWHERE = ("judge", "tapo")
+"""Built-in scorers that send episodes to a judge, whose address the environment names where no option does."""
 _PLAIN_AGENT_OPTIONS = ("rounds", "trained", "tools", "system", "view", "reply")
 """Options of loops that name neither code nor an address, whichever loop is set: rows may name another one."""
 _ENVIRONMENT = "verifiers"
@@ -151,7 +153,7 @@ def _interaction(rollout: RolloutConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
-    """Rows may name plug-ins too, wherever their file lies: of each that only the run names, the first that does."""
+    """Rows may lead elsewhere too, wherever their file lies: of each that only the run names, the first that does."""
     for key in ("train_files", "eval_files"):
         for name in getattr(found, key):
             if name in getattr(given, key) or not Path(name).expanduser().is_file():  # whoever reads it says so
@@ -169,11 +171,10 @@ def _plugins_of_rows(found: DataConfig, given: DataConfig) -> Iterator[str]:
 
 
 def _plugin_of(sample: Sample) -> str | None:
-    """The first name of a sample that leads to code or to an address."""
+    """What leads a sample to code or to an address; code of its own it cannot name (rollout/plan.py)."""
     if isinstance(extra := sample.info.get("extra_info"), Mapping) and _ENVIRONMENT in extra:
         return f"an environment of {_ENVIRONMENT}"
-    names = (sample.agent, sample.interaction and sample.interaction.name, *(sample.tools or ()))
-    return next((one for one in names if one and (is_plugin(one) or one in _TOOLS_ELSEWHERE)), None)
+    return next((f"the tool {one}" for one in sample.tools or () if one in _TOOLS_ELSEWHERE), None)
 
 
 def _services(config: Config) -> Iterator[tuple[str, Any]]:
@@ -207,7 +208,7 @@ def _services(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _scoring(scoring: ScoringConfig) -> Iterator[tuple[str, Any]]:
     for source, name in scoring.scorers.items():
-        if name not in BUILTIN:
+        if name not in BUILTIN or name in _SCORERS_ELSEWHERE:
             yield f"scoring.scorers.{source}", name
     if scoring.run is ScoringRun.http:
         yield "scoring.url", scoring.url

@@ -59,6 +59,8 @@ class StopReason(enum.StrEnum):
     """`rollout.max_images` images were shown and there was another."""
     TIME_BUDGET = "time_budget"
     """`rollout.max_seconds` passed."""
+    AGENT_ERROR = "agent_error"
+    """The agent of `rollout.client` raised because of what the policy wrote; `artifacts["agent_error"]` says what."""
     FAILED = "failed"
     """An infrastructure failure; `Trajectory.failure` says which."""
     UNKNOWN = "unknown"

@@ -28,5 +28,16 @@ def test_adversarial_texts_are_read_and_nothing_is_run(name: str) -> None:
         assert message.text == piece * 500 and all(call.problem for call in message.tool_calls)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_that_breaks_off_into_a_long_run_is_read_to_its_end(name: str) -> None:
+    """No time is asserted: what goes back over a run for each of its characters would not end."""
+    read = load_format(name).parse
+    opening = "".join(parsers.OPENINGS[name])
+    for cut in range(1, len(opening) + 1):
+        for run in ("a", " ", '"', "a: "):
+            text = opening[:cut] + run * 30_000
+            assert read(text, turn=0, in_reasoning=False).text == text
+
+
 def test_every_format_is_measured() -> None:
     assert sorted(parsers.OPENINGS) == NAMES

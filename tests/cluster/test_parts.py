@@ -39,6 +39,22 @@ from turnwise.sandbox.results import Result, Status
 from turnwise.trust import reaches
 from turnwise.types import Completion, FinishReason, VersionRun
 
+SERVERS = ("engine=vllm_server", "cluster.address=auto")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["cluster.sampler_gpus=1"],
+        ["cluster.sampler_gpus=0.5"],
+        ["engine.server_options=[-tp, '2', -dp, '4']", "cluster.sampler_gpus=8"],
+        ["engine.replicas=3", "cluster.sampler_gpus=3"],
+        [],
+    ],
+)
+def test_a_sampler_that_reserves_what_its_servers_take_is_let_through(settings: list[str]) -> None:
+    check_cluster(configure("cluster=ray", *SERVERS, *settings))
+
 
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -48,6 +64,10 @@ from turnwise.types import Completion, FinishReason, VersionRun
         (["cluster.address='there:70000'"], "HOST:PORT"),
         (["engine=vllm_server", "engine.servers=['http://127.0.0.1:1']"], "samplers of a cluster start their own"),
         (["engine=scripted", "engine.script=[yes]", "cluster.samplers=2"], "engine=scripted is not on the cluster"),
+        ([*SERVERS, "engine.server_options=[-tp, '2', -dp, '4']", "cluster.sampler_gpus=2"], "take 8 GPU.*set it to 8"),
+        ([*SERVERS, "engine.server_options=['--data-parallel-size=8']"], "sampler_gpus=0: .*set it to 8"),
+        ([*SERVERS, "cluster.sampler_gpus=2"], r"take 1 GPU\(s\).*set it to 1"),
+        ([*SERVERS, "engine.replicas=3", "cluster.sampler_gpus=2"], "engine.replicas=3 x .*set it to 3"),
         (["cluster.scorers=1", "scoring.run=http", "scoring.url=http://127.0.0.1:1"], "a server scores already"),
         (["cluster.sandboxes=1", "sandbox.url=http://127.0.0.1:1"], "a server runs the code already"),
     ],

@@ -10,12 +10,13 @@ from inference_servers import Model, sglang_app, vllm_app
 
 from turnwise.assemble import make_renderer
 from turnwise.compose import configure
-from turnwise.engines import devices, opening_foreign
+from turnwise.engines import devices, opening_foreign, server_gpus
 from turnwise.engines.devices import Gpu, Seen
 from turnwise.engines.opening import model_source, open_sampler
-from turnwise.engines.opening_foreign import check_apart, check_foreign, described, devices_of, shared_place
+from turnwise.engines.opening_foreign import check_foreign, described, shared_place
 from turnwise.engines.samplers.sampler import Logprobs
 from turnwise.engines.samplers.vllm_server import VllmServer
+from turnwise.engines.server_gpus import check_apart, devices_of, gpus_of_a_server
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.serving import serving_beside
@@ -31,7 +32,7 @@ def after(found: list[str], name: str) -> str:
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    for module in (devices, opening_foreign):
+    for module in (devices, opening_foreign, server_gpus):
         monkeypatch.setattr(module, "look", lambda: Seen(tuple(Gpu("NVIDIA H200", 2**37) for _ in range(count))))
 
 
@@ -90,6 +91,41 @@ def test_servers_take_the_gpus_that_the_learner_does_not(monkeypatch: pytest.Mon
     assert devices_of(configure("engine=vllm_server"), 2) == ["GPU-6", "5"]
     with_gpus(monkeypatch, 0)
     assert devices_of(configure("engine=vllm_server"), 2) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("engine", "written", "gpus"),
+    [
+        ("vllm_server", "--data-parallel-size 8 --enable-expert-parallel", 8),
+        ("vllm_server", "-dp 2 -tp 2", 4),
+        ("vllm_server", "--data-parallel-size=8", 8),
+        ("vllm_server", "--data_parallel_size=2 --pipeline_parallel_size=3 -tp=2", 12),
+        ("vllm_server", "-dp 8 -dpl 4 -tp 2", 8),
+        ("vllm_server", "-tp 2 --tensor-parallel-size 4", 4),
+        ("vllm_server", "-pcp 2 -tp 2 -dcp 2", 4),
+        ("vllm_server", "", 1),
+        ("sglang_server", "--dp-size 4 --tp-size 2", 8),
+        ("sglang_server", "--dp 4", 4),
+        ("sglang_server", "--dp 4 --tp 8 --enable-dp-attention", 8),
+    ],
+)
+def test_every_kind_of_parallel_copy_counts_among_the_gpus_of_a_server(
+    engine: str, written: str, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_DP_SIZE", raising=False)
+    assert gpus_of_a_server(configure(f"engine={engine}", f"engine.server_options={written.split()}").engine) == gpus
+
+
+def test_copies_that_the_environment_asks_of_vllm_count_where_no_option_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_DP_SIZE", "4")
+    assert gpus_of_a_server(configure("engine=vllm_server").engine) == 4
+    assert gpus_of_a_server(configure("engine=vllm_server", "engine.server_options=[-dp, '2']").engine) == 2
+    assert gpus_of_a_server(configure("engine=sglang_server").engine) == 1
+    monkeypatch.setenv("VLLM_DP_SIZE", "many")
+    with pytest.raises(ConfigError, match="VLLM_DP_SIZE takes a number of GPUs, not 'many'"):
+        gpus_of_a_server(configure("engine=vllm_server").engine)
 
 
 def test_servers_and_learner_do_not_meet_on_a_gpu_in_silence() -> None:

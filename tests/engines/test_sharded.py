@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +277,30 @@ def test_a_table_that_leads_to_code_or_out_of_its_folder_is_refused(
     table = Metadata({"it": entry}, storage_data={MetadataIndex("it"): place})
     (tmp_path / ".metadata").write_bytes(pickle.dumps(table))
     with pytest.raises(StorageError, match=words):
+        CheckedReader(tmp_path).read_metadata()
+
+
+class OlderPython(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.2 does, by `getattr`."""
+
+    def reducer_override(self, value: object) -> object:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_a_table_that_an_older_python_wrote_is_read(tmp_path: Path) -> None:
+    table = Metadata({"it": TENSOR}, storage_data={MetadataIndex("it"): _StorageInfo("__0_0.distcp", 0, 8)})
+    with (tmp_path / ".metadata").open("wb") as file:
+        OlderPython(file).dump(table)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    entry = CheckedReader(tmp_path).read_metadata().state_dict_metadata["it"]
+    assert isinstance(entry, TensorStorageMetadata) and entry.properties == TENSOR.properties
+
+
+@pytest.mark.parametrize("name", ["__subclasses__", "__init__", "mro", "__class__", "_member_map_"])
+@pytest.mark.parametrize("owner", ["torch\nSize", "torch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING"])
+def test_a_table_asks_for_members_of_enums_alone(owner: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(f"cbuiltins\ngetattr\n(c{owner}\nV{name}\ntR.".encode())
+    with pytest.raises(StorageError, match="which is no member of an enum"):
         CheckedReader(tmp_path).read_metadata()
 
 

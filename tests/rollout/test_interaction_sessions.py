@@ -263,7 +263,7 @@ def test_state_under_the_instance_never_leaks_between_siblings(theatre, sample):
     def script(request):
         return f"#### {request.turn + 42 - request.noise.sibling}"
 
-    show = theatre.show(script, samples=[chosen])
+    show = theatre.show(script, samples=[chosen], interaction=spec.name)
     group = asyncio.run(show.group(4))
     assert [len(t.turns) for t in group.trajectories] == [1, 2, 3, 4]
     assert spec.kwargs == {"seen": []}
@@ -321,7 +321,7 @@ WRONG = [
 def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
     spec = InteractionSpec(f"{ME}:Odd", kwargs)
     samples = [sample("good", interaction=InteractionSpec(f"{ME}:Odd")), sample("bad", interaction=spec)]
-    show = theatre.show(["#### 42"], samples=samples)
+    show = theatre.show(["#### 42"], samples=samples, interaction=spec.name)
 
     async def both():
         return await asyncio.gather(show.episode(0), show.episode(1))
@@ -337,14 +337,14 @@ def test_wrong_returns_fail_their_episode_only(theatre, sample, kwargs, words):
 @pytest.mark.parametrize("value", [(True, "bye", None, None), (True, "bye", True, {}), [True, "bye", 1, {}]])
 def test_right_returns_of_many_kinds(theatre, sample, value):
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": value}))]
-    trajectory = theatre.show(["x"], samples=samples).play()
+    trajectory = theatre.show(["x"], samples=samples, interaction=f"{ME}:Odd").play()
     assert trajectory.stop_reason is StopReason.USER_ENDED
 
 
 def test_what_a_user_says_is_made_fit_for_tokenizers(theatre, sample):
     value = (False, "half \ud800 and nul \x00", None, {})
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": value}))]
-    show = theatre.show(["x"], samples=samples, max_assistant_turns=2)
+    show = theatre.show(["x"], samples=samples, max_assistant_turns=2, interaction=f"{ME}:Odd")
     trajectory = show.play()
     show.check_tokens(trajectory)
     assert trajectory.turns[0].replies == [
@@ -355,7 +355,7 @@ def test_what_a_user_says_is_made_fit_for_tokenizers(theatre, sample):
 def test_an_extra_that_is_changed_later_is_recorded_as_it_was(theatre, sample):
     extra = {"list": [1]}
     samples = [sample("a", interaction=InteractionSpec(f"{ME}:Odd", {"value": (True, "bye", None, extra)}))]
-    trajectory = theatre.show(["x"], samples=samples).play()
+    trajectory = theatre.show(["x"], samples=samples, interaction=f"{ME}:Odd").play()
     extra["list"].append(2)
     assert trajectory.artifacts["interaction_notes"] == [{"list": [1]}]
 

@@ -68,7 +68,7 @@ def make(**fields):
         ({"agent": "single_turn", "tools": [calculate]}, {}, "single_turn", "rollout.agent"),
         ({"agent": "single_turn"}, {"agent": "tool_agent"}, "tool_calling", "named by the row"),
         ({}, {"agent": "single_turn_agent"}, "single_turn", "named by the row"),
-        ({}, {"agent": f"{ME}:my_loop"}, f"{ME}:my_loop", "named by the row"),
+        ({"agent": f"{ME}:my_loop"}, {"agent": f"{ME}:my_loop"}, f"{ME}:my_loop", "named by the row"),
         ({"agent": f"{ME}:loop_object"}, {}, f"{ME}:loop_object", "rollout.agent"),
     ],
 )  # fmt: skip
@@ -130,8 +130,10 @@ def test_a_row_that_names_single_turn_but_brings_more_is_refused(agent, fields):
     ],
 )
 def test_unknown_names_are_found_with_their_row_and_the_nearest_name(fields, words):
+    user = fields.get("interaction")
+    named = {"agent": fields.get("agent"), "interaction": user and user.name}  # rows may name what the config names
     with pytest.raises(PluginError, match=words):
-        plan([make(**fields)])
+        plan([make(**fields)], **{key: name for key, name in named.items() if name is not None and ":" in name})
 
 
 def test_notices_say_what_is_configured_and_not_used():

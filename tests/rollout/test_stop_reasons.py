@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from turnwise import time_budget
@@ -356,6 +357,18 @@ def test_image_budget(theatre):
     )
     trajectory = asyncio.run(run_episode(show.samples[0], sibling=0, step=0, context=context))
     assert trajectory.stop_reason is StopReason.IMAGE_BUDGET and not trajectory.turns
+
+
+async def gives_up(base_url, sample):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        asked = {"model": "m", "messages": [{"role": "user", "content": "6*7?"}]}
+        (await client.post(f"{base_url}/chat/completions", json=asked)).raise_for_status()
+    raise LookupError("the model names no tool of mine")
+
+
+def test_agent_error(theatre):
+    trajectory = theatre.show(["42"], client=f"{__file__}:gives_up").play()
+    assert trajectory.stop_reason is StopReason.AGENT_ERROR and trajectory.failure is None
 
 
 def test_every_reason_has_a_test_here():

@@ -117,11 +117,14 @@ def play(make, work):
     return asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_tests_are_judged_by_the_mended_code_and_by_no_trick(shells) -> None:
+def test_these_tricks_do_not_work_in_the_process_of_the_tests_either(shells) -> None:
+    """Where tests are not apart from the code; test_swe_forgeries.py has what is tried where they are."""
+    tests = TESTS.model_copy(update={"apart": False})
+
     async def work(pool):
-        mended = await run_tests(pool, INSTANCE, {"calc/add.py": MENDED, "tests/test_add.py": "gone"}, TESTS)
-        found = {name: await run_tests(pool, INSTANCE, one, TESTS) for name, one in CHEATS.items()}
-        spoilt = await run_tests(pool, INSTANCE, {"calc/add.py": MENDED.replace("return a\n", "return 0\n")}, TESTS)
+        mended = await run_tests(pool, INSTANCE, {"calc/add.py": MENDED, "tests/test_add.py": "gone"}, tests)
+        found = {name: await run_tests(pool, INSTANCE, one, tests) for name, one in CHEATS.items()}
+        spoilt = await run_tests(pool, INSTANCE, {"calc/add.py": MENDED.replace("return a\n", "return 0\n")}, tests)
         return mended, found, spoilt
 
     mended, found, spoilt = play(shells, work)

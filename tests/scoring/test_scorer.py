@@ -19,11 +19,13 @@ from turnwise.scoring.scorer import (
     apply_all,
     as_scorer,
     cut,
+    evaluate,
     score_answer,
-    spec_for,
     turns_before_feedback,
 )
+from turnwise.scoring.sources import spec_for
 from turnwise.scoring.text_match import exact_match
+from turnwise.scoring.truths import check_truths
 from turnwise.task import known_scorers
 from turnwise.types import (
     CallRecord,
@@ -201,6 +203,52 @@ def test_scorers_are_found_by_source_then_default_then_known() -> None:
     assert spec_for("openai/gsm8k", {"other": "exact_match"}, known_scorers()) == "gsm8k"
     assert spec_for("arithmetic", {}, known_scorers()) == "gsm8k"
     assert spec_for("HuggingFaceH4/MATH-500", {}) == "math"
+
+
+VERLS_SOURCES = [
+    "openai/gsm8k", "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math",
+    "math_dapo_reasoning", "aime2024", "aime_2025", "aime", "numina_aops_forum", "numina_synthetic_math", "numina_amc_aime",
+    "numina_synthetic_amc", "numina_cn_k12", "numina_olympiads", "codecontests", "apps", "codeforces", "taco", "hiyouga/geometry3k",
+    "searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa", "searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle",
+]  # fmt: skip
+"""All that verl's default_compute_score has a rule for, in 0.6.1, 0.7.0 and its main branch of August 2026."""
+
+
+def test_every_source_that_verl_scores_by_default_is_scored_here() -> None:
+    for source in VERLS_SOURCES:
+        ScorerSpec(spec_for(source, {}, known_scorers())).make()
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "reward", "parts"),
+    [
+        ("math_dapo", "So.\nAnswer: 34", 1.0, {"acc": 1.0}),
+        ("math_dapo", "So.\nAnswer: 35", -1.0, {"acc": 0.0}),
+        ("math_dapo", "I do not know.", -1.0, {"acc": 0.0}),
+        ("aime2024", "It is \\boxed{34}", 1.0, {"acc": 1.0}),
+        ("aime_2025", "Answer: $34$", 1.0, {"acc": 1.0}),
+        ("hiyouga/geometry3k", "<think>hm</think> \\boxed{34}", 1.0, {}),
+        ("hiyouga/geometry3k", "\\boxed{34}", 0.9, {}),
+        ("hiyouga/geometry3k", "<think>hm</think> \\boxed{35}", 0.1, {}),
+    ],
+)
+def test_verls_rules_are_the_default_of_its_sources(
+    source: str, answer: str, reward: float, parts: dict[str, float]
+) -> None:
+    sample = dataclasses.replace(episode().sample, data_source=source, ground_truth="34")
+    turn = Turn(0, Message(Role.ASSISTANT, answer), FinishReason.STOP, 0, 3, 2)
+    trajectory = dataclasses.replace(episode(), sample=sample, turns=[turn])
+    found = asyncio.run(evaluate(ScorerSpec(spec_for(source, {})).make(), trajectory))
+    assert found.reward == pytest.approx(reward) and found.parts == parts
+    with pytest.raises(DataError, match="needs reward_model.ground_truth"):
+        check_truths(ScorerSpec("verl_default"), [dataclasses.replace(sample, ground_truth=None)])
+
+
+@pytest.mark.parametrize("score", [{5: 1.0}, {None: 1.0, "score": 1.0}, {"": 1.0}, Score(1.0, {5: 1.0}), Score(1.0, {}, {0: {5: 1.0}})])  # type: ignore[dict-item]  # fmt: skip
+def test_a_part_whose_name_is_no_text_is_refused(score: Any) -> None:
+    """After the run is read back it would have another name, or the run could not be written at all."""
+    with pytest.raises(PluginError, match="names of parts are texts"):
+        asyncio.run(evaluate(as_scorer(lambda trajectory: score, "odd"), episode()))
 
 
 def test_unknown_names_offer_the_nearest() -> None:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_a_distributed_checkpoint_is_read_without_torch_distributed(saved: Path)
     found = read_distributed(saved)
     assert sorted(found) == ["a", "b"], "what is no tensor is passed over"
     assert torch.equal(found["a"].read(), torch.arange(12.0).view(3, 4)) and found["b"].dtype is torch.bfloat16
+
+
+class OlderPython(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.2 does, by `getattr`."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_a_head_that_an_older_python_wrote(saved: Path) -> None:
+    head = saved / ".metadata"
+    with head.open("rb") as file:
+        table = pickle.load(file)
+    with head.open("wb") as file:
+        OlderPython(file, protocol=pickle.DEFAULT_PROTOCOL).dump(table)
+    assert b"getattr" in head.read_bytes()
+    assert torch.equal(read_distributed(saved)["a"].read(), torch.arange(12.0).view(3, 4))
 
 
 def test_heads_that_name_code_or_files_elsewhere(saved: Path, tmp_path: Path) -> None:

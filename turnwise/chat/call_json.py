@@ -35,7 +35,7 @@ class JsonBefore:
     def __init__(self, marks: Iterable[str], *, keeps_strings: bool = True) -> None:
         self._keeps_strings = keeps_strings
         pattern = any_of(marks)
-        self._walk = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\\]|(?P<mark>{pattern})', re.DOTALL)
+        self._walk = re.compile(rf'"[^"\\]*(?:\\.[^"\\]*)*"|["\\]|(?P<mark>{pattern})', re.DOTALL)
         self._plain = re.compile(rf"{pattern}|\Z")
 
     def read(self, text: str, start: int) -> Body:

@@ -1,7 +1,7 @@
 """Calls whose parameters stand between tags by name: one reader and writer for every family that has its own tags.
 
 A text is written as it is, anything else as JSON, so the tool's schema says which it was (`argument_types.py`). A value
-ends at its closing tag; one that holds this tag, or a tag of the block around it, cannot be written.
+ends at its closing tag; one that holds this or another tag of the grammar cannot be written.
 """
 
 import json
@@ -52,11 +52,13 @@ class TagGrammar:
         self._opens = re.compile(_pattern(call[0], name=r'[^\s<>"]+'))
         self._closes = re.compile(_pattern(call[1]))
         self._begins = re.compile(_pattern(parameter[0], name=r'[^<>"\n]+'))
-        self._value_end = re.compile(any_of({parameter[1], *self._block, *self._block.values()}))
+        own = "|".join(sorted({head for tag in (*call, parameter[0]) for head in _heads(tag)}))
+        self._value_end = re.compile(any_of({parameter[1], *self._block, *self._block.values()}) + f"|{own}")
+        """The first is a value's end. At any other tag of the grammar it was not closed: the rest is not its text."""
         think, unthink = thoughts
         marks = any_of({*self._block, think, unthink})
-        self._ends = {opened: re.compile(rf"\s*+{re.escape(closed)}") for opened, closed in block}
-        self._ends[""] = re.compile(rf"(?:\s*+(?:{any_of(self._block.values())}))?")
+        self._ends = {opened: re.compile(rf"\s*{re.escape(closed)}") for opened, closed in block}
+        self._ends[""] = re.compile(rf"(?:\s*(?:{any_of(self._block.values())}))?")
         """What closes a block by what opened it; a call that stands alone may still be followed by a closing tag."""
         self._recovers = re.compile(rf"{any_of(self._block.values())}|(?={marks})|\Z")
         self._alone = call[0].partition(_SLOT)[0] if stands_alone else ""
@@ -158,11 +160,16 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _heads(tag: str) -> list[str]:
+    """Patterns of the beginnings of a tag's own tags, whatever their names and attributes are."""
+    return [rf"{re.escape(head)}(?=[\s=>])" for head in re.findall(r"</?[^\s=>{}]+", tag)]
+
+
 def _pattern(tag: str, name: str = "") -> str:
     """A tag with white space around it; the first {} is a name, the second says true or false and may be missing."""
-    parts = [r"\s*+".join(map(re.escape, part.split("\n"))) for part in tag.split(_SLOT)]
+    parts = [r"\s*".join(map(re.escape, part.split("\n"))) for part in tag.split(_SLOT)]
     if len(parts) == 3:
         attribute = re.escape('" string="')
         assert parts[1] == attribute
-        return rf'\s*+{parts[0]}({name})"(?:\s++string="(true|false)")?\s*+>'
-    return rf"\s*+{f'({name})'.join(parts)}"
+        return rf'\s*{parts[0]}({name})"(?:\s+string="(true|false)")?\s*>'
+    return rf"\s*{f'({name})'.join(parts)}"

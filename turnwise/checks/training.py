@@ -8,7 +8,7 @@ from turnwise.config.inputs import TRAINABLE
 from turnwise.config_check import check_config
 from turnwise.engines.devices import rank_devices, seen_by_learner
 from turnwise.engines.memory_plan import Training, memory_here
-from turnwise.engines.opening_foreign import check_apart
+from turnwise.engines.server_gpus import check_apart
 from turnwise.errors import ConfigError, DataError
 from turnwise.knobs import is_plugin
 from turnwise.training.advantages import check

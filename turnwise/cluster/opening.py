@@ -10,6 +10,7 @@ from turnwise.cluster.connection import Say, check_address, hearing, on_ray
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.scorers import ClusterRunner
 from turnwise.config import Config
+from turnwise.engines.server_gpus import check_reserved
 from turnwise.errors import ConfigError
 from turnwise.sandbox.opening import pools_elsewhere
 from turnwise.scoring.service import Runner, make_runner
@@ -23,6 +24,7 @@ def check_cluster(config: Config) -> None:
         raise ConfigError("cluster=ray needs Ray: pip install 'turnwise[cluster]'")
     check_address(config.cluster.address)
     check_gpus_here(config, training=False)
+    check_reserved(config)
     if config.engine.servers:  # every sampler would load weights under the turns of the others
         raise ConfigError(
             "engine.servers: samplers of a cluster start their own; set one of engine.servers and cluster"

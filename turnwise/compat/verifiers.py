@@ -23,6 +23,8 @@ from turnwise.types import Sample, Trajectory
 ROW = "verifiers"
 """In `extra_info` of a row: the environment's config, and which of its tasks this is."""
 _HERE = "turnwise.compat.verifiers"
+_NAMED: set[str] = set()
+"""Configs of environments that tasks of this process name: rows of a file choose among them."""
 
 
 def environment_task(env_id: str, *, env: Mapping[str, Any] | None = None, holdout: int = 10, **taskset: Any) -> Task:
@@ -35,6 +37,7 @@ def environment_task(env_id: str, *, env: Mapping[str, Any] | None = None, holdo
         config = json.dumps(given, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {env_id}: its options are texts, numbers, lists and dicts: {error}") from error
+    _NAMED.add(config)
     source = _Tasks.of(config)
 
     def rows(split: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -53,9 +56,15 @@ def environment_task(env_id: str, *, env: Mapping[str, Any] | None = None, holdo
 
 async def run(base_url: str, sample: Sample) -> dict[str, Any]:
     """The client of an episode: the environment plays its task against this address; its rewards and metrics."""
-    vf, where = _package(), sample.info.get("extra_info", {}).get(ROW)
+    where = sample.info.get("extra_info", {}).get(ROW)
     if not isinstance(where, dict):
         raise PluginError(f"sample {sample.id} is no row of a verifiers environment")
+    if where.get("config") not in _NAMED:  # a file's word, and loading an environment imports its package
+        raise PluginError(
+            f"sample {sample.id}: extra_info.{ROW} names another environment than the task does: name it in"
+            " task=verifiers:ENV_ID, or in a file with environment_task(...)"
+        )
+    vf = _package()
     task = await asyncio.to_thread(_Tasks.of(where["config"]).get, where["index"])
     # Of its own for each episode: what an environment serves knows the address that its model calls go to.
     environment = await asyncio.to_thread(_environment, where["config"])

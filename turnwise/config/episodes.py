@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.choices import Keep, SandboxLevel, ScoringRun
-from turnwise.knobs import at_least, duration, knob, only, share, url
+from turnwise.knobs import any_number, at_least, duration, knob, only, share, url
 
 
 @dataclass
@@ -125,6 +125,9 @@ class ScoringConfig:
     """Seconds for one trajectory (for a whole batch with `batch`). Raise it for slow judges and test suites."""
     retries: int = knob(3, at_least(0), only("scoring.run", "pool", "http", "batch"))
     """How often scoring that failed for lack of an answer is tried again. Lower it to see failures at once."""
+    agent_error: float | None = knob(0.0, any_number(), only("rollout.client", "*"))
+    """Reward of an episode whose agent (`rollout.client`) raised because of what the policy wrote, such as a tool that
+    is not there; its parts are 0. Lower it to punish that; null keeps what the scorer gives (docs/agents-sdk.md)."""
     url: str | None = knob(None, url(), only("scoring.run", "http"))
     """The reward server's address, such as http://127.0.0.1:8200. Its token is the value of the environment variable
     TURNWISE_REWARD_TOKEN. Must be set with scoring.run=http."""

@@ -4,20 +4,19 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
+from turnwise.addresses import is_loopback
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.vision import ImageProcessor
 from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
-from turnwise.config.inputs import FOREIGN
-from turnwise.engines.devices import Seen, choose, look, rank_devices
+from turnwise.engines.devices import choose, look
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source, small_picture
 from turnwise.engines.opening_own import vocabulary_of
@@ -32,10 +31,10 @@ from turnwise.engines.samplers.server_process import ServerProcess
 from turnwise.engines.samplers.sglang_server import SCALING, SglangServer, sglang_command
 from turnwise.engines.samplers.vllm_engine import VllmEngine
 from turnwise.engines.samplers.vllm_server import AS_WE_SEE, VllmServer, vllm_command
+from turnwise.engines.server_gpus import devices_of, named_options
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
-from turnwise.serving import is_loopback
 from turnwise.storage.run_dir import SERVERS, run_folder
 
 API_KEY_ENV = "TURNWISE_ENGINE_KEY"
@@ -47,9 +46,6 @@ PACKAGES = {EngineName.vllm: "vllm", EngineName.vllm_server: "vllm", EngineName.
 VLLM_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2"}
 """Several servers and a learner share the cores and the memory; said where the environment does not say otherwise."""
-_GPUS_OF_A_SERVER = (
-    "--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size", "-pp", "--pp-size",
-)  # fmt: skip
 _OURS = (
     "--host", "--port", "--model", "--model-path", "--served-model-name", "--logprobs-mode", "--worker-extension-cls",
 )  # fmt: skip
@@ -150,7 +146,7 @@ def _refuse_idle(engine: EngineConfig) -> None:
 def _refuse_options(engine: EngineConfig) -> None:
     """What decides who is asked for what, and secrets: a command line is kept in the run's folder and in the server's
     log, and every process of the machine sees it."""
-    for option, _ in _said(engine.server_options):
+    for option, _ in named_options(engine.server_options):
         if option.replace("_", "-") in _OURS:
             raise ConfigError(
                 f"engine.server_options: {option} is Turnwise's to say; with another one its tokens or "
@@ -215,70 +211,6 @@ def shared_place(config: Config) -> Path | None:
     """A folder of weights that servers on other machines see: with the runs, which then lie on a shared disk."""
     apart = [url for url in config.engine.servers if not is_loopback(httpx.URL(url).host)]
     return Path(config.runs_dir).resolve() / ".weights" if apart else None
-
-
-def devices_of(config: Config, replicas: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each server: GPUs from the last one on, so that the learner's, the first, is taken last.
-
-    None where there is no GPU.
-    """
-    count, each = len(look().gpus), gpus_of_a_server(config.engine)
-    if not count:
-        return [None] * replicas
-    if replicas * each > count:
-        raise ConfigError(f"engine.replicas={replicas} of {each} GPU(s) each: this machine has {count}")
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]  # ours, of all there are
-    order = (named or [str(number) for number in range(count)])[:count][::-1]
-    return [",".join(order[number * each : (number + 1) * each]) for number in range(replicas)]
-
-
-def gpus_of_a_server(engine: EngineConfig) -> int:
-    """As many as the options that it is started with say."""
-    each = 1
-    for name, value in _said(engine.server_options):
-        if name in _GPUS_OF_A_SERVER:
-            if not value.isdecimal() or not int(value):
-                raise ConfigError(f"engine.server_options: {name} takes a number of GPUs, not {value!r}")
-            each *= int(value)
-    return each
-
-
-def check_apart(config: Config, seen: Seen | None = None) -> str | None:
-    """Servers that are started here and the learner's processes must not meet on a GPU; what is said where they may.
-
-    They may where the servers sleep while the learner learns. A learner in one process may share its GPU with a server
-    that leaves room for it (engine.memory_fraction): with one GPU there is no other way.
-    """
-    engine, count = config.engine, config.learner.processes
-    if engine.name not in FOREIGN or engine.servers or config.cluster.name is not ClusterName.none:
-        return None
-    seen = look() if seen is None else seen
-    gpus, servers = len(seen.gpus), engine.replicas * gpus_of_a_server(engine)
-    if rank_devices(config, seen)[0] == "cpu":
-        return None
-    if engine.name == EngineName.vllm and count > 1 and not engine.sleep:
-        raise ConfigError(
-            f"engine=vllm writes on the first GPU(s), which learner.processes={count} takes too: take "
-            "engine=vllm_server, whose servers have the last ones, or set engine.sleep=true to share them in turn"
-        )
-    if servers + count <= gpus and engine.name != EngineName.vllm:
-        return None
-    asked = (
-        f"engine.replicas={engine.replicas} takes {servers} GPU(s) and learner.processes={count} takes {count}, "
-        f"together {servers + count}, and this machine has {gpus}"
-    )
-    if count > 1 and not engine.sleep:
-        raise ConfigError(f"{asked}; lower one, or set engine.sleep=true to have them share GPUs in turn")
-    return f"{asked}; some are shared" + (
-        "" if engine.sleep else ": engine.memory_fraction must leave the learner room"
-    )
-
-
-def _said(options: list[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values, as `--name value` or `--name=value`."""
-    for option, following in pairwise([*options, ""]):
-        name, equals, value = option.partition("=")
-        yield name, value if equals else following
 
 
 def _capabilities(config: Config) -> Capabilities:

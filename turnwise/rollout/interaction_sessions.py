@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseError, unknown
-from turnwise.plugins import builtin, load, names_in
+from turnwise.knobs import is_plugin
+from turnwise.plugins import LONGEST_NAME, builtin, load, names_in, unnamed
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.interactions.base import BaseInteraction, Seen
 from turnwise.rollout.toolbox import CLOSE_SECONDS
@@ -52,7 +53,7 @@ class Interactions:
         return sorted({*self._registered, *(name for name in names_in(_PACKAGE) if name != "base")})
 
     def get(self, name: str) -> Interaction:
-        """The interaction of a name."""
+        """The interaction of a name. Code is imported only where the config names it."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
@@ -69,12 +70,15 @@ class Interactions:
         options = dict(self._config.interaction_kwargs) if name == self._config.interaction else {}
         if name in self._registered:
             return self._registered[name](options)
-        if ":" in name or "." in name:
+        if is_plugin(name):
+            if name != self._config.interaction:
+                keys = "rollout.interaction=...", "rollout.interactions_file=FILE"
+                raise PluginError(unnamed("interaction", name, self.names, *keys))
             kind = load(name, "interaction")
         elif name in self.names:
             kind = builtin(_PACKAGE, name, "interaction", leave_out=("base",)).INTERACTION
         else:
-            raise PluginError(unknown("interaction", name, self.names))
+            raise PluginError(unknown("interaction", name[:LONGEST_NAME], self.names))
         return _build(kind, name, {**options, "name": name})
 
 

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError, unknown
-from turnwise.plugins import builtin, load, load_module, names_in
+from turnwise.knobs import is_plugin
+from turnwise.plugins import LONGEST_NAME, builtin, load, load_module, names_in, unnamed
 from turnwise.rollout.verl_loops import registered_in, verl_loop
 from turnwise.strict_yaml import read_yaml
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PACKAGE = "turnwise.rollout.agent_loops"
 VERL_NAMES = {"single_turn_agent": "single_turn", "tool_agent": "tool_calling"}
 TARGET = "_target_"
+OWN = " Your own is written as module:name."
 
 Loop = Callable[["Conversation"], Awaitable[None]]
 
@@ -47,7 +49,7 @@ class Loops:
             raise ConfigError("rollout.agent_options are those of rollout.agent, which is not set")
 
     def get(self, agent: str) -> Loop:
-        """The loop of a name, with its options filled in."""
+        """The loop of a name, with its options filled in. Code is imported only where the config names it."""
         if agent not in self._made:
             self._made[agent] = self._make(agent)
         return self._made[agent]
@@ -90,13 +92,15 @@ class Loops:
         if (entry := self._entries.get(agent)) is not None:
             found = load(entry.target, "agent loop", near=entry.folder)
             return _filled(found, entry.target, {**entry.kwargs, **options}, entry.where)
-        if ":" in agent:
+        if ":" in agent and configured:
             return _filled(load(agent, "agent loop"), agent, options, "rollout.agent_options")
         if agent not in names_in(_PACKAGE) or agent in VERL_NAMES:
             if agent in self._registered:
                 return _filled(self._registered[agent], agent, options, "rollout.agent_options")
-            if known := [*self._entries, *self._registered]:
-                raise PluginError(unknown("agent loop", agent, [*known, *names_in(_PACKAGE)]))
+            known = [*self._entries, *self._registered, *names_in(_PACKAGE)]
+            if configured or not is_plugin(agent):
+                raise PluginError(unknown("agent loop", agent[:LONGEST_NAME], known) + ("" if self._entries else OWN))
+            raise PluginError(unnamed("agent loop", agent, known, "rollout.agent=...", "rollout.agents_file=FILE"))
         module = vars(builtin(_PACKAGE, agent, "agent loop"))
         # One that needs more than options is made for a run, from its config, and may read its options itself.
         found = (

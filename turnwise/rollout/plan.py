@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, PluginError
+from turnwise.plugins import LONGEST_NAME
 from turnwise.rollout.interaction_sessions import Interactions
 from turnwise.rollout.loop_loading import Loop, Loops
 from turnwise.rollout.tool_loading import builtin_tools
@@ -109,8 +110,9 @@ def _instead_of_single_turn(sample: Sample, why: str) -> str:
 
 def _unoffered(sample: Sample, name: str, tools: Iterable[str]) -> str:
     """A row has arguments for a tool that was not configured."""
+    name = name[:LONGEST_NAME]
     close = difflib.get_close_matches(name, list(tools), n=1)
-    hint = f"offer it with rollout.tools=[FILE.py:{name}]"
+    hint = f"offer it with rollout.tools=[FILE.py:{name if name.isidentifier() else 'NAME'}]"
     if close:
         hint = f"offer it with rollout.tools=[{name}]" if close == [name] else f"did you mean {close[0]!r}?"
     return f"sample {sample.id} has tools_kwargs for the tool {name!r}, which is not among rollout.tools: {hint}"

@@ -1,5 +1,6 @@
 """From a name to a tool: built-in ones, functions, objects and classes of the user's, and verl's classes."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def as_tool(found: object) -> Tool:
         return decorated
     if callable(found):
         return function_tool_of(found) or tool(found)
-    raise PluginError(f"{found!r} is not a tool: decorate a typed function with @tool")
+    raise PluginError(f"{reprlib.repr(found)} is not a tool: decorate a typed function with @tool")
 
 
 def tool_of_class(kind: type, config: dict[str, Any], schema: JsonSchema | None, options: ToolOptions) -> Tool:

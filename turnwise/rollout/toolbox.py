@@ -14,6 +14,7 @@ from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
 from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, ToolError, nearest
+from turnwise.plugins import LONGEST_NAME
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
 from turnwise.rollout.tool_images import ShowImages, TakeImages, with_images
@@ -90,8 +91,9 @@ class Toolbox:
         for name in sample.tools:
             if name not in self.tools:
                 if name not in builtin_tools():
-                    hint = nearest(name, [*self.tools, *builtin_tools()])
-                    raise PluginError(f"sample {sample.id}: tool_selection names {name!r}, which nobody offers: {hint}")
+                    named = name[:LONGEST_NAME]
+                    hint = f"which nobody offers: {nearest(named, [*self.tools, *builtin_tools()])}"
+                    raise PluginError(f"sample {sample.id}: tool_selection names {named!r}, {hint}")
                 self._add(load_tool(name, self._sandbox))
         return sample.tools
 

@@ -24,7 +24,21 @@ MOST_FILES = 4000
 MOST_TESTS = 4000
 _INSIDE = Path(__file__).parent / "inside"
 _FILES_SCRIPT = (_INSIDE / "workspace.py").read_text()
-_TESTS_SCRIPT = (_INSIDE / "tests_driver.py").read_text()
+_TOGETHER_SCRIPT = (_INSIDE / "tests_together.py").read_text()
+_PACKAGE = "turnwise.sandbox.inside"
+_APART = ("far", "plain", "packing", "crossing", "lineup", "code_process", "held_files", "outcomes", "tests_driver")
+_SOURCES = [
+    *([name, ""] for name in ("turnwise", "turnwise.sandbox", _PACKAGE)),
+    *([f"{_PACKAGE}.{name}", (_INSIDE / f"{name}.py").read_text()] for name in _APART),
+]
+_STUB = """import json, sys, types
+sources = json.loads(sys.stdin.buffer.readline())
+for name, text in sources:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(text, name, "exec"), vars(module))"""
+"""Makes the driver's modules of their texts: the project itself is not in the sandbox."""
+_APART_SCRIPT = f"{_STUB}\nsys.modules['{_PACKAGE}.tests_driver'].main(sources, {_STUB!r})"
 _ANSWER_CHARS = 4_000_000
 """Of what our own script prints, changed files included."""
 CONTROLS = frozenset({
@@ -71,6 +85,8 @@ class SweTests(_Checked):
     PASS_TO_PASS: Annotated[list[str], Field(max_length=MOST_TESTS)] = []
     files: Annotated[dict[FileName, str], Field(max_length=MOST_FILES)] = {}
     runner: Literal["unittest", "pytest"] = "unittest"
+    apart: bool = True
+    """Whether the code under test runs in another process than its tests; in the same one it can forge results."""
 
 
 def read_instance(value: Any, where: str) -> Instance:
@@ -201,20 +217,36 @@ async def run_tests(
     session = pool.shell()
     try:
         await place(session, instance.files)
-        judged = {"do": "place", "root": ROOT, "files": {**allowed(changes, instance, tests), **tests.files}}
+        judged: dict[str, Any] = {
+            "do": "place", "root": ROOT, "files": {**allowed(changes, instance, tests), **tests.files},
+        }  # fmt: skip
         if "refused" in await _script(session, judged):  # a file where the tests need a folder
             return Outcome(0, len(set(tests.FAIL_TO_PASS)), 0, len(set(tests.PASS_TO_PASS)))
         names = [*tests.FAIL_TO_PASS, *tests.PASS_TO_PASS]
-        secret = secrets.token_hex(32).encode()
-        order = json.dumps({"runner": tests.runner, "tests": names}).encode()
-        argv = ("python", "-I", "-B", "-c", _TESTS_SCRIPT)
-        given = order + b"\n" + secret + b"\n"
+        secret = secrets.token_hex(32)
+        script, order = _order(instance, judged["files"], tests, names)
+        given = "\n".join([*map(json.dumps, order), secret, ""]).encode()
+        argv = ("python", "-I", "-B", "-c", script)
         ran = await session.run(argv=argv, folder=ROOT, given=given, seconds=seconds, output=_ANSWER_CHARS)
     finally:
         await session.close()
-    passed = _passed(ran, secret.decode(), names)
+    passed = _passed(ran, secret, names)
     counts = [sum(name in passed for name in dict.fromkeys(some)) for some in (tests.FAIL_TO_PASS, tests.PASS_TO_PASS)]
     return Outcome(counts[0], len(set(tests.FAIL_TO_PASS)), counts[1], len(set(tests.PASS_TO_PASS)))
+
+
+def _order(
+    instance: Instance, changed: Mapping[str, str | None], tests: SweTests, names: list[str]
+) -> tuple[str, list[Any]]:
+    """The script that runs the tests, and what it reads first."""
+    order: dict[str, Any] = {"runner": tests.runner, "tests": names}
+    if not tests.apart:
+        return _TOGETHER_SCRIPT, [order]
+    files = {name: text for name, text in {**instance.files, **changed}.items() if text is not None}
+    named = _files_of(tests)
+    held = {name: text for name, text in files.items() if decides(name) or name in named}
+    code = [name for name in files if name not in held]
+    return _APART_SCRIPT, [_SOURCES, {**order, "scratch": SCRATCH, "held": held, "code": code}]
 
 
 def allowed(changes: Mapping[str, str | None], instance: Instance, tests: SweTests) -> dict[str, str | None]:

@@ -19,13 +19,14 @@ MAX_NUMBER = 64
 _VERL_STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 _VERL_FLEXIBLE = re.compile(r"(\-?[0-9\.\,]+)")
 _MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2013\ufe63\uff0d", "-"))
-_DIGITS = r"(?>[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}|[0-9]+)"
+_DIGITS = r"(?=(?P<digits>[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}|[0-9]+))(?P=digits)"
+"""Looked at first and then taken whole: what follows cannot make it give digits back."""
 _NUMBER = re.compile(
     rf"""
     [\s*_`:=\\$€£]*                          # what people put before a number
     (?P<sign>[-+]?)[\\$€£]*
-    (?P<value>(?>{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+))
-    (?:\s?/\s?(?P<divisor>(?>[0-9]+)))?
+    (?=(?P<value>{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+))(?P=value)
+    (?:\s?/\s?(?P<divisor>[0-9]+))?
     (?![0-9]|\.[0-9])                        # a number that goes on is not this number,
     (?!\s*[-+*/^=×÷:,]\s*[$(]?[0-9])         # nor is the start of a sum, a range, a time or a list,
     (?!\s?(?:[eE][-+]?|[xX]\s?)[0-9]|\s+\$?[0-9])   # nor 1e5, 2x9 or "5 6 7"
@@ -38,7 +39,7 @@ _LOOSE = re.compile(
     rf"""
     (?<![0-9A-Za-z.,/])                      # not inside a word or a number
     (?:(?<![)])[-+])?[$€£]?                  # 10-3 ends with 3, not with -3
-    (?>(?=\.?[0-9])(?:{_DIGITS})?(?:\.[0-9]+)?)(?:/[0-9]+)?
+    (?=\.?[0-9])(?=(?P<number>(?:{_DIGITS})?(?:\.[0-9]+)?))(?P=number)(?:/[0-9]+)?
     (?![0-9]|\.[0-9]|[eE][-+]?[0-9])
     """,
     re.VERBOSE,

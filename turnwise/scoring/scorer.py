@@ -20,13 +20,6 @@ from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
 from turnwise.scoring.verl_managers import is_manager, manager_scorer
 from turnwise.types import Remark, Role, StopReason, Trajectory
 
-KNOWN = {
-    **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math"),
-    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code_tests"),
-    **dict.fromkeys(("searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa"), "search_qa"),
-    **dict.fromkeys(("searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"), "search_qa"),
-}
-"""The scorer of data sources that neither `scoring.scorers` nor a task covers."""
 LONGEST_CAUSE = 300
 LONGEST_REMARK = 10_000
 """Characters kept of what a scorer raised, and of what a judge wrote."""
@@ -88,18 +81,9 @@ BUILTIN: dict[str, str] = {
     "environment": "turnwise.scoring.episode_scores:environment",
     "interaction": "turnwise.scoring.episode_scores:interaction",
     "loop_reward": "turnwise.scoring.episode_scores:loop_reward",
+    "verl_default": "turnwise.compat.verl_default:verl_default",
 }
 """Where a built-in scorer lives; its parameters after the trajectory are its options."""
-
-
-def spec_for(data_source: str, scorers: Mapping[str, str], of_tasks: Mapping[str, str] | None = None) -> str:
-    """The scorer's name for a data source: its own entry, then "default", then its task's or the known one."""
-    known = KNOWN | dict(of_tasks or {})
-    for table, key in ((scorers, data_source), (scorers, "default"), (known, data_source)):
-        if key in table:
-            return table[key]
-    hint = unknown("data source", data_source, [*scorers, *known])
-    raise ConfigError(f"no scorer: {hint} Name one with scoring.scorers, or one for all under the key default.")
 
 
 def as_scorer(function: Any, spec: str, options: Mapping[str, Any] | None = None) -> Scorer:
@@ -346,7 +330,7 @@ def raised_by(name: str, error: BaseException) -> ScoringFailed:
 
 def _sum(result: dict[Any, Any], name: str) -> Score:
     """Parts by name; the reward is the one called `score`, or their sum."""
-    parts = {str(part): _number(value, name, f"part {part!r}") for part, value in result.items()}
+    parts = _parts(result, name)
     if not parts:
         raise PluginError(f"scorer {name} returned an empty dict, {{}}; it needs {TOTAL!r} or parts to add up")
     total = parts.pop(TOTAL) if TOTAL in parts else sum(parts.values())
@@ -362,13 +346,18 @@ def _checked(score: Score, trajectory: Trajectory, name: str) -> Score:
         raise PluginError(f"scorer {name} scored turns {sorted(score.turns)}; there are {sorted(existing)}")
     return Score(
         _number(score.reward, name, "the reward"),
-        {part: _number(value, name, f"part {part!r}") for part, value in score.parts.items()},
-        {
-            turn: {part: _number(value, name, f"{part!r} of turn {turn}") for part, value in scores.items()}
-            for turn, scores in score.turns.items()
-        },
+        _parts(score.parts, name),
+        {turn: _parts(scores, name, f" of turn {turn}") for turn, scores in score.turns.items()},
         tuple(_remark(remark, existing, name) for remark in score.remarks),
     )
+
+
+def _parts(parts: Mapping[Any, Any], scorer: str, where: str = "") -> dict[str, float]:
+    """Numbers by name; a name that is no text would be another one after the run is read back."""
+    for part in parts:
+        if not isinstance(part, str) or not part:
+            raise PluginError(f"scorer {scorer} named a part{where} {reprlib.repr(part)}: names of parts are texts")
+    return {part: _number(value, scorer, f"part {part!r}{where}") for part, value in parts.items()}
 
 
 def _remark(remark: Any, turns: set[int], name: str) -> Remark:

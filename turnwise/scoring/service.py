@@ -11,9 +11,10 @@ from turnwise.errors import ConfigError, unknown
 from turnwise.scoring.failures import ScoringStats, counted
 from turnwise.scoring.judge.judge import take_metrics
 from turnwise.scoring.loop_resources import close_loop_resources
-from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of, spec_for
+from turnwise.scoring.scorer import Score, Scorer, ScorerSpec, evaluate, name_of
+from turnwise.scoring.sources import spec_for
 from turnwise.scoring.truths import check_truths
-from turnwise.types import Sample, Trajectory
+from turnwise.types import Sample, StopReason, Trajectory
 
 
 class Runner(Protocol):
@@ -54,7 +55,7 @@ class Scoring:
         `runner` is the one that the config names, or another instead."""
         runner = runner or make_runner(config)
         if own is not None:
-            return cls(runner, dict.fromkeys(sources, weighted(counted(own, runner.stats), config.weights)))
+            return cls(runner, dict.fromkeys(sources, _as_configured(counted(own, runner.stats), config)))
         named = {source: spec_for(source, config.scorers, known) for source in sources}
         unused = set(config.scorers) - {*sources, "default"}
         if unused:
@@ -64,14 +65,14 @@ class Scoring:
             hint = unknown("scorer", min(idle), named.values())
             raise ConfigError(f"scoring.options: no data source has the {hint}")
         made = {name: runner.scorer(ScorerSpec(name, _options(config, name))) for name in named.values()}
-        return cls(runner, {source: weighted(made[name], config.weights) for source, name in named.items()})
+        return cls(runner, {source: _as_configured(made[name], config) for source, name in named.items()})
 
     def scorer_for(self, source: str, config: ScoringConfig, *, known: Mapping[str, str] | None = None) -> Scorer:
         """That of a data source which may be new: rows that another trainer brings are not known beforehand."""
         if source not in self.scorers:
             name = spec_for(source, config.scorers, known)
             made = self.runner.scorer(ScorerSpec(name, _options(config, name)))
-            self.scorers[source] = weighted(made, config.weights)
+            self.scorers[source] = _as_configured(made, config)
         return self.scorers[source]
 
     @staticmethod
@@ -114,6 +115,27 @@ def make_runner(config: ScoringConfig) -> Runner:
     """The runner the config names."""
     make: Callable[[ScoringConfig], Runner] = import_module(f"turnwise.scoring.runners.{config.run.value}").make
     return make(config)
+
+
+def _as_configured(scorer: Scorer, config: ScoringConfig) -> Scorer:
+    return _with_agent_errors(weighted(scorer, config.weights), config.agent_error)
+
+
+def _with_agent_errors(scorer: Scorer, reward: float | None) -> Scorer:
+    """The scorer, but for episodes whose agent raised because of what the policy wrote: their reward is this one, and
+    of their parts only the names are the scorer's."""
+    if reward is None:
+        return scorer
+    name = name_of(scorer)
+
+    async def score(trajectory: Trajectory) -> Score:
+        said = await evaluate(scorer, trajectory)
+        if trajectory.stop_reason is not StopReason.AGENT_ERROR:
+            return said
+        return Score(reward, dict.fromkeys(said.parts, 0.0), remarks=said.remarks)
+
+    score.__qualname__ = name
+    return score
 
 
 def weighted(scorer: Scorer, weights: Mapping[str, float]) -> Scorer:

@@ -18,6 +18,7 @@ READERS = {
     "math": "turnwise.scoring.math_boxed:golds_of",
     "code_tests": "turnwise.scoring.code_cases:cases_of",
     "judge": "turnwise.scoring.judge_scorer:reference_of",
+    "verl_default": "turnwise.scoring.sources:some_truth",
 }
 """What reads a sample's ground truth for a scorer; those of one's own look for themselves."""
 

@@ -21,7 +21,12 @@ def is_manager(found: object) -> bool:
     """Whether this is a class written as one of verl's reward managers is."""
     if not isinstance(found, type):
         return False
-    return callable(getattr(found, "run_single", None)) or "num_examine" in inspect.signature(found).parameters
+    if callable(getattr(found, "run_single", None)):
+        return True
+    try:
+        return "num_examine" in inspect.signature(found).parameters
+    except (TypeError, ValueError):  # int and other types without one
+        return False
 
 
 def manager_scorer(kind: type, spec: str, options: Mapping[str, Any]) -> Callable[[Trajectory], Awaitable[Any]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turnwise.config import Config
+from turnwise.report import agent_errors
 from turnwise.rollout.tool_report import tool_reports, warnings
 from turnwise.train_report import has_signal
 from turnwise.types import Trajectory
@@ -11,6 +12,8 @@ from turnwise.types import Trajectory
 WARN_AT = (3, 10, 30, 100, 300, 1000, 3000, 10000)
 """Steps in a row without a signal after which a warning is given: soon, and then ever more rarely."""
 MANY_CUT = 0.25
+AGENT = "(agent)"
+"""Under which an agent that raises is named once; no tool is called so."""
 
 
 class Alerts:
@@ -23,7 +26,8 @@ class Alerts:
 
     def after_step(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
         """The warnings that are due now."""
-        broken = warnings(tool_reports(trajectories))
+        broken, raised = warnings(tool_reports(trajectories)), agent_errors(trajectories)
+        broken |= {} if raised is None else {AGENT: raised}
         found = [f"warning: {text} in this step" for name, text in broken.items() if name not in self._named]
         self._named |= broken.keys()
         gap = metrics.get("rollout_corr/abs_diff_mean", 0.0)

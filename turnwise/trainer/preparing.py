@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from turnwise.assemble import Prepared, prepare
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.config import Config
+from turnwise.config_check import check_config
+from turnwise.data.program_samples import program_samples
 from turnwise.rollout.interaction_sessions import Interaction
 from turnwise.rollout.tools.tool import Tool
 from turnwise.scoring.scorer import Scorer
@@ -24,9 +26,11 @@ def prepare_training(
     interaction: Interaction | type | None,
 ) -> tuple[Prepared, Prepared, dict[str, str]]:
     """(to train on, to evaluate on, a description of what the caller gave in place of what the config names)."""
+    check_config(config)
     check_training(config)
     check_trackers(config.tracking.to)
-    samples, eval_samples = (None if given is None else list(given) for given in (samples, eval_samples))
+    samples = None if samples is None else program_samples(samples)
+    eval_samples = None if eval_samples is None else program_samples(eval_samples, name="eval_samples")
     given = describe(samples=samples, eval_samples=eval_samples, tools=tools, scorer=scorer, interaction=interaction)
     check_given(existing_run(config, "train"), given, eval_files=config.data.eval_files)
     prepared = prepare(

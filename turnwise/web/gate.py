@@ -10,7 +10,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise import serving
-from turnwise.serving import Intake, is_everywhere, refuse, same
+from turnwise.addresses import is_everywhere
+from turnwise.serving import Intake, refuse, same
 
 EVENTS = "/api/events"
 TOKEN_ENV = "TURNWISE_BOARD_TOKEN"

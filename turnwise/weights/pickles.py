@@ -122,7 +122,7 @@ def _record(name: str) -> type[Record]:
 
 
 def _inner(owner: Any, name: Any) -> type[Record]:
-    """For `getattr`, by which older pickles name a class inside a class."""
+    """For `getattr`, by which older pickles name a class inside a class, and older Pythons a member of an enum."""
     return Record
 
 
@@ -201,6 +201,8 @@ class _HeadReader(pickle.Unpickler):
             return known[full]
         if full == "torch.serialization._get_layout":
             return str
+        if full == "builtins.getattr":
+            return _inner
         if module.startswith(_MEGATRON):
             return Record
         raise StorageError(f"it names {full}, which no table of contents holds; nothing of it is run")

@@ -72,7 +72,9 @@ def test_a_program_with_the_openai_sdk_is_recorded(theatre, monkeypatch):
     ("end", "failure"),
     [
         ("print('fine')", None),
-        ("sys.exit('lost its way')", "exit status 1: lost its way"),
+        ("sys.exit(75)", "exit status 75: it said nothing"),
+        ("raise ConnectionRefusedError('the shop is closed')", "ConnectionRefusedError: the shop is closed"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError"),
         ("os.kill(os.getpid(), 9)", "ended by signal 9"),
         ("print('x' * 2000000)", "printed more than"),
     ],
@@ -85,6 +87,18 @@ def test_what_it_started_is_gone_with_it(theatre, tmp_path, end, failure):
         assert found.failure is None and found.artifacts["client_result"] == "fine"
     else:
         assert found.stop_reason is StopReason.FAILED and failure in found.failure
+
+
+@pytest.mark.parametrize("end", ["sys.exit('lost its way')", "raise ValueError('lost its way')"])
+def test_one_that_gives_up_over_the_policys_words_has_played(theatre, tmp_path, end):
+    found = theatre.show(["ok"], client=command(tmp_path, f"{CALL}{end}\n", tmp_path / "child")).play()
+    assert found.stop_reason is StopReason.AGENT_ERROR and found.failure is None
+    assert "exit status 1: " in found.artifacts["agent_error"] and "lost its way" in found.artifacts["agent_error"]
+
+
+def test_one_that_gives_up_before_the_policy_spoke_has_failed(theatre, tmp_path):
+    found = theatre.show(["ok"], client=command(tmp_path, "import sys\nsys.exit('no')\n", tmp_path / "child")).play()
+    assert found.stop_reason is StopReason.FAILED and "exit status 1: no" in found.failure
 
 
 def test_one_that_never_ends_is_killed_when_its_time_is_up(theatre, tmp_path):

@@ -19,7 +19,7 @@ from turnwise.types import JsonSchema, Message, Role, ToolCall
 
 TOOL, ARGUMENT = "calculate", "expression"
 OPEN, CLOSE = "<<", ">>"
-_CALL = re.compile(r"<<((?:(?!<<|>>).)*+)(>>)?", re.DOTALL)
+_CALL = re.compile(r"<<(.*?)(?:(>>)|(?=<<)|\Z)", re.DOTALL)
 
 
 def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:

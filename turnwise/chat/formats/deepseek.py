@@ -26,13 +26,13 @@ from turnwise.types import JsonSchema, Message, ToolCall
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 OPEN, SEPARATOR, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _MARKS = (SECTION, SECTION_END, OPEN, SEPARATOR, CLOSE)
-_NAME = r"\s*+([^\s<>｜]+)\s*+"
-_FENCED = re.compile(rf"\s*+function{SEPARATOR}{_NAME}```(?:json)?")
+_NAME = r"\s*([^\s<>｜]+)\s*"
+_FENCED = re.compile(rf"\s*function{SEPARATOR}{_NAME}```(?:json)?")
 _BARE = re.compile(rf"{_NAME}{SEPARATOR}")
 _BODY = JsonBefore((*_MARKS, THINK, UNTHINK))
 _FENCED_BODY = JsonBefore(("```", *_MARKS, THINK, UNTHINK))
 _NEXT = re.compile(any_of((*_MARKS, THINK, UNTHINK)) + r"|\Z")
-_CLOSES = re.compile(rf"\s*+{CLOSE}")
+_CLOSES = re.compile(rf"\s*{CLOSE}")
 
 
 def parse(text: str, *, turn: int, in_reasoning: bool, tools: Sequence[JsonSchema] = ()) -> Message:

@@ -22,13 +22,13 @@ from turnwise.types import JsonSchema, Message, ToolCall
 THINK, UNTHINK = "<|channel>thought", "<channel|>"
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 STOPS = ("<|tool_response>",)
-_NAME = re.compile(r"\s*+call:([^\s{}<>:]+)\s*+(?=\{)")
-_SPACE = re.compile(r"\s*+")
-_KEY = re.compile(rf'\s*+(?:([^\s:,{{}}\[\]<>"]+)|{re.escape(QUOTE)}([^<]*+){re.escape(QUOTE)})\s*+:\s*+')
+_NAME = re.compile(r"\s*call:([^\s{}<>:]+)\s*(?=\{)")
+_SPACE = re.compile(r"\s*")
+_KEY = re.compile(rf'\s*(?:([^\s:,{{}}\[\]<>"]+)|{re.escape(QUOTE)}([^<]*){re.escape(QUOTE)})\s*:\s*')
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _TEXT_END = re.compile(any_of((QUOTE, OPEN, CLOSE)))
-_BARE = re.compile(r"[^,{}\[\]<>\n]++")
-_CLOSES = re.compile(rf"\s*+{re.escape(CLOSE)}")
+_BARE = re.compile(r"[^,{}\[\]<>\n]+")
+_CLOSES = re.compile(rf"\s*{re.escape(CLOSE)}")
 _RECOVERS = re.compile(rf"{re.escape(CLOSE)}|(?={any_of((OPEN, THINK, UNTHINK))})|\Z")
 
 

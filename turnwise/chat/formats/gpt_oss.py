@@ -22,9 +22,10 @@ ANSWER = f"{CHANNEL}final{MESSAGE}"
 STOPS = (CALL, RETURN)
 CALL_ENDS = (CALL,)
 _HEADER = re.compile(
-    r"(?:<\|start\|>assistant\s*+)?(?:to=(?P<before>[^\s<]{1,128}+)\s*+)?<\|channel\|>\s*+(?P<channel>\w++)"
-    r"(?:\s*+to=(?P<after>[^\s<]++))?[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
+    r"(?:<\|start\|>assistant\s*)?(?:to=(?P<before>[^\s<]{1,128})\s*)?<\|channel\|>\s*(?P<channel>\w+)(?!\w)"
+    r"(?:\s*to=(?P<after>[^\s<]+)(?![^\s<]))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
 )
+"""Every part can be read in one way only, so that a header that is none costs no more than its length."""
 _MESSAGE_END = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)|\Z")
 _THOUGHT_END = re.compile(r"<\|(?:end|return)\|>|(?=<\|start\|>)|\Z")
 """A call that stands in a thought is none, so another channel does not end it."""

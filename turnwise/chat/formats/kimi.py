@@ -23,7 +23,7 @@ from turnwise.types import JsonSchema, Message, ToolCall
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 OPEN, ARGUMENTS, CLOSE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _MARKS = (SECTION, SECTION_END, OPEN, ARGUMENTS, CLOSE)
-_ID = re.compile(r"\s*+((?:functions\.)?([^\s<>:|]+?)(?::(\d{1,9}))?)\s*+" + re.escape(ARGUMENTS))
+_ID = re.compile(r"\s*((?:functions\.)?([^\s<>:|]+?)(?::(\d{1,9}))?)\s*" + re.escape(ARGUMENTS))
 _BODY = JsonBefore((*_MARKS, THINK, UNTHINK))
 _NEXT = re.compile(any_of((*_MARKS, THINK, UNTHINK)) + r"|\Z")
 _OURS = re.compile(r"t\d{3}c(\d{4})")

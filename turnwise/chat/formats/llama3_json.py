@@ -21,11 +21,11 @@ from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 TAG = "<|python_tag|>"
-_LINE = r'(?:(?m:^)|(?<=</think>))[ \t]*+(?=\{\s*+"(?:name|type|parameters|arguments)"\s*+:)'
+_LINE = r'(?:(?m:^)|(?<=</think>))[ \t]*(?=\{\s*"(?:name|type|parameters|arguments)"\s*:)'
 _OBJECT = re.compile(_LINE)
-_CALL = re.compile(r'\{\s*+"name"\s*+:\s*+"[^"\\]*+"\s*+,\s*+"(?:parameters|arguments)"\s*+:')
+_CALL = re.compile(r'\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:parameters|arguments)"\s*:')
 """The beginning of what can only be a call."""
-_BETWEEN = re.compile(r"[\s;,]*+")
+_BETWEEN = re.compile(r"[\s;,]*")
 _BODY = JsonBefore((TAG, THINK, UNTHINK))
 
 

@@ -23,7 +23,7 @@ THINK, UNTHINK = "[THINK]", "[/THINK]"
 _THOUGHTS = {THINK: UNTHINK, "<think>": "</think>"}
 """The second of the models before them."""
 OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
-_NAMED = re.compile(r"\s*+([^\s\[\]{}\"]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\]|(?=\s*+\{))")
+_NAMED = re.compile(r"\s*([^\s\[\]{}\"]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\]|(?=\s*\{))")
 _BODY = JsonBefore((OPEN, *_THOUGHTS, *_THOUGHTS.values()))
 
 

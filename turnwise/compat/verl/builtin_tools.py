@@ -1,6 +1,5 @@
 """Stand-ins for the tools that verl shipped until 0.7: GSM8K and geometry checks, HTTP search, SandboxFusion."""
 
-import base64
 from typing import Any
 
 import httpx
@@ -8,6 +7,7 @@ import httpx
 from turnwise.compat.verl.reward_gsm8k import compute_score
 from turnwise.compat.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from turnwise.errors import PluginError, ToolError
+from turnwise.image_sources import read_source
 from turnwise.rollout.tools.image_zoom import fit_box
 from turnwise.rollout.tools.retrieve import RetrieveTool, passages
 from turnwise.scoring.boxed import boxes
@@ -178,11 +178,8 @@ def _opened(given: Any) -> Any:
         given = given.get("bytes") or given.get("image") or given.get("path")
     if hasattr(given, "crop"):
         return given
-    if isinstance(given, str) and given.startswith("data:"):
-        given = base64.b64decode(given.partition(",")[2])
-    if isinstance(given, str) and "://" in given:
-        raise PluginError(f"image_zoom_in_tool reads no addresses: {given[:80]}")
-    return Image.open(io.BytesIO(given) if isinstance(given, bytes) else given).convert("RGB")
+    content = given if isinstance(given, bytes) else read_source(str(given))
+    return Image.open(io.BytesIO(content)).convert("RGB")
 
 
 class MCPBaseTool(BaseTool):

@@ -10,6 +10,7 @@ import pickle
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
+from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,20 @@ def begin(
     return written
 
 
+def _member(owner: Any, name: Any) -> Enum:
+    """For `getattr`, by which Python before 3.11.4 pickles a member of an enum."""
+    if not (isinstance(owner, EnumMeta) and name in owner.__members__):
+        raise pickle.UnpicklingError(f"it asks {owner!r:.80} for {name!r:.80}, which is no member of an enum")
+    member: Enum = owner[name]
+    return member
+
+
 class _Metadata(pickle.Unpickler):
     """Reads a `.metadata` and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is nothing of a checkpoint's")
         return super().find_class(module, name)

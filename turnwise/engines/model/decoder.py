@@ -28,6 +28,7 @@ from turnwise.engines.model.policy_model import (
 )
 from turnwise.engines.model.tensor_file import write_tensors
 from turnwise.engines.model.token_scores import token_scores
+from turnwise.engines.model.whole_rows import in_whole_rows
 from turnwise.errors import EngineError
 
 ROPE_CHUNK = 1024
@@ -71,14 +72,19 @@ class Layer(nn.Module):
             # Queries and keys take every step together: at a few rows, calls cost more than sums.
             weights = (self.q_norm.expand(c.num_heads, -1), self.k_norm.expand(c.num_kv_heads, -1))
             rotated = rms_norm(rotated, torch.cat(weights), self.eps)
-        rotated = torch.addcmul(rotated * cos, rotated.roll(c.head_dim // 2, -1), sin)
-        q, k = torch.split(rotated, [c.num_heads, c.num_kv_heads], dim=1)
+        q, k = torch.split(rotate(rotated, cos, sin), [c.num_heads, c.num_kv_heads], dim=1)
         mixed = attend(self.index, q, k, v, PLAIN)
         if rows is not None:  # past the last attention nobody looks at the others any more
             x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
         x = x + self.linear("output", mixed)
         gate, up = self.linear("gate_up", rms_norm(x, self.mlp_norm, self.eps)).chunk(2, dim=-1)
-        return x + self.linear("down", functional.silu(gate) * up)
+        return x + self.linear("down", self.activated(gate) * up)
+
+    def activated(self, gate: Tensor) -> Tensor:
+        """SiLU of the gate [T, I]; without a gradient, where bits are promised, no thread count changes them."""
+        if torch.is_grad_enabled() or self.packed is not None:
+            return functional.silu(gate)
+        return in_whole_rows(functional.silu, gate)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """One of the four projections; an adapter may add to it."""
@@ -135,7 +141,7 @@ class Decoder(PolicyModel):
         return cls(config, tensors)
 
     def forward(self, inputs: ModelInputs, attend: Attend, *, rows: Tensor | None = None, recompute: int = 0) -> Tensor:
-        cos, sin = self._rotations(inputs.positions)
+        cos, sin = self.rotations(inputs.positions)
         x = functional.embedding(inputs.tokens, self.embed)
         again = layers_recomputed(recompute, len(self.layers))
         for index, layer in enumerate(self.layers):
@@ -220,7 +226,7 @@ class Decoder(PolicyModel):
         """The matrix [V, H] that makes logits."""
         return self.embed if self.head is None else self.head
 
-    def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, D] from a table that grows in whole chunks, so that a position's row never changes.
 
         `sin` is negated in its first half: pairs (i, i + D/2) then rotate as x * cos + x.roll(D/2) * sin.
@@ -253,6 +259,11 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
         other.data_ptr(),
         other.stride(),
     )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads x [T, H, D] turned by the angles of `Decoder.rotations`."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
@@ -300,7 +311,10 @@ def _rope_table(
 def rope_angles(rope: RopeConfig, head_dim: int, rows: int) -> tuple[Tensor, Tensor]:
     """cos and sin [rows, D/2] in float32, made on the CPU so that every device turns by the same angles."""
     angles = torch.outer(torch.arange(rows, dtype=torch.float32), _frequencies(rope, head_dim))
-    return angles.cos(), angles.sin()
+    # Every chunk of the table by itself, so that no row of it depends on how many follow.
+    chunks = torch.split(angles, ROPE_CHUNK)
+    cos, sin = (torch.cat([in_whole_rows(turn, chunk) for chunk in chunks]) for turn in (torch.cos, torch.sin))
+    return cos, sin
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

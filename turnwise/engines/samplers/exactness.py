@@ -1,6 +1,6 @@
 """Which shapes of products round the same whatever is computed together: tried out on this machine, cheapest first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, exact, pad_rows
+from turnwise.engines.model.attention import Chunk, Regime, cached_decode, cached_prefill, exact, pad_rows, padded
 from turnwise.engines.model.checkpoint_format import DecoderConfig
-from turnwise.engines.model.decoder import PLAIN, Decoder, Layer
+from turnwise.engines.model.decoder import PLAIN, Decoder, Layer, rms_norm, rotate
 from turnwise.engines.model.policy_model import LayerCache, ModelInputs
+from turnwise.engines.model.whole_rows import CUT
 from turnwise.engines.samplers.kv_cache import ActiveRows
+from turnwise.engines.samplers.request import SamplingParams
+from turnwise.engines.samplers.sampling import Rules, choose
 from turnwise.engines.samplers.steps import decode, prefill
 
 REGIMES = (
@@ -30,6 +33,8 @@ PIECES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 101)
 """Lengths in which a prompt is fed: around the widths of vectors and of the tiles of a BLAS."""
 BATCHES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 24)
 SEQUENCE, LONG, LONGEST = 660, 1300, 4095
+MOST_ROWS = 2048
+"""Most rows of one trial."""
 MULTIPLICATIONS = 2_000_000_000
 """Most of one trial, so that a large model is tried with fewer rows instead of for minutes."""
 
@@ -48,7 +53,8 @@ def holds(decoder: Decoder, regime: Regime) -> bool:
     config = replace(decoder.config, num_layers=1)  # all matrix shapes at a fraction of the work
     small = type(decoder)(config, {name: parameter.detach() for name, parameter in decoder.named_parameters()})
     return (
-        _attention_holds(config, decoder.dtype, regime)
+        _row_steps_hold(small, regime.row_pad)
+        and _attention_holds(config, decoder.dtype, regime)
         and _products_hold(small, regime.row_pad)
         and _decoder_holds(small, regime)
     )
@@ -60,6 +66,46 @@ def _noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 def _cache(config: DecoderConfig) -> LayerCache:
     return LayerCache(config.num_kv_heads, config.head_dim, config.head_dim)
+
+
+def _row_steps_hold(decoder: Decoder, row_pad: int) -> bool:
+    """Every step between the products, where torch begins to cut it between one thread more: rows together against the
+    same rows in the smallest passes there are."""
+    layer, config = decoder.layers[0], decoder.config
+    assert isinstance(layer, Layer)
+    inner, heads, size = config.intermediate_size, config.num_heads, config.head_dim
+    weight, drawn = _noise(1, heads, size, dtype=decoder.dtype), Rules.of([SamplingParams(1, temperature=0.7)])
+
+    def turned(x: Tensor) -> Tensor:
+        return rotate(x, *decoder.rotations(torch.full((len(x),), config.context_length - 1)))
+
+    def chosen(logits: Tensor) -> Tensor:
+        ids, logprobs = choose(logits, drawn, np.full(len(logits), 0.5))
+        return torch.stack((ids.double(), logprobs.double()), dim=-1)
+
+    # What takes rows and gives rows, the shape of a row, and how many numbers of one such a step may be cut between.
+    steps: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...], int, torch.dtype]] = [
+        (lambda x: layer.activated(x.chunk(2, dim=-1)[0]), (2 * inner,), inner, decoder.dtype),
+        (lambda x: rms_norm(x, layer.mlp_norm, layer.eps), (config.hidden_size,), config.hidden_size, decoder.dtype),
+        (lambda x: rms_norm(x, weight, layer.eps), (heads, size), heads * size, decoder.dtype),
+        (lambda x: rms_norm(x, weight, layer.eps), (heads, size), heads, decoder.dtype),  # a root for each head
+        (turned, (heads, size), heads * size, decoder.dtype),
+        (chosen, (config.vocab_size,), config.vocab_size, torch.float32),
+    ]
+    for step, shape, width, dtype in steps:
+        for count in _borders(width, row_pad):
+            x = _noise(count, count, *shape, dtype=dtype)
+            if not torch.equal(step(x), torch.cat([step(some) for some in torch.split(x, row_pad)])):
+                return False
+    return True
+
+
+def _borders(width: int, row_pad: int) -> list[int]:
+    """Counts of rows with about as many numbers as torch gives to one thread, to two, and so on, and to one more than
+    there are."""
+    around = (CUT * shares // width + row_pad * extra
+              for shares in range(1, torch.get_num_threads() + 2) for extra in (0, 1, 2))  # fmt: skip
+    return sorted({min(padded(max(count, 1), row_pad), padded(MOST_ROWS, row_pad)) for count in around})
 
 
 def _attention_holds(config: DecoderConfig, dtype: torch.dtype, regime: Regime) -> bool:
@@ -126,7 +172,7 @@ def _products_hold(decoder: Decoder, row_pad: int) -> bool:
     assert isinstance(layer, Layer)
     for name in ("qkv", "output", "gate_up", "down", None):
         weight = decoder.unembed if name is None else getattr(layer, name)
-        most = max(5, min(2048, MULTIPLICATIONS // weight.numel()) // row_pad) * row_pad
+        most = max(5, min(MOST_ROWS, MULTIPLICATIONS // weight.numel()) // row_pad) * row_pad
         x = _noise(0, most, weight.shape[1], dtype=decoder.dtype)
         whole = decoder.logits(x) if name is None else layer.linear(name, x)
         for count in (row_pad * times for times in (1, 2, 3, 4, 5, 7, 9, 13, 20, 33, 64) if row_pad * times < most):

@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
+from turnwise.addresses import is_loopback
 from turnwise.engines.samplers.endpoint import check_url
 from turnwise.errors import ConfigError, EngineError, EngineLost
-from turnwise.serving import is_loopback
 
 SHOWN = 300
 LONGEST_EVENT = 64 * 2**20

@@ -11,13 +11,18 @@ from turnwise.errors import ConfigError, EpisodeError, PluginError, TurnwiseErro
 from turnwise.plugins import load
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
+from turnwise.types import StopReason
 
 RESULT = "client_result"
 """The artifact that has what the agent returned."""
+ERROR = "agent_error"
+"""The artifact that has what the agent raised because of what the policy wrote."""
+LONGEST_ERROR = 1000
 
 
 async def openai_client(chat: Conversation, client: Callable[..., Any]) -> None:
     """Let the agent work with a base URL of its own; its calls are the episode's turns."""
+    from turnwise.rollout.client_api.agent_errors import is_of_the_policy
     from turnwise.rollout.client_api.server import client_server
     from turnwise.rollout.client_api.sessions import Session
 
@@ -36,6 +41,9 @@ async def openai_client(chat: Conversation, client: Callable[..., Any]) -> None:
         raise session.broken
     if chat.ended is not None:
         raise EpisodeEnd(chat.ended) from failure
+    if failure is not None and is_of_the_policy(failure, session):
+        chat.artifacts[ERROR] = one_line(failure)[:LONGEST_ERROR]
+        raise EpisodeEnd(StopReason.AGENT_ERROR) from failure
     if failure is not None:
         raise EpisodeError(f"{name}: {one_line(failure)}") from failure
     if not chat.turns:

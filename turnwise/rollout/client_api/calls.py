@@ -10,6 +10,8 @@ from pydantic_core import from_json
 
 from turnwise.types import Image, JsonSchema, Message, Part, Text, ToolCall
 
+FULL = "context_length_exceeded"
+"""The code by which SDKs know a full context."""
 IMAGE_SOURCES = ("data:", "http://", "https://")
 """A path would have us read a file for whoever asks."""
 
@@ -20,6 +22,11 @@ class Refused(Exception):
     def __init__(self, text: str, *, status: int = 400, code: str = "unsupported") -> None:
         super().__init__(text)
         self.text, self.status, self.code = text, status, code
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the model's context, and nothing in the request, is why."""
+        return self.code == FULL
 
 
 class Finish(enum.Enum):

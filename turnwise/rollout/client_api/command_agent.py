@@ -30,7 +30,15 @@ OUR_KEY = "turnwise"
 
 
 class CommandFailed(Exception):
+    """The program did what none may do."""
+
+
+class CommandEnded(CommandFailed):
     """The program ended otherwise than by saying that all is well."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"{_ending(status)}: {words or 'it said nothing on stderr'}")
+        self.status, self.words = status, words
 
 
 def command_agent(spec: str) -> Callable[[str, Sample], Awaitable[str]]:
@@ -67,7 +75,7 @@ async def _run(command: Sequence[str], base_url: str, sample: Sample) -> str:
         await asyncio.wait((said, complained), timeout=GRACE_SECONDS)
         if status:
             words = complained.result().decode(errors="replace").strip() if complained.done() else ""
-            raise CommandFailed(f"{_ending(status)}: {words or 'it said nothing on stderr'}")
+            raise CommandEnded(status, words)
         if not said.done():
             raise CommandFailed("something that it started holds its output open")
         return said.result().decode(errors="replace").strip()

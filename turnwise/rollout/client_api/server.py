@@ -131,8 +131,9 @@ def _endpoint(server: ClientServer, dialect: ModuleType) -> Callable[[Request], 
 
     async def answer(request: Request) -> Response:
         session = server.find(request)
-        call, asked = dialect.read(await _content(request))
-        return _given(dialect, await session.reply(call), asked)
+        with session.answering():
+            call, asked = dialect.read(await _content(request))
+            return _given(dialect, await session.reply(call), asked)
 
     return _answered(answer, dialect)
 
@@ -142,8 +143,9 @@ def _responses(server: ClientServer) -> Callable[[Request], Awaitable[Response]]
 
     async def answer(request: Request) -> Response:
         session = server.find(request)
-        call, asked = openai_responses.read(await _content(request), session.kept)
-        reply = await session.reply(call)
+        with session.answering():
+            call, asked = openai_responses.read(await _content(request), session.kept)
+            reply = await session.reply(call)
         if asked.request.store:
             session.kept[asked.id] = (*asked.messages, Message(Role.ASSISTANT, reply.text, reply.calls))
         return _given(openai_responses, reply, asked)

@@ -1,9 +1,10 @@
 """One episode as a client sees it: each call extends the recorded sequence that it goes on, or opens another."""
 
 import asyncio
+import contextlib
 import contextvars
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jsonschema
@@ -14,7 +15,7 @@ from turnwise.errors import DataError, PluginError, TemplateError, one_line
 from turnwise.image_sources import open_source
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.client_api import interning, matching
-from turnwise.rollout.client_api.calls import Call, Finish, Refused, Reply
+from turnwise.rollout.client_api.calls import FULL, Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
 from turnwise.rollout.openai_messages import check_image
 from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
@@ -43,6 +44,8 @@ class Session:
     def __init__(self, chat: Conversation) -> None:
         self.broken: Exception | None = None
         """What kept the model from speaking; the client is told, and the episode fails with it."""
+        self.refusal: Refused | None = None
+        """What the newest of our answers refused; None when it was the policy's words."""
         self.kept: dict[str, tuple[Message, ...]] = {}
         """The messages up to and with a reply, by the name under which a client may go on from it."""
         self._chat = chat
@@ -56,6 +59,21 @@ class Session:
         self._closed = False
         # A call comes through the server, whose context knows nothing of the episode: its time budget, for one.
         self._context = contextvars.copy_context()
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the policy has written a turn."""
+        return bool(self._chat.turns)
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around one answer: who asks what became of the agent wants to know whether it was refused."""
+        try:
+            yield
+        except Refused as refused:
+            self.refusal = refused
+            raise
+        self.refusal = None
 
     async def reply(self, call: Call) -> Reply:
         """The policy's next message after those of the call; Refused when there can be none."""
@@ -304,7 +322,7 @@ def _tokens(turn: Turn, backend: ChatBackend) -> list[tuple[str, float]]:
 
 def _refusal(end: EpisodeEnd) -> Refused:
     if isinstance(end, BranchEnd):
-        return Refused(f"the model cannot go on with these messages: {end.reason}", code="context_length_exceeded")
+        return Refused(f"the model cannot go on with these messages: {end.reason}", code=FULL)
     return Refused(f"the episode has ended: {end.reason}", code=ENDED)
 
 

@@ -1,8 +1,10 @@
 """What a tool is: a typed function with a docstring becomes a schema, a validated call and a text for the model."""
 
+import inspect
 import json
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
@@ -248,7 +250,11 @@ def tool(
     """Make a tool of a function: schema from signature and docstring, or given whole and kept as it is."""
 
     def make(target: Callable[..., Any]) -> FunctionTool:
+        if not callable(target):
+            raise PluginError(f"{reprlib.repr(target)} is not a tool: decorate a typed function with @tool")
         tool_name = name or getattr(target, "__name__", None) or type(target).__name__
+        if any(test(target) for test in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+            raise PluginError(f"tool {tool_name!r} yields: a tool is called once and returns its reply")
         if timeout <= 0 or concurrency < 1:
             raise PluginError(f"tool {tool_name!r}: timeout must be above 0 and concurrency at least 1")
         if schema is None:

@@ -1,177 +1,187 @@
 """Runs named tests of a repository and says how each went, as a script inside a shell session that nobody used before.
 
-The code under test is untrusted and runs in this process. What it prints is not read; a result counts only with a
-secret that came on standard input, only at the end, and only if what decides about tests is as it was before.
+The tests run here; the code under test, which is untrusted, runs in a process of its own (`code_process.py`). Tests
+come with the order and not from files, and no other file of the repository is run here, so nothing that the policy
+wrote decides about a test: it gives values and raises errors, and both are judged where it cannot reach.
 """
 
-import contextlib
+import importlib.machinery
+import inspect
 import json
 import os
+import random
+import socket
+import subprocess
 import sys
 import unittest
-import unittest.case
-import unittest.loader
-import unittest.suite
-from collections.abc import Callable
-from types import FunctionType, ModuleType
+import unittest.mock
+from collections.abc import Sequence
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
+from turnwise.sandbox.inside import far
+from turnwise.sandbox.inside.crossing import Link
+from turnwise.sandbox.inside.far import FarModule, is_far
+from turnwise.sandbox.inside.held_files import HeldFiles
+from turnwise.sandbox.inside.lineup import doubt
+from turnwise.sandbox.inside.outcomes import with_pytest, with_unittest
+from turnwise.sandbox.inside.packing import Guard
 
-class Recorder(unittest.TestResult):
-    """The outcome of each test by its id; the first failure stands. In words, which no name stands for."""
+_DECIDERS = frozenset({"unittest", "pytest", "_pytest", "pluggy", "doctest", "turnwise"})
+_CLOSED = (ModuleType, CodeType, FrameType, TracebackType, unittest.TestCase, unittest.TestResult)
+_FRAMES = frozenset({"gi_frame", "cr_frame", "ag_frame", "tb_frame", "gi_code", "cr_code", "ag_code"})
+_ASKED_OF_US = frozenset({"call", "get", "set", "special", "await"})
+
+
+class _Guard(Guard):
+    """What the code under test may do to what tests gave it: use it, as the tests' own public things."""
+
+    link: Link
+
+    def check(self, what: str, thing: Any, args: tuple[Any, ...]) -> None:
+        if what not in _ASKED_OF_US:
+            raise PermissionError(f"the code under test asked the tests for {what!r}")
+        if what == "await":
+            return
+        is_test_class = isinstance(thing, type) and issubclass(thing, unittest.TestCase | unittest.TestResult)
+        if isinstance(thing, _CLOSED) or is_test_class:
+            raise PermissionError("a test's own machinery is not for the code under test")
+        if what == "special" and args[0] not in far.SPECIALS:
+            raise PermissionError(f"not to be asked: {args[0]!r}")
+        if what in ("get", "set"):
+            self._check_name(what, thing, str(args[0]))
+
+    def _check_name(self, what: str, thing: Any, name: str) -> None:
+        private = name.startswith("_") or name in _FRAMES or isinstance(thing, FunctionType | MethodType)
+        is_own = isinstance(thing, unittest.mock.NonCallableMock) and name in dir(type(thing))
+        if private or (what == "set" and (is_own or name.startswith("assert") or isinstance(thing, type))):
+            raise PermissionError(f"the code under test may not {what} {name!r} of what a test gave it")
+
+    def local_class(self, module: str, name: str) -> type | None:
+        top = module.partition(".")[0]
+        if top in _DECIDERS or not (module in sys.modules or top in sys.stdlib_module_names):
+            return None
+        importlib.import_module(module)
+        known = far.local_class(module, name)
+        return None if known is None or (known is not object and issubclass(known, type)) else known
+
+    def module(self, name: str) -> ModuleType:
+        return self.link.modules.setdefault(name, FarModule(name, self.link))
+
+
+class _Link(Link):
+    """The tests' end of the line."""
+
+    def _do_await(self, number: int) -> Any:
+        waiting = self._ours[number]
+        if not inspect.isawaitable(waiting):
+            raise PermissionError("not to be waited for")
+        steps = waiting.__await__()
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        raise RuntimeError("a test's coroutine waits, which it cannot for code in another process")
+
+
+class World:
+    """What belongs to a process and tests set in theirs: said to the other one when it has changed."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, str] = {}
+        self._known = self._look()
 
-    def _note(self, test: Any, outcome: str) -> None:
-        if self.found.get(test.id(), "passed") == "passed":
-            self.found[test.id()] = outcome
+    def _look(self) -> dict[str, Any]:
+        return {
+            "environ": dict(os.environ), "argv": list(sys.argv), "folder": os.getcwd(), "random": random.getstate(),
+        }  # fmt: skip
 
-    def addSuccess(self, test: Any) -> None:
-        self._note(test, "passed")
-
-    def addFailure(self, test: Any, err: Any) -> None:
-        self._note(test, "failed")
-
-    def addError(self, test: Any, err: Any) -> None:
-        self._note(test, "failed")
-
-    def addSkip(self, test: Any, reason: str) -> None:
-        self._note(test, "skipped")
-
-    def addExpectedFailure(self, test: Any, err: Any) -> None:
-        self._note(test, "passed")
-
-    def addUnexpectedSuccess(self, test: Any) -> None:
-        self._note(test, "failed")
-
-    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-        if err is not None:
-            self._note(test, "failed")
+    def news(self) -> dict[str, Any] | None:
+        now = self._look()
+        changed = {key: value for key, value in now.items() if value != self._known[key]}
+        self._known = now
+        return changed or None
 
 
-class Control(unittest.TestCase):
-    """Tests that must fail, run after the others: what forges results forges these."""
-
-    def test_equal(self) -> None:
-        self.assertEqual(1, 2)
-
-    def test_true(self) -> None:
-        self.assertTrue(0)
-
-    def test_raises(self) -> None:
-        with self.assertRaises(ValueError):
-            pass
+def hear(pieces: Sequence[Sequence[Any]]) -> None:
+    """Print here what the code under test printed: tests may look at it."""
+    for stream, text in pieces:
+        (sys.stderr if stream == 2 else sys.stdout).write(str(text))
 
 
-def with_unittest(names: list[str]) -> dict[str, str]:
-    """Outcomes by dotted name; a test that cannot be loaded has failed."""
-    recorder, loader, runner = Recorder(), unittest.TestLoader(), unittest.TestSuite.run
-    for name in names:
-        try:
-            suite = loader.loadTestsFromName(name)
-        except BaseException:  # the repository's code may raise anything while it is imported
-            continue
-        with contextlib.suppress(BaseException):
-            runner(suite, recorder)
-    controls = Recorder()
-    runner(unittest.TestLoader().loadTestsFromTestCase(Control), controls)
-    if list(controls.found.values()) != ["failed"] * 3:
-        return {}
-    return {name: recorder.found[name] for name in names if name in recorder.found}
+def pass_on_patches(link: Link) -> None:
+    """What `mock.patch` replaces in a module that both processes have is replaced in both."""
+    kind: Any = unittest.mock._patch
+    enter, leave = kind.__enter__, kind.__exit__
+    active: set[int] = set()
+
+    def far_enter(self: Any) -> Any:
+        value = enter(self)
+        target = self.target
+        name = target.__name__ if type(target) is ModuleType else ".".join(link.named(target) or ())
+        if name and name.partition(".")[0] not in _DECIDERS and not is_far(target):
+            link.request("patch", name, self.attribute, getattr(target, self.attribute))
+            active.add(id(self))
+        return value
+
+    def far_leave(self: Any, *error: Any) -> Any:
+        if id(self) in active:
+            active.discard(id(self))
+            link.request("unpatch", None)
+        return leave(self, *error)
+
+    kind.__enter__, kind.__exit__ = far_enter, far_leave
 
 
-def with_pytest(names: list[str]) -> dict[str, str]:
-    """Outcomes by node id. Plug-ins that happen to be installed here are no part of the repository."""
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    import pytest
+def doubt_differences() -> None:
+    """Nearly equal is what numbers are; an object of the code under test says which number it is."""
 
-    found: dict[str, str] = {}
+    def changed(real: Any) -> Any:
+        def almost(self: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+            return real(self, *(float(one) if is_far(one) else one for one in (first, second)), *args, **kwargs)
 
-    class Plugin:
-        def pytest_runtest_logreport(self, report: Any) -> None:
-            if report.when == "call" or report.outcome != "passed":
-                known = found.get(report.nodeid, "passed")
-                found[report.nodeid] = report.outcome if known == "passed" else known
+        return almost
 
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", os.getcwd(), "--continue-on-collection-errors"]
-    pytest.main([*options, *names], plugins=[Plugin()])
-    return {name: found[name] for name in names if name in found}
+    for name in ("assertAlmostEqual", "assertNotAlmostEqual"):
+        setattr(unittest.TestCase, name, changed(getattr(unittest.TestCase, name)))
 
 
-def deciders(runner: str) -> list[Any]:
-    """Modules and classes that decide whether a test passed."""
-    import builtins
-
-    if runner == "pytest":
-        import pytest  # noqa: F401  # with all that it loads
-    tops = ("unittest", "pytest", "_pytest", "pluggy")
-    modules = [builtins, os, contextlib]
-    modules += [sys.modules[name] for name in sorted(sys.modules) if name.split(".")[0] in tops]
-    found: list[Any] = [*modules, Recorder, Control]
-    for module in modules:
-        found += [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    return found
-
-
-def comparison(runner: str) -> Callable[[], bool]:
-    """Whether every function that decides is as it is now, to be asked later.
-
-    It keeps what it needs in cells: the code under test may replace any name that it finds in a module, and code in a
-    function. Classes have got no more functions; modules may have.
-    """
-    look_into, function, module, wrapped = vars, FunctionType, ModuleType, (staticmethod, classmethod, property)
-    kind_of, is_a, can_call = type, isinstance, callable
-
-    def facts(value: Any) -> list[Any]:
-        inner = value.fget if kind_of(value) is property else value.__func__ if is_a(value, wrapped) else value
-        if kind_of(inner) is not function:
-            return [value]
-        cells = [cell.cell_contents for cell in inner.__closure__ or ()]
-        codes = [one.__code__ for one in (inner, *cells) if kind_of(one) is function]
-        return [value, inner, inner.__defaults__, *cells, *codes]
-
-    def look(thing: Any) -> dict[str, list[Any]]:
-        held = [*look_into(thing).items()]
-        return {name: facts(one) for name, one in held if can_call(one) or is_a(one, wrapped)}
-
-    before = [(thing, kind_of(thing) is module, look(thing)) for thing in deciders(runner)]
-
-    def is_same() -> bool:
-        for thing, may_grow, old in before:
-            new = look(thing)
-            if not may_grow and new.keys() != old.keys():
-                return False
-            for name, facts_then in old.items():
-                then, now = [*facts_then], [*new.get(name, [])]
-                while then and now and then[-1] is now[-1]:
-                    then.pop(), now.pop()
-                if then or now:
-                    return False
-        return True
-
-    return is_same
+def start_code(sources: list[list[str]], stub: str, scratch: str) -> socket.socket:
+    """The process of the code under test; it has nothing of ours but its end of the line."""
+    ours, theirs = socket.socketpair()
+    run = f"{stub}\nsys.modules['turnwise.sandbox.inside.code_process'].main({theirs.fileno()}, {scratch!r})"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-B", "-c", run], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+    )  # fmt: skip
+    theirs.close()
+    assert child.stdin is not None
+    with child.stdin as stream:
+        stream.write(json.dumps(sources).encode() + b"\n")
+    return ours
 
 
-def main() -> None:
+def main(sources: list[list[str]], stub: str) -> None:
     order = json.loads(sys.stdin.buffer.readline())
     secret = sys.stdin.buffer.readline().strip()
-    say, leave, write = os.dup(1), os._exit, os.write
+    say = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    is_same = comparison(order["runner"])
-    sys.modules["__main__"] = ModuleType("__main__")  # nothing of the driver has a name that can be imported
+    sys.set_int_max_str_digits(0)
+    scratch = order["scratch"]
+    guard = _Guard()
+    guard.link = link = _Link(start_code(sources, stub, scratch), 0, scratch, guard)
+    link.doubt, link.heard, link.before = doubt, hear, World().news
+    for name, _ in sources:
+        del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
     sys.path.insert(0, os.getcwd())
+    HeldFiles(link, os.getcwd(), scratch, order["held"], order["code"]).install()
+    pass_on_patches(link)
+    doubt_differences()
     names = order["tests"]
-    found = (with_pytest if order["runner"] == "pytest" else with_unittest)(names)
-    outcomes = [b"p" if found.get(name) == "passed" else b"f" for name in names] if is_same() else []
-    data = secret + b"".join(outcomes) + b"\n"
+    passed = (with_pytest if order["runner"] == "pytest" else with_unittest)(names)
+    data = secret + b"".join(b"p" if name in passed else b"f" for name in names) + b"\n"
     while data:
-        data = data[write(say, data) :]
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+        data = data[os.write(say, data) :]
+    os._exit(0)

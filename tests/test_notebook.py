@@ -1,0 +1,92 @@
+"""The Python API in a real Jupyter kernel, whose cells run inside an event loop."""
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+jupyter_client = pytest.importorskip("jupyter_client")
+pytest.importorskip("ipykernel")
+
+PACKAGE = Path(__file__).parent.parent
+MANY_SECONDS = 300
+
+
+class Notebook:
+    """Runs cells one after another and gives what each of them printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._kernel = jupyter_client.KernelManager(kernel_name="python3")  # ipykernel's own: this interpreter
+        self._kernel.start_kernel(cwd=str(folder))
+        self._client = self._kernel.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=MANY_SECONDS)
+
+    def start(self, cell: str) -> str:
+        return str(self._client.execute(cell))
+
+    def until(self, request: str, words: str = "") -> str:
+        """What the cell of this request printed until it ended, or until it printed `words`."""
+        printed = ""
+        while True:
+            try:
+                message = self._client.get_iopub_msg(timeout=MANY_SECONDS)
+            except queue.Empty:
+                raise AssertionError(f"the cell printed {printed!r} and no more") from None
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                printed += content["text"]
+            elif message["msg_type"] == "display_data":  # what rich prints in a notebook
+                printed += content["data"].get("text/plain", "")
+            elif message["msg_type"] == "error":
+                printed += f"{content['ename']}: {content['evalue']}"
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return printed
+            if words and words in printed:
+                return printed
+
+    def run(self, cell: str) -> str:
+        return self.until(self.start(cell))
+
+    def interrupt(self) -> None:
+        self._kernel.interrupt_kernel()
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._kernel.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    notebook = Notebook(tmp_path_factory.mktemp("notebook"))
+    try:
+        assert notebook.run(f"import sys; sys.path.insert(0, {str(PACKAGE)!r}); import turnwise as tw") == ""
+        yield notebook
+    finally:
+        notebook.close()
+
+
+def test_evaluate_runs_and_its_report_is_shown(notebook: Notebook):
+    cell = "report = tw.evaluate(tw.configure('eval.samples=2', 'run=first')); print(len(report.trajectories), '<' in report._repr_html_())"
+    assert notebook.run(cell).splitlines()[-1] == "2 True"
+
+
+def test_sft_runs(notebook: Notebook):
+    cell = "import pathlib; tw.sft(tw.configure('sft.traces=4', 'sft.steps=1', 'run=taught')); print(pathlib.Path('runs/taught/policy').is_dir())"
+    assert notebook.run(cell).splitlines()[-1] == "True"
+
+
+def test_an_interrupt_ends_the_step_and_the_run_can_be_resumed(notebook: Notebook):
+    settings = "'run=second', 'training.groups=2', 'training.group_size=2', 'eval.samples=2', 'training.max_lag=0'"
+    request = notebook.start(f"tw.train(tw.configure('training.steps=1000', {settings}))")
+    notebook.until(request, "step 1")
+    notebook.interrupt()
+    assert "stopping: the present step ends first" in notebook.until(request)
+    steps = notebook.run(
+        "print(max(int(name.name[5:]) for name in pathlib.Path('runs/second/checkpoints').glob('step_*')))"
+    )
+    again = notebook.run(f"tw.train(tw.configure('training.steps={int(steps) + 1}', 'resume=auto', {settings}))")
+    assert f"step {int(steps) + 1}" in again

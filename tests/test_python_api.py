@@ -1,0 +1,149 @@
+"""Wrong values given to the functions that programs call: one line at once, and no run is begun."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import turnwise as tw
+from turnwise import Message, Role, Sample, TurnwiseError
+from turnwise.types import Image, InteractionSpec, Text
+
+QUIET = Console(quiet=True)
+PROMPT = (Message(Role.USER, "6*7?"),)
+
+
+def sample(**fields: Any) -> Sample:
+    return Sample(**{"id": "a", "prompt": PROMPT, "data_source": "x", "ground_truth": "42", **fields})
+
+
+def said(message: Any) -> Sample:
+    return sample(prompt=(message,))
+
+
+WRONG_SAMPLES = {
+    "text for a prompt": (sample(prompt="text"), "samples[0].prompt: expected a tuple of Message"),
+    "None among messages": (sample(prompt=(None,)), "prompt[0]: expected a Message"),
+    "no prompt": (sample(prompt=None), "prompt: expected a tuple of Message"),
+    "an empty prompt": (sample(prompt=()), "prompt: expected a tuple of Message"),
+    "a message for a prompt": (sample(prompt=PROMPT[0]), "prompt: expected a tuple of Message"),
+    "a dict for a message": (said({"role": "user", "content": "x"}), "prompt[0]: expected a Message"),
+    "a role as text": (said(Message("user", "x")), "prompt[0].role: expected one of Role.SYSTEM"),
+    "no role": (said(Message(None, "x")), "prompt[0].role"),
+    "no content": (said(Message(Role.USER, None)), "prompt[0].content: expected text"),
+    "a number for content": (said(Message(Role.USER, 5)), "prompt[0].content: expected text"),
+    "a text among parts": (said(Message(Role.USER, ("x",))), "prompt[0].content[0]: expected Text or Image"),
+    "a number in a part": (said(Message(Role.USER, (Text(5),))), "prompt[0].content[0]: expected text"),
+    "no source of an image": (said(Message(Role.USER, (Image(None),))), "prompt[0].content[0]: expected text"),
+    "half a character": (said(Message(Role.USER, "\ud800")), "not valid Unicode"),
+    "calls that are none": (said(Message(Role.USER, "x", tool_calls=None)), "tool_calls: expected a tuple of ToolCall"),
+    "a number for a name": (said(Message(Role.USER, "x", name=5)), "prompt[0].name: expected text"),
+    "a number for a call's id": (said(Message(Role.TOOL, "x", tool_call_id=5)), "prompt[0].tool_call_id"),
+    "no data source": (sample(data_source=None), "data_source: missing"),
+    "a number for a source": (sample(data_source=5), "data_source: expected text"),
+    "an empty source": (sample(data_source=""), "data_source: empty"),
+    "a number for an id": (sample(id=5), "id: expected text, got a number"),
+    "no id": (sample(id=None), "id: missing"),
+    "an empty id": (sample(id=""), "id: empty"),
+    "a number for a loop": (sample(agent=5), "agent: expected text"),
+    "a text for tools": (sample(tools="calculate"), "tools: expected names of tools"),
+    "a number among tools": (sample(tools=(5,)), "tools[0]: expected text"),
+    "a list for tools_kwargs": (sample(tools_kwargs=[1]), "tools_kwargs: expected a dict"),
+    "a number in tools_kwargs": (sample(tools_kwargs={"calculate": 5}), "tools_kwargs.calculate: expected a dict"),
+    "a text for an interaction": (sample(interaction="gsm8k"), "interaction: expected InteractionSpec"),
+    "a number for its name": (sample(interaction=InteractionSpec(5)), "interaction.name: expected text"),
+    "a number for its kwargs": (sample(interaction=InteractionSpec("gsm8k", 5)), "interaction.kwargs: expected a dict"),
+    "a text for images": (sample(images="a.png"), "images: expected a tuple of Image"),
+    "a text among images": (sample(images=("a.png",)), "images[0]: expected Image"),
+    "no images": (sample(images=None), "images: expected a tuple of Image"),
+    "no info": (sample(info=None), "info: expected a dict"),
+    "an object in info": (sample(info={"a": object()}), "info.a: values of type object"),
+    "a number for extra_info": (sample(info={"extra_info": 5}), "info.extra_info: expected a dict"),
+    "an object for a truth": (sample(ground_truth=object()), "ground_truth: values of type object"),
+    "no sample": (None, "samples[0]: is not a Sample but nothing"),
+}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> tw.Config:
+    scorers = "scoring.scorers={default: exact_match}"
+    script = "engine.script=['#### 42']"
+    return tw.configure("task=null", "engine=scripted", script, scorers, "board=false", f"runs_dir={tmp_path / 'runs'}")
+
+
+def refusal(work: Callable[[], Any], runs: str) -> str:
+    with pytest.raises(TurnwiseError) as refused:
+        work()
+    text = str(refused.value)
+    assert "\n" not in text and len(text) < 500 and not Path(runs).exists(), text
+    return text
+
+
+@pytest.mark.parametrize("name", WRONG_SAMPLES)
+def test_wrong_samples_are_refused_by_field(name: str, config: tw.Config) -> None:
+    wrong, words = WRONG_SAMPLES[name]
+    assert words in refusal(lambda: tw.evaluate(config, samples=[wrong], console=QUIET), config.runs_dir)  # type: ignore[list-item]
+
+
+def test_lists_do_for_tuples(config: tw.Config) -> None:
+    given = sample(prompt=[Message(Role.USER, [Text("6*7?")])], tools=[])
+    assert tw.evaluate(config, samples=[given], console=QUIET).trajectories[0].sample.prompt[0].text == "6*7?"
+
+
+@pytest.mark.parametrize("value", [None, 5, "first", {}, [], tw.Config])
+def test_no_config(value: Any) -> None:
+    for function in (tw.evaluate, tw.train, tw.sft):
+        assert "expected a Config" in refusal(lambda function=function: function(value), "runs")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"samples": 5}, "samples is a list of Sample, not a number"),
+        ({"samples": "abc"}, "samples is a list of Sample, not text"),
+        ({"samples": {"a": 1}}, "samples is a list of Sample, not an object"),
+        ({"samples": sample()}, "samples is a list of Sample, not Sample"),
+        ({"tools": 5}, "tools is a list of tools"),
+        ({"tools": [5]}, "5 is not a tool"),
+        ({"tools": [list(range(200_000))]}, "[0, 1, 2, 3, 4, 5, ...] is not a tool"),
+        ({"tools": ["x" * 500_000]}, "is not a tool"),
+        ({"scorer": 5}, "cannot be called"),
+        ({"scorer": int}, "its signature cannot be read"),
+        ({"interaction": 5}, "interaction"),
+        ({"console": 5}, "console is a rich.console.Console, not int"),
+        ({"console": "x"}, "console is a rich.console.Console, not str"),
+    ],
+)
+def test_wrong_parts_are_refused_by_name(given: dict[str, Any], words: str, config: tw.Config) -> None:
+    every = {"samples": [sample()], "console": QUIET} | given
+    assert words in refusal(lambda: tw.evaluate(config, **every), config.runs_dir)
+
+
+def test_wrong_samples_of_a_training(config: tw.Config) -> None:
+    config = tw.configure("board=false", f"runs_dir={config.runs_dir}")
+    for given, words in (({"samples": 5}, "samples is a list"), ({"eval_samples": 5}, "eval_samples is a list"),
+                         ({"eval_samples": [sample(id=5)]}, "eval_samples[0].id"), ({"samples": [None]}, "samples[0]")):  # fmt: skip
+        every: dict[str, Any] = {"samples": [sample()], "eval_samples": [sample()], "console": QUIET} | given
+        assert words in refusal(lambda every=every: tw.train(config, **every), config.runs_dir)  # type: ignore[misc]
+
+
+async def counts(upto: int) -> Any:
+    """Count.
+
+    Args:
+        upto: the last number
+    """
+    yield upto
+
+
+@pytest.mark.parametrize("value", [5, [], {}, b"x", counts])
+def test_no_tool(value: Any) -> None:
+    with pytest.raises(TurnwiseError, match="not a tool|yields"):
+        tw.tool(value)
+
+
+@pytest.mark.parametrize("value", [None, 5, ["a=b"], b"a=b", {"task": None}])
+def test_no_override(value: Any) -> None:
+    assert refusal(lambda: tw.configure(value), "runs")
