@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
-    {"media"},
-    {"choices", "knobs", "ledger", "addresses"},
+    {"media", "addresses"},
+    {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
     | {"concurrency", "time_budget", "image_bytes", "environment"},

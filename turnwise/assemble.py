@@ -23,11 +23,11 @@ from turnwise.data.program_samples import program_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.engines.opening import open_endpoint, open_sampler
-from turnwise.engines.rendering import choose_model, make_renderer
+from turnwise.engines.rendering import choose_model, demand_readable_calls, format_of, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TemplateError
 from turnwise.image_sources import open_source
 from turnwise.media import Media
 from turnwise.plugins import call
@@ -117,6 +117,8 @@ def prepare(
     if config.engine.name != EngineName.openai:
         model = choose_model(config)
         renderer = make_renderer(config)
+        if any(route.tools for route in plan.routes):
+            demand_readable_calls(config, renderer.tokenizer)
         rows = None if model is None else model[1].vocab_size
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
@@ -283,7 +285,11 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
             f"sample {seen[0].id} has images; the {prepared.config.engine.name} engine reads text only{why}"
         )
 
+    unread = format_of(prepared.config, renderer.tokenizer).problem
+
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+        if tools and unread is not None:  # of an agent's own, which no plan knows
+            raise TemplateError(unread)
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)

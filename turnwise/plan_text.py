@@ -63,7 +63,8 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
             f"({renderer.call_form}), history {config.chat.history.value}"
         )
         if written.reason:
-            lines.append(f"{'' if written.is_known else 'warning':<13}{written.name} calls: {written.reason}")
+            sure = written.is_known and written.problem is None
+            lines.append(f"{'' if sure else 'warning':<13}{written.name} calls: {written.reason}")
         lines += _images(config, renderer)
     sampling = config.sampling
     lines.append(

@@ -17,7 +17,6 @@ from turnwise.choices import ClusterName
 from turnwise.cluster.asked import Room
 from turnwise.config import ClusterConfig, Config
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
-from turnwise.sandbox.process import SandboxLost
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
 """No statistics to Ray's makers, no packing up of this environment, and no line of an actor left out."""
@@ -114,7 +113,7 @@ class Connection:
             cause = error.cause
             if isinstance(cause, errors.RayError) or isinstance(error, errors.ObjectLostError):
                 raise NeedLost(f"{who} could not read what it needs: {type(cause).__name__}") from error
-            known = isinstance(cause, TurnwiseError | SandboxLost)
+            known = isinstance(cause, TurnwiseError)
             raise cause if known else RuntimeError(f"{who} failed: {error}") from error
         except errors.RayError as error:
             if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
