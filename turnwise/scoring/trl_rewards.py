@@ -1,6 +1,6 @@
 """TRL's reward functions as scorers: `f(prompts, completions, **columns) -> list[float | None]`, one or several.
 
-They are known by a parameter of TRL's own: `completions`, `completion_ids`, `prompts` or one of the others. A function gets
+They are known by a parameter of TRL's own: `completions`, `completion_ids`, `prompts` or another. A function gets
 what `GRPOTrainer` would give it: the row's columns by name, `completion_ids`, `trainer_state`, `log_extra` and
 `log_metric`; without `**kwargs` it gets those it names.
 """
