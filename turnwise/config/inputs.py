@@ -51,9 +51,10 @@ class ChatConfig:
     """How the model writes tool calls; a file of turnwise/chat/formats. null infers it from the chat template and the
     special tokens, and the plan says what it found; an endpoint's text is read as hermes. Set it when that is not what
     the model was trained with (see docs/formats.md)."""
-    history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
-    """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
-    models whose template drops earlier reasoning."""
+    history: HistoryPolicy = knob(HistoryPolicy.auto, only("engine.name", *RENDERING))
+    """What happens when the template would rewrite earlier messages, as with models whose template drops earlier
+    reasoning (see docs/formats.md). Take `verbatim` when second sequences cost too much, `refuse` to be sure that there
+    are none."""
     max_pixels: int | None = knob(1_048_576, at_least(1))
     """Pixels of an image above which it is made smaller, in its own shape, before the model's processor or an endpoint
     gets it; null leaves sizes to them. Lower it when images take too many tokens, raise it for small print."""
