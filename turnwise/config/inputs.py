@@ -48,9 +48,9 @@ class ChatConfig:
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
     """Passed to the template, such as {enable_thinking: false}. Set what the model's card names."""
     tool_format: str | None = None
-    """How the model writes tool calls; a file of turnwise/chat/formats. null infers it from the chat template and the
-    special tokens, and the plan says what it found; an endpoint's text is read as hermes. Set it when that is not what
-    the model was trained with (see docs/formats.md)."""
+    """How the model writes tool calls; a file of turnwise/chat/formats. null takes the one that reads the calls which the
+    chat template writes, and the plan says so; an endpoint's text is read as hermes. Set it when the template writes no
+    calls and the plan names another than the model was trained with (see docs/formats.md)."""
     history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
     models whose template drops earlier reasoning."""
