@@ -26,11 +26,11 @@ from chat_families import _byte_level
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
-from turnwise.chat.history import History
-from turnwise.chat.trials import Exchange
 
 from turnwise.assemble import prepare
 from turnwise.chat import trials
+from turnwise.chat.history import History
+from turnwise.chat.trials import Exchange
 from turnwise.compose import compose
 from turnwise.errors import TurnwiseError
 from turnwise.preflight import Report, preflight

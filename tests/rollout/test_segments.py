@@ -3,7 +3,6 @@
 import pytest
 
 from turnwise.chat.renderer import History
-from turnwise.errors import TemplateError
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.training.sequences import to_sequences
 from turnwise.types import Origin, StopReason
@@ -123,6 +122,7 @@ def test_the_context_is_that_of_the_new_ledger(theatre, segmenting):
 def test_refused_unless_asked_for(theatre):
     strict = theatre.renderer_with(FORGETFUL, History.REFUSE)
     show = theatre.show([thought("#### 41")], renderer=strict, interaction="code_verify")
-    with pytest.raises(TemplateError, match="rewrites history"):
-        show.play()
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.FAILED, "what a policy wrote ends its episode, not the run"
+    assert "rewrites history" in trajectory.failure and "chat.history=auto" in trajectory.failure
     assert sum(show.sampler.released.values()) == 1
