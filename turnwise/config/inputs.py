@@ -53,7 +53,7 @@ class ChatConfig:
     and the plan names another than the model was trained with (see docs/formats.md)."""
     history: HistoryPolicy = knob(HistoryPolicy.auto, only("engine.name", *RENDERING))
     """What happens when the template would rewrite earlier messages, as with models whose template drops earlier
-    reasoning (see docs/families.md). Take `verbatim` when second sequences cost too much, `refuse` to be sure that
+    reasoning (see docs/history.md). Take `verbatim` when second sequences cost too much, `refuse` to be sure that
     there are none."""
     max_pixels: int | None = knob(1_048_576, at_least(1))
     """Pixels of an image above which it is made smaller, in its own shape, before the model's processor or an endpoint
