@@ -54,9 +54,3 @@ def test_code_in_a_thought_is_not_run() -> None:
 def test_a_rendered_call_is_read_back() -> None:
     call = ToolCall("t002c0000", "python", {"code": "a = 1\nprint(a)"})
     assert parsed(code.render_call(call)).tool_calls == (call,)
-
-
-def test_a_thought_that_is_closed_at_once_is_empty() -> None:
-    """The template opened it; all after its end is the answer."""
-    message = parsed("</think>yes", in_reasoning=True)
-    assert (message.reasoning, message.answer) == ("", "yes")
