@@ -15,8 +15,11 @@ class Overlong(enum.Enum):
 class HistoryPolicy(enum.Enum):
     """What happens when the chat template would rewrite earlier messages."""
 
+    auto = "auto"
+    """A second sequence where words of the policy change (`segment`), its tokens kept where only empty thoughts of the
+    template's own come or go (`verbatim`); the plan says what it found."""
     refuse = "refuse"
-    """Stop with an error that shows the difference."""
+    """Stop with an error that shows the difference: a run that starts is token by token what the template shows."""
     verbatim = "verbatim"
     """Keep every token as it was sampled and take only the template's suffix."""
     segment = "segment"
@@ -122,6 +125,15 @@ class Resume(enum.Enum):
     """Refuse: no run is ever overwritten."""
     auto = "auto"
     """Go on from its newest whole checkpoint."""
+
+
+class Ship(enum.Enum):
+    """Which weights a training leaves in the run's folder `policy`."""
+
+    best = "best"
+    """Those of the best evaluation where the last one is worse by more than its standard error; else the last."""
+    last = "last"
+    """Those of the last step; nothing is kept of evaluations before it."""
 
 
 class Advantage(enum.StrEnum):

@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
     parser.add_argument(
-        "--from-verl", type=Path, metavar="FILE", help="a config of verl's, YAML or the script that runs it: print ours"
+        "--from-verl",
+        type=Path,
+        metavar="FILE",
+        help="a config of verl's, YAML or the script that runs it ('run.sh 8 out' with its words): print ours",
     )
     parser.epilog = """\
 examples:
@@ -70,6 +73,8 @@ def _translated(args: argparse.Namespace) -> "Composed":
     if args.config is not None:
         raise ConfigError("--from-verl and --config are two configs: give one")
     found = translate(args.from_verl, other_names())
+    for note in found.notes:
+        sys.stdout.write(f"# {visible(' '.join(note.split()))}\n")
     for kind in Kind:
         entries = [fate for fate in found.fates if fate.kind is kind]
         sys.stdout.write(f"# {kind.value}: {len(entries)} keys\n")
