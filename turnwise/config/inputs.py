@@ -68,8 +68,9 @@ class DataConfig:
     """Where samples come from."""
 
     train_files: list[str] = field(default_factory=list)
-    """verl-shaped parquet or jsonl files to train on; empty uses the task's own generator. Set it to train on your
-    data."""
+    """Files with verl-shaped rows to train on; empty uses the task's own generator. Parquet, json, jsonl, csv, tsv (or
+    packed: csv.gz), globs of them, folders, those of `save_to_disk`, or hub datasets (hf://datasets/OWNER/NAME/FILE).
+    Set it to train on your data."""
     eval_files: list[str] = field(default_factory=list)
     """Files to evaluate on, in the same shape; empty uses the task's own generator. Never name a training file here:
     the accuracy would be of samples the model has seen."""

@@ -15,6 +15,7 @@ from turnwise.choices import (
     OptimizerName,
     PolicyLoss,
     Precision,
+    Ship,
 )
 from turnwise.knobs import any_number, at_least, choice_or_plugin, duration, knob, more_than, only, share
 
@@ -88,6 +89,10 @@ class TrainingConfig:
     """Steps between checkpoints; 0 saves at the end only. Lower it when a lost hour would hurt."""
     keep: int = knob(2, at_least(1))
     """Checkpoints kept. Raise it to be able to go back further; each has the size of the model and its optimizer."""
+    ship: Ship = Ship.best
+    """Which weights are left in RUN/policy for use; a run that is resumed goes on from its last ones either way. Set
+    `last` to compare runs, since the best of several evaluations is a little too high, or where a second copy of the
+    policy has no room on the disk."""
     target: float | None = knob(None, share())
     """Evaluation accuracy at which the run ends early. Set it to stop when it is good enough."""
     max_minutes: float | None = knob(None, more_than(0))
