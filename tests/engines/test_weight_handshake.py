@@ -153,7 +153,7 @@ def test_what_a_turn_wrote_before_an_update_is_vouched_for_before_the_update(kin
     played(kind, work)
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_of_a_server_that_was_exchanged_is_given_again(kind: str, tmp_path: Path) -> None:
     async def work(
         server: InferenceServer, replicas: Replicas, address: Address, first: Model, said: list[str]

@@ -37,6 +37,7 @@ from turnwise.engines.server_gpus import devices_of, named_options
 from turnwise.engines.updates import Adapter, FullWeights, WeightsFolder
 from turnwise.errors import ConfigError, EngineError
 from turnwise.own_folder import OwnFolder
+from turnwise.sandbox.resources import raise_descriptors
 from turnwise.storage.run_dir import SERVERS, run_folder
 
 API_KEY_ENV = "TURNWISE_ENGINE_KEY"
@@ -60,6 +61,7 @@ async def open_foreign(config: Config, renderer: Renderer, say: Say) -> OpenSamp
     from turnwise.engines.samplers.threads import usable_cores
 
     check_settings(config)
+    raise_descriptors()  # every turn under way is a connection
     source, capabilities = model_source(config), _capabilities(config)
     decode = renderer.tokenizer.decode
     vocabulary = vocabulary_of(source, renderer.tokenizer.vocab_size)
