@@ -1,6 +1,7 @@
 """From a Config to what episodes run in: samples, tools, interactions, plan and scorers, and last of all the engine."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -8,13 +9,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.forecast import Forecast, forecast
 from turnwise.chat.image_blocks import images_in
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tool_format import load_format
+from turnwise.chat.trials import BLANK
 from turnwise.choices import EngineName
 from turnwise.cluster import opening as cluster
 from turnwise.config import Config, SamplingConfig
 from turnwise.config_check import check_config
+from turnwise.data.data_files import Split
 from turnwise.data.dataset_classes import dataset_rows
 from turnwise.data.image_cells import ImageCells
 from turnwise.data.loader import drop_overlong
@@ -36,7 +40,7 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.endpoint_backend import Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import as_tool
 from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
@@ -151,7 +155,8 @@ def load_samples(config: Config, split: str, limit: int | None) -> list[Sample]:
                 for number, values in enumerate(islice(rows, limit))
             ]
         found = read_samples(
-            [Path(name) for name in files],
+            files,
+            split=Split.TRAIN if split == "train" else Split.EVAL,
             prompt_key=key_of_prompt,
             default_source=source,
             images_from=config.data.images_from,
@@ -195,6 +200,30 @@ def fit_prompts(
         return len(ids)
 
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
+
+
+def sample_per_route(prepared: Prepared) -> dict[Route, Sample]:
+    """The first sample of every route."""
+    return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
+
+
+_forecasts: "weakref.WeakKeyDictionary[Renderer, dict[Route, Forecast]]" = weakref.WeakKeyDictionary()
+"""What was tried already: the plan tells it and the checks judge it."""
+
+
+def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, Forecast]:
+    """What becomes of the tokens so far when tools and users reply, for every route."""
+    found = _forecasts.setdefault(renderer, {})
+    for route, sample in sample_per_route(prepared).items():
+        if route in found:
+            continue
+        media = measured_images(sample, prepared.config, renderer)
+        if renderer.images is not None:
+            media[BLANK] = renderer.images.blank
+        schemas, user = prepared.toolbox.schemas(route.tools), route.interaction is not None
+        tools = bool(route.tools)
+        found[route] = forecast(renderer, sample.prompt, schemas, tools=tools, user=user, media=media)
+    return found
 
 
 def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:

@@ -15,8 +15,11 @@ class Overlong(enum.Enum):
 class HistoryPolicy(enum.Enum):
     """What happens when the chat template would rewrite earlier messages."""
 
+    auto = "auto"
+    """A second sequence where words of the policy change (`segment`), its tokens kept where only empty thoughts of the
+    template's own come or go (`verbatim`); the plan says what it found."""
     refuse = "refuse"
-    """Stop with an error that shows the difference."""
+    """Stop with an error that shows the difference: a run that starts is token by token what the template shows."""
     verbatim = "verbatim"
     """Keep every token as it was sampled and take only the template's suffix."""
     segment = "segment"
@@ -122,6 +125,15 @@ class Resume(enum.Enum):
     """Refuse: no run is ever overwritten."""
     auto = "auto"
     """Go on from its newest whole checkpoint."""
+
+
+class Ship(enum.Enum):
+    """Which weights a training leaves in the run's folder `policy`."""
+
+    best = "best"
+    """Those of the best evaluation where the last one is worse by more than its standard error; else the last."""
+    last = "last"
+    """Those of the last step; nothing is kept of evaluations before it."""
 
 
 class Advantage(enum.StrEnum):
@@ -241,7 +253,10 @@ class Offload(enum.Enum):
     none = "none"
     """Nothing."""
     optimizer = "optimizer"
-    """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU, and a slower step."""
+    """The float32 weights and the optimizer's moments: twelve bytes a weight less on the GPU and a slower step. The
+    machine's own memory holds them and page-locked copies of gradients and weights on their way, which torch rounds up
+    to powers of two: 18 bytes a weight and up to 24 (7 B: about 165 GiB). The plan says how much, and what does not fit
+    is refused."""
 
 
 class Decay(enum.Enum):

@@ -67,7 +67,17 @@ class Model:
     """What it was started with, as far as it tells."""
     wire: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     """In place of NCCL: the number of ranks when all meet, then the tensors of every update."""
+    label: str | None = None
+    """What the weights were called that it loaded last."""
+    instance: str = "abcde"
+    """Another one for every server that is started."""
+    path: str = "m"
+    """Of its model."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of its model, as its config has them."""
     refuses: bool = False
+    old: bool = False
+    """Whether it does not tell what it loaded."""
     unscaled: bool = False
     """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
@@ -110,6 +120,18 @@ class Model:
                     raise ConnectionResetError
                 yield spoiled if isinstance(spoiled, bytes) else b"data: " + json.dumps(spoiled).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
+
+    def called_by_name(self, method: str, given: dict[str, str]) -> Response:
+        """A method of both workers."""
+        if method == "turnwise_marked":
+            return (
+                JSONResponse({"error": "no such method"}, 500)
+                if self.old
+                else JSONResponse({"results": [self.label or ""] * 2})
+            )
+        self.load(given.get("folder") or given["weights_path"])
+        self.label = given.get("label", self.label)
+        return JSONResponse({"results": [None] * 2})
 
     def load(self, folder: str) -> None:
         self.weights = int(Path(folder, "weights").read_text())
@@ -169,6 +191,8 @@ def vllm_app(model: Model) -> Starlette:
     async def completions(request: Request) -> Response:
         body = await request.json()
         model.asked.append(body)
+        if body["model"] not in {"policy", *model.adapters}:
+            return JSONResponse({"error": {"message": "no such model", "code": 404}}, 404)
         weights = model.adapters.get(body["model"], model.weights)
         if max(body["prompt"]) >= VOCABULARY:
             return JSONResponse({"error": {"message": "out of vocabulary", "code": 400}}, 400)
@@ -187,7 +211,7 @@ def vllm_app(model: Model) -> Starlette:
         model.called.append(path)
         body = json.loads(await request.body() or b"{}")
         if path == "/collective_rpc":
-            model.load(next(iter(body["kwargs"].values())))
+            return model.called_by_name(body["method"], body.get("kwargs", {}))
         if path == "/v1/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/v1/unload_lora_adapter":
@@ -201,11 +225,13 @@ def vllm_app(model: Model) -> Starlette:
         config = {
             "model_config": {
                 "logprobs_mode": "processed_logprobs", "enable_sleep_mode": True,
+                "hf_config": f"Config {json.dumps(model.sizes)}\n",
                 "multimodal_config": {"mm_device_do_normalize": False, "mm_processor_kwargs": {"use_fast": False}},
             },
             "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
             "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip
+        config |= {} if model.old else {"instance_id": model.instance}  # type: ignore[dict-item]
         for section, values in model.settings.items():
             config[section] = values and config[section] | values
         return JSONResponse({"vllm_config": config})
@@ -225,6 +251,9 @@ def vllm_app(model: Model) -> Starlette:
 def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
     """`repeats`: every event has all tokens so far, as SGLang streams by default."""
 
+    def told() -> dict[str, str]:
+        return {} if model.old else {"weight_version": model.label or "default"}
+
     async def generate(request: Request) -> Response:
         body = await request.json()
         sampling = body["sampling_params"]
@@ -232,6 +261,8 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
             likeliest = -0.5 if model.unscaled or sampling["temperature"] == 1.0 else -4.6
             return JSONResponse({"meta_info": {"output_top_logprobs": [[[likeliest, 2, None]]]}})
         model.asked.append(body)
+        if body.get("lora_path", "") not in {"", *model.adapters}:
+            return JSONResponse({"error": {"message": "no such adapter"}}, 400)
         weights = model.adapters.get(body.get("lora_path", ""), model.weights)
 
         async def made() -> AsyncIterator[dict[str, Any]]:
@@ -244,7 +275,7 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
                         "completion_tokens": len(every), "output_token_logprobs": every if repeats else every[-1:],
                         "finish_reason": {"type": finish} if finish else None,
                     }  # fmt: skip
-                    yield {"text": "", "meta_info": meta}
+                    yield {"text": "", "meta_info": meta | told()}
 
         return StreamingResponse(model.events(made()), media_type="text/event-stream")
 
@@ -255,6 +286,9 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
             if not Path(body["model_path"], "weights").is_file():
                 return JSONResponse({"success": False, "message": "no such folder"})
             model.load(body["model_path"])
+            model.label = body["weight_version"]
+        if path == "/update_weight_version":
+            model.label = body["new_version"]
         if path == "/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/unload_lora_adapter":
@@ -263,9 +297,9 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
 
     async def info(request: Request) -> Response:
         settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
-        return JSONResponse({"model_path": "m"} if "model" in request.url.path else settings)
+        return JSONResponse({"model_path": model.path} | told() if "model" in request.url.path else settings)
 
-    paths = ("/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter",
+    paths = ("/update_weights_from_disk", "/update_weight_version", "/load_lora_adapter", "/unload_lora_adapter",
              "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
     return Starlette(routes=[
         Route("/health", lambda _: Response(status_code=200)), Route("/get_model_info", info),

@@ -105,7 +105,8 @@ class TurnwiseAgentLoop:
                 if len(outputs) > 1 and not self._entry.several_sequences:
                     raise EpisodeError(
                         f"the episode has {len(outputs)} sequences and verl's worker takes one: with a trainer of "
-                        "verl.trainer.ppo.v1 set several_sequences: true in the agent-loop entry"
+                        "verl.trainer.ppo.v1 set several_sequences: true in the agent-loop entry; one whose template "
+                        "rewrites history is kept in one sequence by chat.history=verbatim"
                     )
             except EpisodeError as error:
                 failure = str(error)
