@@ -23,6 +23,9 @@ class RolloutConfig:
     client: str | None = None
     """Your agent written against an SDK, module:function or a program, `exec:python agent.py`; its calls come to us. A
     function gets a base URL and the sample. It plays rows that name no agent. Set it to train the agent you have."""
+    scripted_answer: str = "#### 0"
+    """What the model's stand-in answers when a run is tried before it begins. Set it where an agent or a scorer reads
+    only answers of a form of its own, such as '{"answer": 0}'."""
     tools: list[str] = field(default_factory=list)
     """Tools the policy may call: built-in names, module:function, file.py:Class, or a YAML file with a list `tools`
     (docs/tools.md). Set it to give it yours."""

@@ -65,9 +65,10 @@ class TrainingConfig:
     max_lag: int = knob(0, at_least(0))
     """Steps by which collection may run ahead of the weights; 0 is on-policy. With 0 every episode is written by the
     newest weights; with 1 the next step's episodes are collected while this step's are trained on, so that a step takes
-    the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers. Each
-    further step makes episodes staler (staleness/* on the board); algorithm.correction weighs that by itself. Lower it
-    when the reward falls or the log-prob gap grows."""
+    the longer of the two and not their sum. Raise it to 1 when training waits for slow tools, users or scorers, or
+    where sampler and learner run in processes of their own (several GPUs, a cluster); on one GPU they share an
+    interpreter, and 1 made a step 1.4 times as long as 0. Each further step makes episodes staler (staleness/* on the
+    board); algorithm.correction weighs that by itself. Lower it when the reward falls or the log-prob gap grows."""
     replay_groups: int = knob(0, at_least(0))
     """Recorded groups that later steps may train on again (a replay buffer); 0 keeps none. Those whose rewards differ
     most are kept. Set it, a few times training.groups, when episodes are dear."""
