@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_families import _byte_level
@@ -26,9 +27,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.assemble import prepare
+from turnwise.chat import trials
+from turnwise.chat.history import History
+from turnwise.chat.trials import Exchange
 from turnwise.compose import compose
 from turnwise.errors import TurnwiseError
 from turnwise.preflight import Report, preflight
+from turnwise.types import Message, Role, ToolCall
 
 MODES = ("default", "refuse", "segment", "verbatim")
 TASKS = ("tools", "tools and a user")
@@ -43,6 +49,13 @@ CONTROL = re.compile(
     r"|<(?:start|end)_of_(?:turn|image)>|<(?:begin|beginning|end)_of_(?:document|sentence)>|\]~!?b[\]\[]|\[e~\[|\]<\]minimax\[>\["
     r"|</?s>|<bos>|<eos>|<seed:[be]os>|<SPECIAL_\d+>|<(?:start|end)_function_(?:call|response|declaration)>|<escape>"
 )
+COURSES = {
+    "keep": "sampled tokens are kept", "segment at tools": "at every tool result", "segment at users": "when a user speaks",
+    "segment later": "in longer conversations",
+}  # fmt: skip
+"""What is done by default, and the words of `turnwise check` that say so; else the template only appends."""
+ROUNDS, CALLS = 4, 2
+"""Of the conversation whose sequences are counted: what a user says, and calls before each answer."""
 ORDINARY = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 BOS, EOS = "<s>", "</s>"
 MARK = "Xmarkx"
@@ -63,6 +76,10 @@ class Row:
     """What is said of its history, by 'task, mode'."""
     refused: dict[str, str] = field(default_factory=dict)
     """The first reason, by 'task, mode'."""
+    switch: str = ""
+    """The argument of the template's own that `turnwise check` offers."""
+    prices: list[tuple[int, float]] = field(default_factory=list)
+    """(sequences, times the tokens of one sequence) of a long conversation, with short and with long thoughts."""
 
 
 def build(template: Path, folder: Path, trained: str) -> Path:
@@ -93,15 +110,22 @@ def _closing(wrapped: Any) -> str:
 def check(folder: Path, task: str, mode: str, switches: dict[str, Any]) -> tuple[Report | None, str]:
     """The report of `turnwise check`, or why there is none."""
     overrides = [
-        "engine.name=scripted", "engine.script=['#### 0']", f"model.path={folder}", "rollout.tools=[calculate]",
-        "eval.samples=2", "data.max_prompt_tokens=100000", "rollout.interaction=" + ("code_verify" if task == TASKS[1] else "null"),
+        *_overrides(folder, task),
         *([] if mode == MODES[0] else [f"chat.history={mode}"]),
         *([f"chat.template_kwargs={json.dumps(switches).replace(chr(34), '')}"] if switches else []),
-    ]  # fmt: skip
+    ]
     try:
         return preflight(compose(overrides)), ""
     except TurnwiseError as error:
         return None, str(error)
+
+
+def _overrides(folder: Path, task: str) -> list[str]:
+    return [
+        "engine.name=scripted", "engine.script=['#### 0']", f"model.path={folder}", "rollout.tools=[calculate]",
+        "eval.samples=2", "data.max_prompt_tokens=100000",
+        "rollout.interaction=" + ("code_verify" if task == TASKS[1] else "null"),
+    ]  # fmt: skip
 
 
 def look_at(template: Path, source: str, folder: Path, modes: Sequence[str]) -> Row:
@@ -116,7 +140,31 @@ def look_at(template: Path, source: str, folder: Path, modes: Sequence[str]) -> 
         if keeping:
             report, why = check(folder, task, MODES[0], keeping)
             _note(row, f"{task}, switched", report, why)
+    if "segment" in course(row, TASKS[1]):
+        row.prices = list(prices(folder))
     return row
+
+
+def prices(folder: Path) -> Iterator[tuple[int, float]]:
+    """What the sequences of a conversation with users and tools hold, against one sequence that keeps every token."""
+    config = compose(_overrides(folder, TASKS[1])).config
+    prepared = prepare(config, "test", limit=1)
+    renderer, route = prepared.renderer, next(iter(prepared.plan.routes))
+    assert renderer is not None
+    schemas, form = prepared.toolbox.schemas(route.tools), renderer.call_format
+    text = form.render_call(ToolCall("t000c0000", "calculate", {"expression": "6*7"}))
+    call = form.parse(text, turn=0, in_reasoning=False).tool_calls[0]
+    result = Message(Role.TOOL, "It is forty-two. " * 5, tool_call_id=call.id, name=call.name)
+    asking = Exchange("", text, [result], thinks=True)
+    answer = Exchange("", form.ANSWER + "It is forty-two. " * 5, [Message(Role.USER, "And now? " * 5)], thinks=True)
+    for words in (10, 200):
+        with mock.patch.object(trials, "THOUGHT", " ".join(["six"] * words)):
+            talk = [*[asking] * CALLS, answer] * ROUNDS
+            split, whole = (
+                trials.play(renderer.with_history(mode), prepared.samples[0].prompt, schemas, talk, {})
+                for mode in (History.AUTO, History.VERBATIM)
+            )
+        yield len(split), sum(map(len, split)) / sum(map(len, whole))
 
 
 def _note(row: Row, key: str, report: Report | None, why: str) -> None:
@@ -128,26 +176,33 @@ def _note(row: Row, key: str, report: Report | None, why: str) -> None:
         row.format = found[1] + ("?" if f"warning      {found[1]} calls" in (report.plan or "") else "")
     told = [finding.text for finding in report.findings if finding.check == "chat template"]
     row.handled[key] = " ".join(told)
+    if offered := re.search(r"chat\.template_kwargs=(\{[^}]*\})", row.handled[key]):
+        row.switch = offered[1]
 
 
-def short(row: Row) -> str:
-    """What happens by default when a user speaks, in a word."""
-    key = f"{TASKS[1]}, {MODES[0]}"
+def course(row: Row, task: str) -> str:
+    """What happens by default, in a word."""
+    key = f"{task}, {MODES[0]}"
     if not row.passed[key]:
         return "refused"
     told = row.handled.get(key, "")
-    return next((word for word in ("segment", "verbatim") if word in told), "append")
+    found = [word for word, said in COURSES.items() if said in told]
+    return ", ".join(found) or "append"
 
 
 def print_table(rows: Sequence[Row], modes: Sequence[str]) -> None:
     """One line for each template, then how many pass."""
-    print("| source | template | calls | tools | tools and a user | by default | switches | why not |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| source | template | calls | tools | tools and a user | by default | a user | switches | price | why not |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         cells = ["/".join("ok" if row.passed[f"{task}, {mode}"] else "no" for mode in modes) for task in TASKS]
         reason = next(iter(row.refused.values()), "")[:160].replace("|", "\\|")
-        print(f"| {row.source} | {row.name} | {row.format} | {cells[0]} | {cells[1]} | {short(row)} | "
-              f"{', '.join(row.switches)} | {reason} |")  # fmt: skip
+        price = " to ".join(f"{times:.1f}" for _, times in sorted(row.prices, key=lambda one: one[1]))
+        courses = " | ".join(course(row, task) for task in TASKS)
+        switches = ", ".join(filter(None, [row.switch, *row.switches]))
+        print(
+            f"| {row.source} | {row.name} | {row.format} | {' | '.join(cells)} | {courses} | {switches} | {price} | {reason} |"
+        )
     print(f"\nmodes: {'/'.join(modes)}")
     for source in dict.fromkeys(row.source for row in rows):
         some = [row for row in rows if row.source == source]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from listening import below, elsewhere, listening
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -126,7 +127,7 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
     async def main() -> tuple[list[str | None], list[str]]:
         notes: list[str] = []
         values = []
-        listens = hearing(cluster, notes.append, silent_seconds=4.0)
+        listens = hearing(cluster, notes.append, hang_seconds=4.0)
         async with listens as connection, ClusterPool(cluster, config, 1000) as pool:
             session = pool.session(seed=7)
             other = pool.session(seed=8)
@@ -207,7 +208,9 @@ def test_a_learner_and_a_scorer_that_stand_still_are_replaced(tmp_path: Path, no
 
 
 @pytest.mark.long
-def test_a_node_that_goes_away_costs_no_step(tmp_path: Path, nodes: Any, exact_engine: None) -> None:
+def test_a_node_that_goes_away_costs_no_step(
+    tmp_path: Path, nodes: Any, exact_engine: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     alone = run(tmp_path, Console(quiet=True), "run=alone", "training.steps=3")
     taken = nodes.add(), nodes.add()
 
@@ -222,6 +225,8 @@ def test_a_node_that_goes_away_costs_no_step(tmp_path: Path, nodes: Any, exact_e
     text = said(console)
     assert report.reason == "all 3 steps done" and report.rewards == alone.rewards, text
     assert last_line(report)["cluster/sampler_lost"] >= 1, text
+    assert capfd.readouterr() == ("", ""), "what Ray says of it is in its log"
+    assert "[state-dump]" in (report.run / "ray.log").read_text()
 
 
 @pytest.mark.long
@@ -252,6 +257,9 @@ def test_a_node_that_joins_later_gets_a_sampler(nodes: Any) -> None:
 def test_a_cluster_that_a_run_starts_ends_with_it(tmp_path: Path) -> None:
     """By the end of the run, and by a signal in the middle."""
     settings = [*SMALL, "cluster=ray", f"runs_dir={tmp_path}", "training.steps=1000", "run=stopped"]
+    settings += ["learner.processes=2", "cluster.scorers=1"]
+    heard: dict[str, list[str]] = {}
+    reachable: dict[str, list[str]] = {}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -264,8 +272,11 @@ def test_a_cluster_that_a_run_starts_ends_with_it(tmp_path: Path) -> None:
     for line in process.stdout:
         lines.append(line)
         if "step 2/1000" in line:
+            every = [process.pid, *below([process.pid])]
+            heard, reachable = listening(every), elsewhere(every)
             process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 0, "".join(lines)
+    assert sum("RankActor" in who for who in heard) == 2 and reachable == {}, "all of it is on loopback alone"
     assert any("stopped by a signal" in line for line in lines), "".join(lines)
     assert not (tmp_path / ".ray").exists(), "no token is left in the home folder"
     deadline = time.monotonic() + 60
