@@ -10,7 +10,7 @@ LOCKED ?=
 ARGS ?=
 WORKERS ?= 3
 
-.PHONY: help setup check test test-all test-gpu test-peers test-vllm eval train train-gsm8k train-images board bench lock clean
+.PHONY: help setup check test test-all test-gpu test-models test-peers test-vllm eval train train-gsm8k train-images board bench lock clean
 
 help:  ## what each verb does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ test-all: $(STAMP)  ## the test suite with its long tail
 
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU, in one process; on a machine without one they are skipped
 	OMP_NUM_THREADS=1 $(RUN)/pytest -m gpu $(ARGS)
+
+test-models: $(STAMP)  ## what `turnwise check` says of the chat templates that TRL ships, a line for each; ARGS="FOLDER" takes the *.jinja files of another folder
+	OMP_NUM_THREADS=1 $(RUN)/python tests/chat/model_table.py $(ARGS)
 
 VERIFIERS := verifiers==0.4.0 prime-pydantic-config prime-sandboxes renderers aiohttp aiofiles aiohappyeyeballs aiosignal attrs \
   frozenlist multidict propcache yarl connectrpc==0.11.1 pyqwest protobuf-py==0.1.1 protobuf-py-ext==0.1.1 tomli-w

@@ -34,6 +34,8 @@ TAGS = (
     "<|channel>thought", "<channel|>",
     "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|python_tag|>",
     '\n{"name": "f", "parameters": {', "<code>", "</code>",
+    "\n[f(x=", "g(", "='", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>", "functools", "<tool_calls>",
+    "</tool_calls>", "]<]minimax[>[", "<mm:think>", "</mm:think>", "<x>", "</x>", "<item>",
     "<<", ">>", '{"name": "f", "arguments": {', '"', "\\", "{", "}", "[", "]", ",", ":", ";", "\n",
     " ", "é", "🙂", "1e999", "\x00",
 )  # fmt: skip
@@ -58,6 +60,13 @@ OPENINGS = {
     "gemma": ['<|tool_call>call:f{x:<|"|>', "{x:["],
     "llama3_json": ['\n{"name": "f", "parameters": {"x": [', "<|python_tag|>"],
     "mistral": ["[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS][{"],
+    "pythonic": ["\n[f(x=[", '<|python_start|>[f(x="'],
+    "lfm2": ["<|tool_call_start|>[f(x=["],
+    "granite": ["<|tool_call|>["],
+    "phi4_mini": ["\nfunctools[", "<|tool_call|>["],
+    "apriel": ["<tool_calls>["],
+    "minimax_m1": ["<tool_calls>\n"],
+    "minimax_m3": [']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<x>'],
     "code": ["<code>\n", "```python\n"],
     "calculator": ["<<"],
 }

@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "turnwise"
 LAYERS = (
-    {"media"},
-    {"choices", "knobs", "ledger", "addresses"},
+    {"media", "addresses"},
+    {"choices", "knobs", "ledger"},
     {"types", "errors", "config", "metrics", "verl_imports"},
     {"plugins", "config_check", "files", "own_folder", "serving", "retrying", "code_blocks", "stopping", "strict_yaml"}
-    | {"concurrency", "time_budget", "image_bytes", "environment"},
+    | {"concurrency", "time_budget", "image_bytes", "environment", "clocked_process"},
     {"image_sources"},
     {"chat", "data", "sandbox", "storage", "config_readers", "corpus"},
     {"engines", "scoring"},

@@ -334,3 +334,32 @@ def test_a_sample_without_a_ground_truth_is_named_before_anything_is_written(tmp
     with pytest.raises(DataError, match="scorer gsm8k: sample 'q9': the ground truth of 'doubles' must be a number"):
         evaluate(config, samples=given, console=QUIET)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sandbox_whose_zygote_is_killed_while_the_run_starts_is_one_line(tmp_path, monkeypatch) -> None:
+    from turnwise.sandbox.pool import SandboxPool
+
+    prove = SandboxPool._prove
+
+    async def killed_first(pool, level, refusals):
+        pool._zygote.process.kill()
+        return await prove(pool, level, refusals)
+
+    monkeypatch.setattr(SandboxPool, "_prove", killed_first)
+    config = script_config(tmp_path, "42", overrides=("rollout.tools=[python]", "sandbox.preload=[]"))
+    with pytest.raises(TurnwiseError) as caught:
+        evaluate(config, samples=samples(), scorer=correct, console=QUIET)
+    assert "\n" not in str(caught.value) and "sandbox" in str(caught.value)
+
+
+def test_a_sandbox_lost_in_a_scorer_of_the_users_leaves_the_episode_without_a_reward(tmp_path) -> None:
+    from turnwise.sandbox.process import SandboxLost
+
+    async def careless(trajectory: Trajectory) -> float:
+        if trajectory.sample.id == "q1":
+            raise SandboxLost("the session was lost")
+        return 1.0
+
+    config = script_config(tmp_path, "42", overrides=("scoring.max_failures=0.5", "scoring.retries=0"))
+    report = evaluate(config, samples=samples(), scorer=careless, console=QUIET)
+    assert [one.reward for one in report.trajectories] == [1.0, None, 1.0]

@@ -75,11 +75,14 @@ def test_names_nobody_knows_are_errors(override: str, text: str) -> None:
 def test_a_template_that_rewrites_history_is_refused_or_handled(tmp_path: Path) -> None:
     template = tmp_path / "rewriting.jinja"
     template.write_text(REWRITING)
-    refused = run(f"chat.template={template}", "rollout.tools=[]")
+    refused = run(f"chat.template={template}", "rollout.tools=[]", "chat.history=refuse")
     assert not refused.passed and "rewrites history" in errors(refused)
     handled = run(f"chat.template={template}", "rollout.tools=[]", "chat.history=verbatim")
     assert Outcome.WARNING in outcome(handled, "chat template") and handled.passed, errors(handled)
-    assert run(f"chat.template={template}", "rollout.tools=[]", "chat.history=segment").passed
+    for mode in ((), ("chat.history=segment",)):
+        followed = run(f"chat.template={template}", "rollout.tools=[]", *mode)
+        assert followed.passed, errors(followed)
+        assert "new sequence" in " ".join(found.text for found in followed.findings)
 
 
 def test_a_template_that_hides_the_tools_is_an_error(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ SEEING = {
             "image_token_id": FIRST, "boi_token_id": FIRST + 1, "eoi_token_id": FIRST + 2, "video_token_id": FIRST + 3,
             "audio_token_id": FIRST + 4, "boa_token_id": FIRST + 5, "audio_config": None,
             "text_config": text(
-                head_dim=8, global_head_dim=8, sliding_window=64, layer_types=["sliding_attention", "full_attention"],
+                head_dim=8, global_head_dim=16, sliding_window=64, layer_types=["sliding_attention", "full_attention"],
                 hidden_size_per_layer_input=0,
             ),
             "vision_config": TOWER | {

@@ -1,6 +1,7 @@
 """From a Config to what episodes run in: samples, tools, interactions, plan and scorers, and last of all the engine."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -8,9 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.chat.forecast import Forecast, forecast
 from turnwise.chat.image_blocks import images_in
 from turnwise.chat.renderer import Renderer
 from turnwise.chat.tool_format import load_format
+from turnwise.chat.trials import BLANK
 from turnwise.choices import EngineName
 from turnwise.cluster import opening as cluster
 from turnwise.config import Config, SamplingConfig
@@ -23,11 +26,11 @@ from turnwise.data.program_samples import program_samples
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
 from turnwise.engines.opening import open_endpoint, open_sampler
-from turnwise.engines.rendering import choose_model, make_renderer
+from turnwise.engines.rendering import choose_model, demand_readable_calls, format_of, make_renderer
 from turnwise.engines.samplers.request import NoiseKey
 from turnwise.engines.samplers.sampler import Sampler
 from turnwise.engines.samplers.scripted import Script
-from turnwise.errors import ConfigError, DataError, EngineError, PluginError
+from turnwise.errors import ConfigError, DataError, EngineError, PluginError, TemplateError
 from turnwise.image_sources import open_source
 from turnwise.media import Media
 from turnwise.plugins import call
@@ -36,7 +39,7 @@ from turnwise.rollout.conversation import Conversation
 from turnwise.rollout.endpoint_backend import Endpoint, EndpointBackend
 from turnwise.rollout.episode import MakeBackend, RolloutContext
 from turnwise.rollout.interaction_sessions import Interaction, Interactions
-from turnwise.rollout.plan import Plan
+from turnwise.rollout.plan import Plan, Route
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.tool_loading import as_tool
 from turnwise.rollout.tool_replies import CHARACTERS_PER_TOKEN
@@ -117,6 +120,8 @@ def prepare(
     if config.engine.name != EngineName.openai:
         model = choose_model(config)
         renderer = make_renderer(config)
+        if any(route.tools for route in plan.routes):
+            demand_readable_calls(config, renderer.tokenizer)
         rows = None if model is None else model[1].vocab_size
         chosen, dropped = fit_prompts(chosen, config, renderer, plan, toolbox, rows)
     if scorer is None:
@@ -193,6 +198,30 @@ def fit_prompts(
         return len(ids)
 
     return drop_overlong(samples, count, config.data.max_prompt_tokens, config.data.overlong)
+
+
+def sample_per_route(prepared: Prepared) -> dict[Route, Sample]:
+    """The first sample of every route."""
+    return {prepared.plan.route(sample): sample for sample in reversed(prepared.samples)}
+
+
+_forecasts: "weakref.WeakKeyDictionary[Renderer, dict[Route, Forecast]]" = weakref.WeakKeyDictionary()
+"""What was tried already: the plan tells it and the checks judge it."""
+
+
+def history_forecasts(prepared: Prepared, renderer: Renderer) -> dict[Route, Forecast]:
+    """What becomes of the tokens so far when tools and users reply, for every route."""
+    found = _forecasts.setdefault(renderer, {})
+    for route, sample in sample_per_route(prepared).items():
+        if route in found:
+            continue
+        media = measured_images(sample, prepared.config, renderer)
+        if renderer.images is not None:
+            media[BLANK] = renderer.images.blank
+        schemas, user = prepared.toolbox.schemas(route.tools), route.interaction is not None
+        tools = bool(route.tools)
+        found[route] = forecast(renderer, sample.prompt, schemas, tools=tools, user=user, media=media)
+    return found
 
 
 def measured_images(sample: Sample, config: Config, renderer: Renderer) -> dict[Image, Media]:
@@ -283,7 +312,11 @@ def token_context(prepared: Prepared, renderer: Renderer, sampler: Sampler, samp
             f"sample {seen[0].id} has images; the {prepared.config.engine.name} engine reads text only{why}"
         )
 
+    unread = format_of(prepared.config, renderer.tokenizer).problem
+
     def backend(conversation: str, noise: NoiseKey, tools: list[JsonSchema]) -> TokenBackend:
+        if tools and unread is not None:  # of an agent's own, which no plan knows
+            raise TemplateError(unread)
         return TokenBackend(renderer, sampler, sampling, tools, noise, conversation, retry)
 
     return _context(prepared, backend)

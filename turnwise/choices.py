@@ -15,8 +15,11 @@ class Overlong(enum.Enum):
 class HistoryPolicy(enum.Enum):
     """What happens when the chat template would rewrite earlier messages."""
 
+    auto = "auto"
+    """A second sequence where words of the policy change (`segment`), its tokens kept where only empty thoughts of the
+    template's own come or go (`verbatim`); the plan says what it found."""
     refuse = "refuse"
-    """Stop with an error that shows the difference."""
+    """Stop with an error that shows the difference: a run that starts is token by token what the template shows."""
     verbatim = "verbatim"
     """Keep every token as it was sampled and take only the template's suffix."""
     segment = "segment"

@@ -1,14 +1,31 @@
 """Values that no run can use, refused by key however the config was made: by a file, a command line or in Python."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 
+from turnwise.addresses import texts_with_userinfo
 from turnwise.choices import SandboxLevel, TrackerName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, unknown
 from turnwise.knobs import problems
 
 DEFAULT, COMMAND_LINE = "default", "command line"
+KEY_OF = {
+    "engine.base_url": "set OPENAI_API_KEY",
+    "engine.servers": "set TURNWISE_ENGINE_KEY",
+    "sandbox.": "set TURNWISE_SANDBOX_TOKEN",
+    "scoring.url": "set TURNWISE_REWARD_TOKEN",
+    "scoring.options.swe_tests": "set TURNWISE_SANDBOX_TOKEN",
+    "scoring.options.code_tests": "set TURNWISE_SANDBOX_TOKEN",
+    "scoring.options": "name the variable that holds its key in api_key_env",
+    "rollout.interaction_kwargs": "name the variable that holds its key in api_key_env",
+    "rollout.agent_options": "set TURNWISE_ENV_TOKEN, or name another variable in token_env",
+    "data.": "set HF_TOKEN",
+    "model.": "set HF_TOKEN",
+    "": "keep it in a variable of the environment",
+}
+"""Where the key of an address belongs, by the start of the address's own key."""
 SMALLEST_TEMPERATURE = 1e-3
 """Below it logits divided by the temperature leave the range of float32; 0 is greedy."""
 
@@ -20,6 +37,10 @@ def check_config(config: Config, origins: Mapping[str, str] | None = None) -> No
     for key, problem in problems(config):
         origin = (origins or {}).get(key, DEFAULT)
         raise ConfigError(f"{'' if origin in (DEFAULT, COMMAND_LINE) else f'{origin}: '}{key} {problem}")
+    for key in texts_with_userinfo(dataclasses.asdict(config), ""):
+        key = key.removeprefix(".")
+        variable = next(name for start, name in KEY_OF.items() if key.startswith(start))
+        raise ConfigError(f"{key}: no name or password in an address, since a run keeps and shows it: {variable}")
     if 0 < config.sampling.temperature < SMALLEST_TEMPERATURE:
         raise ConfigError(
             f"sampling.temperature must be 0 (greedy) or at least {SMALLEST_TEMPERATURE}, "

@@ -7,12 +7,12 @@ it is needed is a ConfigError, and one that nobody needs is told too.
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from turnwise.addresses import has_userinfo, without_userinfo
 from turnwise.choices import EngineName, TrackerName
 from turnwise.config import Config
 from turnwise.errors import ConfigError, unknown
@@ -34,8 +34,6 @@ _OURS = {
 }
 """Variables of wandb that a run decides itself, and how."""
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
-_PASSWORD = re.compile(r"//[^/\s]*@")
-"""Of an address."""
 _NOT_IN_NAMES = "/\\#?%:"
 
 
@@ -98,7 +96,7 @@ def uses(config: Config) -> list[Use]:
     for name in _NAMED:
         if (given := value(name)) is not None:
             effect, used = _effect(name, given, config)
-            found.append(Use(name, _PASSWORD.sub("//(secret)@", given), effect, used))
+            found.append(Use(name, without_userinfo(given), effect, used))
     found += [_wandb_use(name, config) for name in sorted(os.environ) if name.startswith(WANDB) and os.environ[name]]
     return found
 
@@ -107,9 +105,11 @@ def judge_addresses() -> tuple[str, ...]:
     """The endpoints of LLM_AS_A_JUDGE_BASE, comma separated."""
     found = tuple(one.strip() for one in (value(JUDGE) or "").split(",") if one.strip())
     for one in found:
+        if has_userinfo(one):
+            raise ConfigError(f"{JUDGE}: no name or password in an address, since it is shown: set OPENAI_API_KEY")
         if not _is_address(one):
             raise ConfigError(
-                f"{JUDGE}: the address {_PASSWORD.sub('//(secret)@', one)!r} must be like http://localhost:18901/v1"
+                f"{JUDGE}: the address {without_userinfo(one, alone=True)!r} must be like http://localhost:18901/v1"
             )
     return found
 
@@ -174,7 +174,7 @@ def _wandb_use(name: str, config: Config) -> Use:
     given = " ".join(os.environ[name].split())  # notes may have several lines
     secret = any(word in name for word in ("KEY", "TOKEN", "SECRET"))
     printable = "".join(one for one in given[:200] if one.isprintable())
-    shown = "(secret)" if secret else _PASSWORD.sub("//(secret)@", printable)
+    shown = "(secret)" if secret else without_userinfo(printable)
     if not _tracks(config):
         return Use(name, shown, "not used, tracking.to has no wandb", used=False)
     if name in _OURS:
@@ -195,7 +195,7 @@ def _check_wandb() -> None:
         raise ConfigError(f"{MODE}: {unknown('mode', mode, _MODES)}")
     if (address := value(ADDRESS)) is not None and not _is_address(address):
         raise ConfigError(
-            f"{ADDRESS}={_PASSWORD.sub('//(secret)@', address)}: an address is like https://wandb.example.com"
+            f"{ADDRESS}={without_userinfo(address, alone=True)}: an address is like https://wandb.example.com"
         )
     if (key := value(KEY)) is not None and (not key.isascii() or " " in key):
         raise ConfigError(f"{KEY} has characters that no key has")

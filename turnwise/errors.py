@@ -4,16 +4,22 @@
 2. `EpisodeError` ends one episode; its text is recorded on the trajectory and the episode is left out of baselines.
 3. `ScoringFailed` leaves one trajectory without a reward and out of baselines; it is counted, never a zero.
 4. `TurnwiseError` is a mistake a person can mend (config, data, plug-in); it stops the command with one message.
-5. `EngineLost` is the one of these that may pass: a turn is asked again, and the episode fails after the last try.
+5. `EngineLost` is one of these that may pass: a turn is asked again, and the episode fails after the last try. So may
+   `SandboxLost`: in an episode it ends that episode, in a scorer it is `ScoringFailed`, at the start it stops the run.
 6. Everything else is a bug and stops the run with its traceback.
 """
 
 import difflib
 from collections.abc import Iterable
 
+from turnwise.addresses import without_userinfo
+
 
 class TurnwiseError(Exception):
-    """A mistake a person can mend; the CLI prints its text without a traceback."""
+    """A mistake a person can mend; the CLI prints its text without a traceback, and no password of an address."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_userinfo(one) if isinstance(one, str) else one for one in args))
 
 
 class ConfigError(TurnwiseError):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.addresses import without_userinfo
+
 MOST_WHOLE = 2**53
 """No whole number is larger: beyond it JSON and floats lose digits."""
 PLUGIN = "module:name"
@@ -267,5 +269,5 @@ def _plain(number: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = without_userinfo(repr(value), alone=True)
     return text if len(text) <= 80 else f"{text[:80]}..."

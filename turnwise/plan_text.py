@@ -1,6 +1,6 @@
 """The resolved plan as text: what each data source gets, printed before step 1 and kept in the run directory."""
 
-from turnwise.assemble import Prepared
+from turnwise.assemble import Prepared, history_forecasts
 from turnwise.chat.renderer import Renderer
 from turnwise.choices import Aggregation, ClusterName, Correction, EngineName, Excess, PolicyLoss
 from turnwise.config import Config, RolloutConfig
@@ -63,7 +63,9 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
             f"({renderer.call_form}), history {config.chat.history.value}"
         )
         if written.reason:
-            lines.append(f"{'' if written.is_known else 'warning':<13}{written.name} calls: {written.reason}")
+            sure = written.is_known and written.problem is None
+            lines.append(f"{'' if sure else 'warning':<13}{written.name} calls: {written.reason}")
+        lines += _history(prepared, renderer)
         lines += _images(config, renderer)
     sampling = config.sampling
     lines.append(
@@ -97,6 +99,13 @@ def plan_text(prepared: Prepared, *, training: bool = False) -> str:
         lines.append(f"  scorer       {_scorer(prepared, route.data_source)}")
     lines += [f"notice       {notice}" for notice in prepared.plan.notices]
     return "\n".join(lines) + "\n"
+
+
+def _history(prepared: Prepared, renderer: Renderer) -> list[str]:
+    """What the template makes of the history, and what is done about it; `check` refuses what cannot be done."""
+    found = [one for one in history_forecasts(prepared, renderer).values() if one.refused is None and one.tried]
+    lines = {one.text: one.warns for one in found}
+    return [f"{'warning' if warns else '':<13}{text}" for text, warns in lines.items()]
 
 
 def _images(config: Config, renderer: Renderer) -> list[str]:

@@ -10,6 +10,9 @@ from turnwise.checks.findings import Report as Report
 from turnwise.checks.start import run_checks
 from turnwise.checks.training import check_enough_samples, check_training
 from turnwise.choices import Precision
+from turnwise.cluster.asked import check_gpus_here
+from turnwise.cluster.connection import on_ray
+from turnwise.cluster.opening import no_services, placing
 from turnwise.compose import Composed, unread
 from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS, TRAINABLE
@@ -46,6 +49,8 @@ def preflight(composed: Composed) -> Report:
         report.add("trackers", Outcome.OK, ", ".join(config.tracking.to) or "none but metrics.jsonl")
     every = []
     with report.recording("names and plug-ins"):
+        if on_ray(config):
+            check_gpus_here(config, training=_trains(config))  # the whole sum: `prepare` knows of samplers only
         every.append(prepare(config, "test", limit=_limit(config.data.eval_files, config.eval.samples)))
     if every and _trains(config):
         every += _training(composed, every[0], report)
@@ -64,11 +69,26 @@ def preflight(composed: Composed) -> Report:
     renderer = every[0].renderer
     if renderer is None:
         report.add("chat template", Outcome.WARNING, "the endpoint renders messages itself; tokens cannot be checked")
-    run_stoppable(run_checks(every, report))
+    run_stoppable(_run_checks(every, report))
     if renderer is not None:
         with report.recording("forecast"):
             _forecast(every[0], renderer, report)
     return report
+
+
+async def _run_checks(every: list[Prepared], report: Report) -> None:
+    """What a cluster has room for is told first: an episode that is tried out would wait for a node."""
+    config = every[0].config
+    lacking: str | None = None
+    with report.recording("cluster"):
+        placed, lacking = await placing(config, training=len(every) > 1), await no_services(config)
+        if placed is not None:
+            report.add("cluster", Outcome.OK, "; ".join(placed.nodes))
+        if placed is not None and (short := placed.short or placed.busy) is not None:
+            report.add("cluster", Outcome.WARNING, f"no room now, the run would wait for nodes: {short}")
+    await run_checks(every, report, play=lacking is None)
+    if lacking is not None:
+        report.add("cluster", Outcome.ERROR, f"no room to try out scorers and sandboxes: {lacking}")
 
 
 def _trains(config: Config) -> bool:

@@ -233,8 +233,10 @@ class RecordedSampler:
     def _instead(self, turn: Turn) -> Completion:
         """A person's words, as the policy would have written them; as a script's they have log-probs of 0."""
         ids = list(self._renderer.tokenizer.encode(self._edit.text).ids)
-        if self._renderer.end_id is not None:
-            ids.append(self._renderer.end_id)
+        calls = self._renderer.call_format.parse(self._edit.text, turn=turn.index, in_reasoning=False).tool_calls
+        end = self._renderer.call_end_id if calls else self._renderer.end_id
+        if end is not None:
+            ids.append(end)
         return Completion.of(ids, [0.0] * len(ids), FinishReason.STOP, version=turn.policy_version)
 
     async def release(self, conversation: str) -> None:

@@ -218,6 +218,7 @@ def summarise(
         policy_tokens=int(means.get("policy_tokens", 0)),
         prompt_tokens=means.get("prompt_tokens"),
         render_exact=means.get("render_exact"),
+        segments=means.get("segments"),
         task={name.rpartition("/")[2]: value for name, value in reduce(observe(trajectories, declared)).items()},
     )
 
@@ -235,6 +236,8 @@ def _metrics(entry: EpisodeResult) -> list[Metric]:
     ]
     if trajectory.turns:
         metrics.append(Metric("prompt_tokens", trajectory.turns[0].prompt_tokens))
+    if trajectory.segments:
+        metrics.append(Metric("segments", len(trajectory.segments)))
     if trajectory.render_check is not None:
         metrics.append(Metric("render_exact", float(trajectory.render_check.exact)))
     return metrics
@@ -275,6 +278,7 @@ def step_metrics(
             ("response_length", written),
             ("num_turns", len(trajectory.every_turn)),
             ("tool_call_counts", len(trajectory.every_call)),
+            ("segments", len(trajectory.segments)),
             ("prompt_length", trajectory.turns[0].prompt_tokens if trajectory.turns else 0),
             ("timing_s/agent_loop/generate_sequences", sum(turn.generate_seconds for turn in trajectory.every_turn)),
             ("timing_s/agent_loop/tool_calls", sum(turn.reply_seconds for turn in trajectory.every_turn)),

@@ -50,6 +50,8 @@ class SourceReport:
     policy_tokens: int
     prompt_tokens: float | None
     render_exact: float | None
+    segments: float | None = None
+    """Sequences an episode: more than one where the chat template rewrites history, or the loop forks."""
     task: dict[str, float] = field(default_factory=dict)
     """What the task itself measures, by its own names."""
 
@@ -177,6 +179,7 @@ def _cells(source: SourceReport) -> dict[str, str]:
         "episodes with a valid call": of_all(source.episodes_with_valid_call),
         "stop reasons": ", ".join(f"{count} {reason}" for reason, count in source.stop_reasons.items()),
         "policy tokens": f"{source.policy_tokens:,}",
+        "sequences an episode": _number(source.segments),
         "ledger equals full render": of_all(source.render_exact),
     } | {f"task: {name}": f"{value:.3g}" for name, value in source.task.items()}
 

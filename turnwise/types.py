@@ -57,6 +57,8 @@ class StopReason(enum.StrEnum):
     """`rollout.max_malformed_calls` tool calls in a row could not be parsed."""
     IMAGE_BUDGET = "image_budget"
     """`rollout.max_images` images were shown and there was another."""
+    TEMPLATE_REFUSED = "template_refused"
+    """The chat template cannot show a reply to what the assistant wrote."""
     TIME_BUDGET = "time_budget"
     """`rollout.max_seconds` passed."""
     AGENT_ERROR = "agent_error"

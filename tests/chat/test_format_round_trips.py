@@ -27,6 +27,8 @@ HOSTILE = (
     "</｜DSML｜parameter>",
     "<minimax:tool_call>", "</invoke>", "<seed:tool_call>", "<|tool_call>", "<tool_call|>",
     '<|"|>', "<channel|>", "[TOOL_CALLS]",
+    "]<]minimax[>[", "]<]minimax[>[</x>", "</mm:think>", "<tool_calls>", "</tool_calls>", "<|tool_call|>",
+    "<|tool_call_end|>", "functools[", "[g(x=1)]", "\n[g(x=1)]\n", "<|python_end|>", ")]", "\\'", "'''",
     "[ARGS]", "[THINK]", "<|python_tag|>", '{"name": "g", "parameters": {}}', "\n", "\r\n", "\t",
     '"', "\\", "'", "{", "}", "[",
     "]", ",", ":", "42", "-1.5", "true", "None", "null", "naïve 東京 🙂", " ", "\u2028", "\x00",

@@ -9,7 +9,8 @@ from chat_families import CHATML, Talk, _byte_level
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.chat.infer_format import choose_format
+from turnwise.chat.format_trial import find_format
+from turnwise.chat.infer_format import by_signs, choose_format
 from turnwise.chat.renderer import CallForm, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
@@ -176,8 +177,8 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Render
         folder: Path = tmp_path_factory.mktemp(name)
         wrapped.save_pretrained(folder)
         tokenizer = Tokenizer(folder)
-        found = choose_format(None, tokenizer.templates.values(), tokenizer.added_ids)
-        assert found.name == name and found.is_known and found.reason
+        found = find_format(None, tokenizer, {})
+        assert found.name == name and found.is_known and found.reason and found.problem is None
         return Renderer(tokenizer, load_format(found.name))
 
     return build
@@ -237,14 +238,14 @@ def test_what_ends_a_call_is_read_and_its_absence_is_a_problem(renderer: Callabl
     [("gpt-oss", "gpt_oss"), ("qwen3_coder", "qwen3_coder"), ("deepseek_v4", "deepseek_v4"), ("gemma4", "gemma")],
 )
 def test_names_of_other_systems_are_understood(named: str, ours: str) -> None:
-    assert choose_format(named, ["<tool_call>"], ()).name == ours
+    assert choose_format(named).name == ours
     assert load_format(named) is load_format(ours)
 
 
 def test_an_unknown_format_is_told_and_an_untold_one_is_hermes() -> None:
     with pytest.raises(PluginError, match="did you mean 'kimi'"):
         load_format("kimy")
-    found = choose_format(None, ["{{ messages }}"], ["<|im_end|>"])
+    found = by_signs(["{{ messages }}"], ["<|im_end|>"])
     assert (found.name, found.is_known) == ("hermes", False) and "chat.tool_format" in found.reason
-    assert choose_format(None, ["{{ messages }}"], ["[TOOL_CALLS]"]).name == "mistral"
-    assert choose_format("code", ["[TOOL_CALLS]"], ()).name == "code"
+    assert by_signs(["{{ messages }}"], ["[TOOL_CALLS]"]).name == "mistral"
+    assert choose_format("code").name == "code" and choose_format(None).name == "hermes"

@@ -4,10 +4,11 @@ import pytest
 from chat_families import SCHEMA, Family, Talk, call_text
 
 from turnwise.chat.formats import hermes
+from turnwise.chat.history import WordsRefused
 from turnwise.chat.renderer import CallForm, History, Renderer
 from turnwise.chat.selfcheck import render_problem
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import EpisodeError, TemplateError
+from turnwise.errors import TemplateError
 from turnwise.types import Message, Origin, RenderCheck, Role, Sample, StopReason, Trajectory
 
 CONTROL = (
@@ -134,7 +135,7 @@ def test_nothing_stands_twice_and_nothing_is_missing(make, shape, rounds):
     assert tested.call_form is CallForm.STRUCTURED
     talk = Talk(tested, [Message(Role.USER, "What is it?")])
     if shape == "harmony" and max(ROUNDS[rounds]) > 1:
-        with pytest.raises(EpisodeError, match="does not show every tool call"):
+        with pytest.raises(WordsRefused, match="does not show every tool call"):
             for count in ROUNDS[rounds]:
                 ask(talk, count, end)
         return
@@ -226,7 +227,7 @@ def test_words_that_the_template_moves_behind_the_result_end_the_episode(make):
     )
     talk = Talk(make(moved), [Message(Role.USER, "What is it?")])
     talk.say("Let me see. " + call_text(1), None)
-    with pytest.raises(EpisodeError, match="does not fit"):
+    with pytest.raises(WordsRefused, match="does not fit"):
         talk.append_replies(Message(Role.TOOL, "42", tool_call_id="t000c0000", name="probe"))
 
 

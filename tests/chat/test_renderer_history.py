@@ -6,9 +6,10 @@ import pytest
 from chat_families import TEMPLATES, Talk
 
 from turnwise.chat.formats import hermes
+from turnwise.chat.history import WordsRefused
 from turnwise.chat.renderer import CallForm, History, HistoryRewritten, Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import EpisodeError, TemplateError
+from turnwise.errors import TemplateError
 from turnwise.types import Ledger, Message, Origin, Role
 
 THOUGHT = "<think>\nhm\n</think>\n\nIt is so."
@@ -134,7 +135,7 @@ def test_words_that_no_template_could_keep_end_the_episode_not_the_run(talk, nam
     if name == "qwen3":
         message = conversation.say(words + '<tool_call>{"name": "probe", "arguments": {}}</tool_call>', None)
     del conversation.messages[2:]
-    with pytest.raises(EpisodeError, match="does not fit the chat template"):
+    with pytest.raises(WordsRefused, match="does not fit the chat template"):
         conversation.renderer.extend(conversation.messages, message, conversation.last, [reply], conversation.tools)
 
 

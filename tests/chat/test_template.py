@@ -6,9 +6,10 @@ import pytest
 from chat_families import FAMILIES, SCHEMA, TEMPLATES, Talk
 
 from turnwise.chat.formats import hermes
+from turnwise.chat.history import WordsRefused
 from turnwise.chat.renderer import CallForm, Renderer
 from turnwise.chat.tokenizer import Tokenizer
-from turnwise.errors import EpisodeError, TemplateError
+from turnwise.errors import TemplateError
 from turnwise.types import Completion, FinishReason, Image, Message, Origin, Role, Text, ToolCall
 
 HELLO = Message(Role.USER, "hello")
@@ -143,7 +144,7 @@ def test_an_unreadable_call_is_still_a_call_to_a_template_that_counts_them(talk)
 def test_a_template_that_refuses_some_words_ends_the_episode(talk):
     conversation = talk("mistral")
     conversation.say("", conversation.end_before(Role.USER))
-    with pytest.raises(EpisodeError, match="an assistant must say something"):
+    with pytest.raises(WordsRefused, match="an assistant must say something"):
         conversation.append_replies(Message(Role.USER, "Sure?"))
 
 

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from listening import below, title
 
 STORE = 100 * 2**20
 
@@ -36,7 +36,7 @@ class Nodes:
     def actors(self, kind: str, node: Any = None) -> list[int]:
         """Process ids of the actors of a class, on all nodes or one."""
         raylets = [one.all_processes["raylet"][0].process.pid for one in ([node] if node else self._nodes())]
-        return [pid for pid in _below(raylets) if _title(pid).startswith(f"ray::{kind}")]
+        return [pid for pid in below(raylets) if title(pid).startswith(f"ray::{kind}")]
 
     def wait_without(self, kind: str, seconds: float = 60) -> list[int]:
         """Process ids of the actors of a class that are still there after this long: Ray ends them when it comes to it."""
@@ -49,29 +49,12 @@ class Nodes:
         """The first actor of a class, as the kernel kills it when memory is short."""
         os.kill(self.actors(kind)[0], signal.SIGKILL)
 
+    def freeze(self, kind: str) -> None:
+        """The first actor of a class, as on a machine that stands still: Ray sees a process that is there."""
+        os.kill(self.actors(kind)[0], signal.SIGSTOP)
+
     def _nodes(self) -> list[Any]:
         return list(self.cluster.list_all_nodes())
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _below(roots: list[int]) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = set(roots)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - set(roots))
 
 
 @pytest.fixture(scope="module")

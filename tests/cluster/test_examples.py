@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def test_the_kuberay_job_starts_a_training_on_its_own_cluster() -> None:
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     config = composed(shlex.split(job["spec"]["entrypoint"]))
     assert config.cluster.name is ClusterName.ray and config.cluster.address == "auto"
+    assert job["spec"]["backoffLimit"] > 0 and config.resume, "a job that is tried again goes on from its checkpoint"
     (gpus,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert gpus["maxReplicas"] == sums(asked_of(config, training=True))[1], "a GPU for each sampler and each rank"
     groups = [job["spec"]["rayClusterSpec"]["headGroupSpec"], gpus]
@@ -38,9 +40,24 @@ def test_the_kuberay_job_starts_a_training_on_its_own_cluster() -> None:
         assert [mount["mountPath"] for mount in mounts] == [config.runs_dir], "every pod sees the run"
 
 
+def test_the_image_has_what_the_job_runs() -> None:
+    """It is read here, not built."""
+    text = re.sub(r"\\\n\s*", " ", (EXAMPLES / "Dockerfile").read_text())
+    root = EXAMPLES.parents[1]
+    for line in (line for line in text.splitlines() if line.startswith("COPY ")):
+        assert [name for name in line.split()[1:-1] if not (root / name).exists()] == []
+    job = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
+    assert re.findall(r"^ARG RAY=(.*)$", text, re.MULTILINE) == [job["spec"]["rayClusterSpec"]["rayVersion"]]
+    known = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (extras,) = re.findall(r'"/turnwise\[(.*?)\]"', text)
+    assert "cluster" in extras.split(",") and set(extras.split(",")) <= known.keys()
+    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+
+
 def test_the_slurm_script_parses_and_its_training_is_one() -> None:
     path = EXAMPLES / "train.sbatch"
     text = path.read_text()
+    assert "#SBATCH --requeue" in text
     if (bash := shutil.which("bash")) is not None:
         assert subprocess.run([bash, "-n", str(path)], capture_output=True, text=True).stderr == ""
     joined = re.sub(r"\\\n\s*", " ", text)

@@ -29,11 +29,13 @@ from turnwise.cluster.samplers import ActorSampler, open_samplers
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.stored_weights import WeightsPlan, pack, unpack
 from turnwise.cluster.workers import Workers
+from turnwise.compose import compose
 from turnwise.engines.learners.rank import Rank
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.updates import FullWeights
 from turnwise.errors import ConfigError, EngineError, EngineLost, WeightsSuperseded
+from turnwise.preflight import preflight
 from turnwise.sandbox.process import SandboxLost
 from turnwise.sandbox.results import Result, Status
 from turnwise.trust import reaches
@@ -98,6 +100,13 @@ def test_a_learner_that_its_node_has_no_room_for_is_refused_before_it_is_placed(
         check_training(configure(*several, "cluster.samplers=3", "cluster.sampler_gpus=1"))
 
 
+def test_check_names_all_that_asks_for_gpus_here() -> None:
+    eight = ["cluster.samplers=8", "cluster.sampler_gpus=1", "learner.processes=8", "cluster.learner_gpus=1"]
+    report = preflight(compose(["cluster=ray", "engine=vllm_server", "learner.device=cuda", *eight]))
+    (error,) = report.errors
+    assert "the run asks for 16: learner 8 x (1 CPUs, 1 GPUs) + samplers 8 x (1 CPUs, 1 GPUs) = " in error.text
+
+
 class Blind(ActorRanks):
     """Two ranks of which one has another disk."""
 
@@ -124,7 +133,11 @@ def test_who_is_where_packs_ranks_and_spreads_the_others() -> None:
     config = configure("cluster=ray", "learner.processes=3", "cluster.learner_cpus=2", "cluster.samplers=4")
     rooms = [Room("a", 2, 0), Room("b", 5, 0), Room("c", 2, 0)]
     found = who_is_where(rooms, asked_of(config, training=True))
-    assert found == ["a: learner 1", "b: learner 2, samplers 1", "c: samplers 2", "no room: 1 of 4 samplers"]
+    assert found.nodes == ["a: learner 1", "b: learner 2, samplers 1", "c: samplers 2"]
+    assert found.short == (
+        "1 of 4 samplers; the run asks for learner 3 x (2 CPUs, 0 GPUs) + samplers 4 x (1 CPUs, 0 GPUs) = 10 CPUs, 0 GPUs, "
+        "and the cluster has 3 node(s), 9 CPUs, 0 GPUs"
+    )
     assert in_words(asked_of(config, training=False)) == "samplers 4 x (1 CPUs, 0 GPUs) = 4 CPUs, 0 GPUs"
 
 
@@ -133,6 +146,13 @@ class Call:
 
     def __init__(self, work: Callable[..., Awaitable[Any]]) -> None:
         self.remote = lambda *args: asyncio.ensure_future(work(*args))
+
+    def options(self, **_: Any) -> "Call":
+        return self
+
+
+async def _nothing() -> None:
+    pass
 
 
 class Actor:
@@ -144,7 +164,7 @@ class Actor:
         self.ping, self.open, self.submit, self.collect, self.close = map(
             Call, (self._ping, self._open, self._submit, self._collect, self._close)
         )
-        self.wake = Call(self._ping)
+        self.wake, self.beat = Call(self._ping), Call(_nothing)
 
     async def _ping(self) -> None:
         await self.room.wait()
@@ -262,7 +282,7 @@ def test_a_run_begins_with_the_samplers_that_are_there_and_names_the_others_unti
         options = SimpleNamespace(remote=lambda *_: next(made))
         ray = SimpleNamespace(
             exceptions=import_module("ray").exceptions, kill=lambda actor: None, nodes=lambda: [],
-            remote=lambda kind: SimpleNamespace(options=lambda **_: options),
+            remote=lambda **_: lambda kind: SimpleNamespace(options=lambda **_: options),
         )  # fmt: skip
         config = configure("cluster=ray", "cluster.samplers=3", "cluster.wait_seconds=0.05")
         connection = Connection(config.cluster, ray, listeners=[said.append])
@@ -322,7 +342,7 @@ class Opening:
     """An actor that opens after so many tries of all of its kind, each of which fails in this way."""
 
     def __init__(self, left: list[Exception]) -> None:
-        self.open = Call(self._open)
+        self.open, self.beat = Call(self._open), Call(_nothing)
         self._left = left
 
     async def _open(self) -> None:
@@ -362,6 +382,7 @@ def test_a_cancelled_call_of_a_sandbox_leaves_nothing_for_the_next_one() -> None
 
         def __init__(self) -> None:
             self.open, self.run, self.end = Call(self._open), Call(self._run), Call(self._end)
+            self.beat = Call(_nothing)
 
         async def _open(self) -> None:
             pass

@@ -14,17 +14,23 @@ from typing import Any
 
 import pytest
 import torch
+from listening import below, elsewhere, listening
 from rich.console import Console
 from safetensors.torch import load_file
 
 from turnwise import configure
+from turnwise.checks.findings import Outcome
 from turnwise.choices import ClusterName
 from turnwise.cluster.connection import hearing
 from turnwise.cluster.sandboxes import ClusterPool
+from turnwise.compose import compose
 from turnwise.config import ClusterConfig, SandboxConfig
+from turnwise.errors import ConfigError
+from turnwise.preflight import preflight
 from turnwise.sandbox.results import Status
 from turnwise.train import train
 from turnwise.train_report import TrainReport
+from turnwise.trainer.dry_run import dry_run
 
 SMALL = (
     "rollout.tools=[calculate]", "rollout.interaction=null", "training.groups=3", "training.group_size=4",
@@ -121,7 +127,8 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
     async def main() -> tuple[list[str | None], list[str]]:
         notes: list[str] = []
         values = []
-        async with hearing(cluster, notes.append), ClusterPool(cluster, config, 1000) as pool:
+        listens = hearing(cluster, notes.append, silent_seconds=4.0)
+        async with listens as connection, ClusterPool(cluster, config, 1000) as pool:
             session = pool.session(seed=7)
             other = pool.session(seed=8)
             for code in ("x = 41", "import random; random.random()"):
@@ -131,17 +138,79 @@ def test_a_sandbox_that_dies_is_made_anew_with_what_it_remembered(nodes: Any) ->
                 os.kill(pid, signal.SIGKILL)
             values += [(await session.run(code)).value for code in ("x + 1", "random.random()")]
             await session.close()
+            frozen = pool.session(seed=9)
+            values.append((await frozen.run("y = 6")).value)
+            for pid in nodes.actors("SandboxActor"):
+                os.kill(pid, signal.SIGSTOP)
+            values.append((await frozen.run("y * 7")).value)
             again = pool.session(seed=7)
             values += [(await again.run(code)).value for code in ("import random; random.random()", "random.random()")]
+            lost.append(connection.lost["sandbox"])
         return values, notes
 
+    lost: list[int] = []
     values, notes = asyncio.run(main())
-    assert values[:3] == [None, values[4], "42"] and values[3] == values[5]
-    assert sum("took its place" in note or "takes its place" in note for note in notes) >= 1
+    assert values[4:6] == [None, "42"], "one that stands still is replaced as one that died"
+    assert values[:3] == [None, values[6], "42"] and values[3] == values[7]
+    silent = [note for note in notes if "has given no sign of life for 4 s; another one takes its place" in note]
+    assert silent and len([note for note in notes if "takes its place" in note]) == lost[0] >= 2, notes
+    assert nodes.wait_without("SandboxActor") == [], "also what stands still is ended"
+
+
+def test_a_cluster_without_room_is_told_at_once_with_who_would_be_where(nodes: Any) -> None:
+    large = ("cluster.samplers=8", "cluster.sampler_gpus=1", "learner.processes=2", "cluster.learner_gpus=1")
+    asked = [
+        *(key for key in SMALL if key != "engine.threads=1"),
+        "cluster=ray", f"cluster.address={nodes.address}", "cluster.wait_seconds=3600", "cluster.scorers=1",
+        *large, "learner.device=cuda", "engine=vllm_server",
+    ]  # fmt: skip
+    sums = (
+        "learner 2 x (1 CPUs, 1 GPUs) + samplers 8 x (1 CPUs, 1 GPUs) + scorers 1 x (1 CPUs, 0 GPUs) = 11 CPUs, 10 GPUs"
+    )
+    report = preflight(compose(asked))
+    words = [one for one in report.findings if one.check == "cluster" and one.outcome is Outcome.WARNING]
+    assert len(words) == 1 and sums in words[0].text and "2 of 2 learner, 8 of 8 samplers; the run" in words[0].text
+    assert report.passed, "nodes may join later"
+    notes: list[str] = []
+    with pytest.raises(ConfigError, match="--dry-run: the cluster has no room now: 2 of 2 learner") as refused:
+        asyncio.run(dry_run(configure(*asked), notes.append))
+    assert sums in str(refused.value) and any("scorers 1" in note for note in notes)
+    small = [*SMALL, "cluster=ray", f"cluster.address={nodes.address}", "cluster.wait_seconds=3600"]
+    report = preflight(compose([*small, "cluster.scorers=1", "cluster.service_cpus=100"]))
+    (error,) = report.errors
+    assert error.text.startswith("no room to try out scorers and sandboxes: 1 of 1 scorers; the run asks for"), error
 
 
 @pytest.mark.long
-def test_a_node_that_goes_away_costs_no_step(tmp_path: Path, nodes: Any, exact_engine: None) -> None:
+def test_a_learner_and_a_scorer_that_stand_still_are_replaced(tmp_path: Path, nodes: Any, exact_engine: None) -> None:
+    alone = run(tmp_path, Console(quiet=True), "run=alone", "training.steps=4")
+    console = watching({
+        "step 1/4": lambda: nodes.freeze("ScorerActor"),
+        "step 2/4": lambda: nodes.freeze("LearnerActor"),
+        "step 3/4": lambda: nodes.freeze("SamplerActor"),
+    })  # fmt: skip
+    report = run(
+        tmp_path, console, "run=there", "training.steps=4", "cluster=ray", f"cluster.address={nodes.address}",
+        "cluster.samplers=2", "cluster.scorers=1", "learner.hang_seconds=10",
+    )  # fmt: skip
+    text = said(console)
+    assert report.rewards == alone.rewards and any(one.has_signal for one in alone.rewards), text
+    there, here = weights(report, 4), weights(alone, 4)
+    assert all(torch.equal(there[name], here[name]) for name in here), text
+    assert "scorer 1 has given no sign of life for 10 s; another one takes its place" in text, text
+    assert "the learner has given no sign of life for 10 s (learner.hang_seconds) and is ended" in text, text
+    metrics = last_line(report)
+    assert {kind: metrics[f"cluster/{kind}_lost"] for kind in ("sampler", "scorer", "learner")} == {
+        "sampler": 1.0, "scorer": 1.0, "learner": 1.0,
+    }, text  # fmt: skip
+    for kind in ("SamplerActor", "LearnerActor", "ScorerActor"):
+        assert nodes.wait_without(kind) == [], "nothing is left of a run"
+
+
+@pytest.mark.long
+def test_a_node_that_goes_away_costs_no_step(
+    tmp_path: Path, nodes: Any, exact_engine: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     alone = run(tmp_path, Console(quiet=True), "run=alone", "training.steps=3")
     taken = nodes.add(), nodes.add()
 
@@ -156,6 +225,8 @@ def test_a_node_that_goes_away_costs_no_step(tmp_path: Path, nodes: Any, exact_e
     text = said(console)
     assert report.reason == "all 3 steps done" and report.rewards == alone.rewards, text
     assert last_line(report)["cluster/sampler_lost"] >= 1, text
+    assert capfd.readouterr() == ("", ""), "what Ray says of it is in its log"
+    assert "[state-dump]" in (report.run / "ray.log").read_text()
 
 
 @pytest.mark.long
@@ -186,6 +257,9 @@ def test_a_node_that_joins_later_gets_a_sampler(nodes: Any) -> None:
 def test_a_cluster_that_a_run_starts_ends_with_it(tmp_path: Path) -> None:
     """By the end of the run, and by a signal in the middle."""
     settings = [*SMALL, "cluster=ray", f"runs_dir={tmp_path}", "training.steps=1000", "run=stopped"]
+    settings += ["learner.processes=2", "cluster.scorers=1"]
+    heard: dict[str, list[str]] = {}
+    reachable: dict[str, list[str]] = {}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -198,8 +272,11 @@ def test_a_cluster_that_a_run_starts_ends_with_it(tmp_path: Path) -> None:
     for line in process.stdout:
         lines.append(line)
         if "step 2/1000" in line:
+            every = [process.pid, *below([process.pid])]
+            heard, reachable = listening(every), elsewhere(every)
             process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 0, "".join(lines)
+    assert sum("RankActor" in who for who in heard) == 2 and reachable == {}, "all of it is on loopback alone"
     assert any("stopped by a signal" in line for line in lines), "".join(lines)
     assert not (tmp_path / ".ray").exists(), "no token is left in the home folder"
     deadline = time.monotonic() + 60

@@ -67,7 +67,17 @@ class Model:
     """What it was started with, as far as it tells."""
     wire: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     """In place of NCCL: the number of ranks when all meet, then the tensors of every update."""
+    label: str | None = None
+    """What the weights were called that it loaded last."""
+    instance: str = "abcde"
+    """Another one for every server that is started."""
+    path: str = "m"
+    """Of its model."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of its model, as its config has them."""
     refuses: bool = False
+    old: bool = False
+    """Whether it does not tell what it loaded."""
     unscaled: bool = False
     """Whether its log-probs leave the temperature out."""
     spoil: Callable[[dict[str, Any]], Any] = lambda event: event
@@ -186,8 +196,14 @@ def vllm_app(model: Model) -> Starlette:
         path = request.url.path
         model.called.append(path)
         body = json.loads(await request.body() or b"{}")
+        if path == "/collective_rpc" and body["method"] == "turnwise_marked":
+            if model.old:
+                return JSONResponse({"error": "no such method"}, 500)
+            return JSONResponse({"results": [model.label or ""] * 2})
         if path == "/collective_rpc":
-            model.load(next(iter(body["kwargs"].values())))
+            given = body["kwargs"]
+            model.load(given.get("folder") or given["weights_path"])
+            model.label = given.get("label", model.label)
         if path == "/v1/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/v1/unload_lora_adapter":
@@ -201,11 +217,13 @@ def vllm_app(model: Model) -> Starlette:
         config = {
             "model_config": {
                 "logprobs_mode": "processed_logprobs", "enable_sleep_mode": True,
+                "hf_config": f"Config {json.dumps(model.sizes)}\n",
                 "multimodal_config": {"mm_device_do_normalize": False, "mm_processor_kwargs": {"use_fast": False}},
             },
             "device_config": {"device": "cuda"}, "parallel_config": {"worker_extension_cls": ""},
             "lora_config": {"max_lora_rank": 16}, "weight_transfer_config": {"backend": "nccl"},
         }  # fmt: skip
+        config |= {} if model.old else {"instance_id": model.instance}  # type: ignore[dict-item]
         for section, values in model.settings.items():
             config[section] = values and config[section] | values
         return JSONResponse({"vllm_config": config})
@@ -224,6 +242,9 @@ def vllm_app(model: Model) -> Starlette:
 
 def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
     """`repeats`: every event has all tokens so far, as SGLang streams by default."""
+
+    def told() -> dict[str, str]:
+        return {} if model.old else {"weight_version": model.label or "default"}
 
     async def generate(request: Request) -> Response:
         body = await request.json()
@@ -244,7 +265,7 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
                         "completion_tokens": len(every), "output_token_logprobs": every if repeats else every[-1:],
                         "finish_reason": {"type": finish} if finish else None,
                     }  # fmt: skip
-                    yield {"text": "", "meta_info": meta}
+                    yield {"text": "", "meta_info": meta | told()}
 
         return StreamingResponse(model.events(made()), media_type="text/event-stream")
 
@@ -255,6 +276,7 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
             if not Path(body["model_path"], "weights").is_file():
                 return JSONResponse({"success": False, "message": "no such folder"})
             model.load(body["model_path"])
+            model.label = body["weight_version"]
         if path == "/load_lora_adapter":
             model.adapters[body["lora_name"]] = int(Path(body["lora_path"], "weights").read_text())
         if path == "/unload_lora_adapter":
@@ -263,7 +285,7 @@ def sglang_app(model: Model, *, repeats: bool = True) -> Starlette:
 
     async def info(request: Request) -> Response:
         settings = {"context_length": CONTEXT, "enable_memory_saver": True, "enable_lora": True} | model.settings
-        return JSONResponse({"model_path": "m"} if "model" in request.url.path else settings)
+        return JSONResponse({"model_path": model.path} | told() if "model" in request.url.path else settings)
 
     paths = ("/update_weights_from_disk", "/load_lora_adapter", "/unload_lora_adapter",
              "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip

@@ -386,6 +386,31 @@ def test_every_token_carries_its_version(decoder: Decoder, device: str) -> None:
     assert np.allclose(across.logprobs[kept:], continued.logprobs, atol=1e-3)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("order", ["publish", "sleep"])
+def test_orders_that_never_end_keep_no_turn_from_being_written(decoder: Decoder, device: str, order: str) -> None:
+    """Each takes what was computed of the prompts, and the next is there before they are computed anew."""
+    asked = [Request(f"c{i}", prompt(100 + i, i), SamplingParams(12, 0.9), key(i)) for i in range(4)]
+
+    async def write_all(sampler: CudaSampler, disturbed: bool) -> list[list[int]]:
+        turns = [asyncio.create_task(sampler.generate(request)) for request in asked]
+
+        async def disturb() -> None:
+            while not all(turn.done() for turn in turns):
+                if order == "publish":
+                    await sampler.publish(FullWeights(decoder.weight_shapes(), decoder.weights()), 1)
+                else:
+                    await sampler.sleep()
+                    await sampler.wake()
+
+        await asyncio.gather(*(disturb() for _ in range(2 if disturbed else 0)))  # one is always in the inbox
+        return [done.token_ids.tolist() for done in await asyncio.gather(*turns)]
+
+    options = {"max_batch": 3, "pages": 24, "prefill_tokens": 8}
+    quiet, disturbed = (with_sampler(copied(decoder), lambda s, d=d: write_all(s, d), device, **options) for d in (False, True))  # fmt: skip
+    assert quiet == disturbed
+
+
 def test_thousands_of_short_turns(decoder: Decoder) -> None:
     async def body(sampler: CudaSampler) -> list[Written]:
         async def one(index: int) -> Written:

@@ -23,7 +23,7 @@ class Local:
     """A replica in this process: writes its own number, and the weights it was given as the version."""
 
     def __init__(self, number: int) -> None:
-        self.name, self.number = f"replica {number}", number
+        self.name, self.number, self.problem = f"replica {number}", number, ""
         self.context_length, self.capabilities = 32 + number, TAKES
         self.version, self.seen = 0, list[float]()
         self.alive, self.returns, self.restarts, self.closed, self.asleep = True, True, 0, False, False

@@ -17,8 +17,9 @@ pytest.importorskip("mcp")
 from turnwise.config import RolloutConfig
 from turnwise.errors import ConfigError, EpisodeError, PluginError
 from turnwise.rollout import mcp_tools
+from turnwise.rollout.mcp_answers import read_result
 from turnwise.rollout.mcp_config import read_entry
-from turnwise.rollout.mcp_tools import open_mcp_tools, read_result
+from turnwise.rollout.mcp_tools import open_mcp_tools
 from turnwise.rollout.tool_files import load_tools
 from turnwise.rollout.toolbox import Toolbox
 from turnwise.types import CallRecord, CallStatus, Message, Role, Sample, ToolCall
@@ -295,3 +296,57 @@ def test_a_file_of_tools_names_a_server_in_one_entry(tmp_path):
     assert record.status is CallStatus.OK
     assert text.startswith("a red one")
     assert record.info["images"][0]["data"].startswith("data:image/png")
+
+
+def rude(kind: str) -> dict[str, Any]:
+    command = {"command": sys.executable, "args": [str(Path(__file__).with_name("rude_mcp_server.py")), kind]}
+    return {"name": "rude", "mcp": command}
+
+
+def test_an_error_of_the_server_is_an_answer_whatever_its_number(capfd):
+    async def play(call):
+        return [await call(name) for name in ("no_city", "no_city", "closed", "no_city", "fine")]
+
+    found = run(open_mcp_tools(rude("good")), play)
+    assert [text for _, text in found] == ["Error: no such city", "Error: no such city", "Error: Connection closed",
+                                           "Error: no such city", "fine"]  # fmt: skip
+    assert all("reconnects" not in (record.info or {}) for record, _ in found)
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_for_who_asked_and_no_traceback(capfd):
+    names = ["surrogate", "deep", "wrong", "bare", "chatty", "fine", "large"]
+
+    async def play(call):
+        return await asyncio.gather(*(call(name) for name in names))
+
+    found = dict(zip(names, run(open_mcp_tools(rude("good")), play), strict=True))
+    for name in ("surrogate", "deep", "wrong", "bare"):
+        record, text = found[name]
+        assert record.status is CallStatus.ERROR and "cannot be" in text and "\n" not in text, name
+    assert found["chatty"][1] == "ready" and found["fine"][1] == "fine"
+    assert found["large"][0].status is CallStatus.OK and len(found["large"][1]) < 100_000
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("properties", "MCP server rude: its list of tools is wrong: tools.0.inputSchema.properties"),
+        ("type", "tool 'a': its parameters are not a JSON schema"),
+        ("list", "MCP server rude: its list of tools is wrong: "),
+        ("nameless", "MCP server rude: its list of tools is wrong: "),
+        ("number", "MCP server rude: its list of tools is wrong: "),
+        ("empty", "MCP server rude: a tool has no name"),
+        ("twice", "MCP server rude: two tools are called 'a'"),
+        ("surrogate", "MCP server rude: its answer cannot be read: "),
+        ("many", "MCP server rude: 5000 tools; at most 1000 are taken"),
+        ("huge", "tool 'a': its schema has more than 200000 characters"),
+        ("endless", "tool 'a': its schema refers to"),
+    ],
+)
+def test_a_wrong_list_is_one_line(kind, problem, capfd):
+    with pytest.raises(PluginError) as caught:
+        Toolbox(open_mcp_tools(rude(kind)), RolloutConfig())
+    text = str(caught.value)
+    assert text.startswith(problem) and "\n" not in text and len(text) < 400
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,12 +1,14 @@
 """A template that rewrites history: the turns after it stand in a second ledger, exactly as the sampler saw it."""
 
+from dataclasses import replace
+
 import pytest
 
 from turnwise.chat.renderer import History
-from turnwise.errors import TemplateError
+from turnwise.report import step_metrics
 from turnwise.rollout.tools.calculate import calculate
 from turnwise.training.sequences import to_sequences
-from turnwise.types import Origin, StopReason
+from turnwise.types import Ledger, Origin, StopReason
 
 # Reasoning of an assistant message is dropped once a user speaks again, and kept after a tool: as many models do it.
 FORGETFUL = """
@@ -123,6 +125,37 @@ def test_the_context_is_that_of_the_new_ledger(theatre, segmenting):
 def test_refused_unless_asked_for(theatre):
     strict = theatre.renderer_with(FORGETFUL, History.REFUSE)
     show = theatre.show([thought("#### 41")], renderer=strict, interaction="code_verify")
-    with pytest.raises(TemplateError, match="rewrites history"):
-        show.play()
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.FAILED, "what a policy wrote ends its episode, not the run"
+    assert "rewrites history" in trajectory.failure and "chat.history=auto" in trajectory.failure
     assert sum(show.sampler.released.values()) == 1
+
+
+def test_segments_are_counted_among_the_metrics(theatre, segmenting):
+    twice = theatre.show(
+        [thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify"
+    ).play()
+    once = theatre.show(["#### 42"], renderer=segmenting, interaction="code_verify").play()
+    found = step_metrics([twice, once])
+    assert (found["segments/mean"], found["segments/max"], found["segments/min"]) == (1.5, 2, 1)
+
+
+def test_every_segment_is_compared_with_a_full_render(theatre, segmenting):
+    """A fault in the first one was not seen while only the last was looked at."""
+    show = theatre.show([thought("#### 41"), thought("#### 42")], renderer=segmenting, interaction="code_verify")
+    make, made = show.context.make_backend, []
+
+    def make_backend(*given):
+        made.append(make(*given))
+        return made[-1]
+
+    show.context = replace(show.context, make_backend=make_backend)
+    trajectory = show.play()
+    (backend,) = made
+    assert len(backend.segments) == 2 and backend.check(trajectory.messages).exact
+    first = backend.segments[0]
+    ids = first.token_ids.copy()
+    ids[5] = ids[6] + 1
+    backend.segments[0] = Ledger.of(ids, first.origins, first.turns, first.logprobs, first.versions)
+    found = backend.check(trajectory.messages)
+    assert (found.exact, found.position) == (False, 5)

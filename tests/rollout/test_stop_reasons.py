@@ -10,6 +10,7 @@ import pytest
 
 from turnwise import time_budget
 from turnwise.chat.formats import hermes
+from turnwise.chat.history import History
 from turnwise.errors import EpisodeError
 from turnwise.rollout.endpoint_backend import EndpointBackend
 from turnwise.rollout.episode import run_episode
@@ -375,3 +376,34 @@ def test_every_reason_has_a_test_here():
     text = Path(__file__).read_text()
     ours = [reason for reason in StopReason if reason is not StopReason.UNKNOWN]  # that one is for others' records
     assert [reason for reason in ours if f"StopReason.{reason.name}" not in text] == []
+
+
+PICKY = """
+{%- for m in messages -%}
+{%- if m.role == "assistant" and "zebra" in m.content and not loop.last -%}{{ raise_exception("no zebras") }}{%- endif -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+
+
+@pytest.mark.parametrize("history", History)
+def test_words_that_the_template_cannot_show(theatre, history):
+    picky = theatre.renderer_with(PICKY, history)
+    show = theatre.show(["a zebra #### 41", "#### 42"], renderer=picky, interaction="code_verify")
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.TEMPLATE_REFUSED and trajectory.failure is None
+    assert len(trajectory.turns) == 1 and len(trajectory.segments) == 1, "what it wrote is there, and scored"
+    show.check_tokens(trajectory)
+
+
+DEAF = PICKY.replace('m.role == "assistant" and "zebra" in m.content and not loop.last', "loop.index0 > 2")
+
+
+def test_a_conversation_that_the_template_cannot_show_fails_its_episode_only(theatre):
+    """Not because of the policy's words: it is no end that could be scored, and no reason to stop the others."""
+    show = theatre.show(["#### 41"] * 4, renderer=theatre.renderer_with(DEAF, History.AUTO), interaction="code_verify")
+    trajectory = show.play()
+    assert trajectory.stop_reason is StopReason.FAILED and "no zebras" in trajectory.failure

@@ -19,7 +19,7 @@ from turnwise.report import EvalReport
 from turnwise.scoring.runners.batch import make
 from turnwise.scoring.scorer import ScorerSpec, as_scorer
 from turnwise.scoring.scorer import evaluate as scored
-from turnwise.types import FinishReason, Message, Role, StopReason, ToolCall, Trajectory, Turn
+from turnwise.types import FinishReason, Message, Origin, Role, StopReason, ToolCall, Trajectory, Turn
 
 QUIET = Console(quiet=True)
 ROWS: list[dict[str, Any]] = [
@@ -236,3 +236,37 @@ def test_rewards_that_trl_ships(tmp_path: Path) -> None:
         "scoring.scorers.math=trl.rewards:think_format_reward",
     )  # fmt: skip
     assert [one.reward for one in think.trajectories] == [1.0, 1.0]
+    (tmp_path / "ids.py").write_text(
+        "from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment\n"
+        "repeats, overlong = get_repetition_penalty_reward(ngram_size=1), get_soft_overlong_punishment(4, 2)\n"
+        "ALONE = [repeats]\n"
+    )
+    words = ["sampling.temperature=0", "sampling.max_tokens=4", "data.default_source=math"]
+    for name in ("repeats", "overlong", "ALONE"):
+        report = eval_file(tmp_path, *words, f"scoring.scorers.math={tmp_path}/ids.py:{name}")
+        for one in report.trajectories:
+            ids = [int(token) for token in one.segments[0].token_ids[one.segments[0].origins != Origin.PROMPT]]
+            wanted = -max(0, len(ids) - 2) / 2 if name == "overlong" else len(set(ids)) / len(ids) - 1
+            assert ids and one.reward == pytest.approx(max(-1.0, wanted))
+
+
+@pytest.mark.parametrize("names", [["completion_ids"], ["prompts"], ["log_metric"], ["trainer_state", "solution"]])
+def test_any_parameter_of_trls_makes_it_one(names: list[str]) -> None:
+    seen: dict[str, Any] = {}
+    call = f"seen.update(kwargs, {', '.join(f'{name}={name}' for name in names)})"
+    function = eval(f"lambda {', '.join(names)}, **kwargs: {call} or [0.25]", {"seen": seen})
+    assert score(function, said("5")).reward == 0.25
+    assert score([function], said("5")).reward == 0.25
+    assert seen["solution"] == ["5"] and seen["completion_ids"] == [[]]
+
+
+def test_a_scorer_of_another_kind_with_such_an_option_is_none() -> None:
+    def ours(trajectory, prompts=2):
+        return float(prompts)
+
+    def verls(data_source, solution_str, ground_truth, extra_info=None, completions=3):
+        return float(completions)
+
+    assert score(ours, said("5")).reward == 2.0 and score(verls, said("5")).reward == 3.0
+    with pytest.raises(PluginError, match="a list of reward functions: ours takes none of prompts, completions"):
+        score([lambda completions: [1.0], ours], said("5"))

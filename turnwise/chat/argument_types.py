@@ -20,7 +20,7 @@ _DEEPEST_SCHEMA = 16
 
 def typed(name: str, written: dict[str, str], tools: Sequence[JsonSchema]) -> dict[str, Any]:
     """The arguments of a call of tool `name`."""
-    parameters = _parameters(name, tools)
+    parameters = parameters_of(name, tools)
     properties = parameters.get("properties") or {}
     return {key: typed_value(text, types_of(properties.get(key), parameters)) for key, text in written.items()}
 
@@ -69,7 +69,8 @@ def _types(schema: Any, parameters: JsonSchema, depth: int) -> Iterator[str]:
         yield from _types(found.get(name) if isinstance(found, dict) else None, parameters, depth + 1)
 
 
-def _parameters(name: str, tools: Sequence[JsonSchema]) -> JsonSchema:
+def parameters_of(name: str, tools: Sequence[JsonSchema]) -> JsonSchema:
+    """The schema of a tool's parameters; nothing when there is no such tool."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, dict) and function.get("name") == name:

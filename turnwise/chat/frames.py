@@ -180,12 +180,10 @@ class Frames:
         template, text = self._template, assistant.content
         if assistant.answer is None or not isinstance(text, str):
             raise NoFrame("the assistant's message was not read from its text")
-        structured, thinks, tags = template.is_structured(assistant), assistant.reasoning is not None, (0, 0)
-        is_open = False
-        if thinks:
-            think, unthink = template.call_format.THINK, template.call_format.UNTHINK
-            tags = (text.count(think), text.count(unthink))
-            is_open = bool(template.thought) and not text.lstrip().startswith(think)
+        structured, thinks = template.is_structured(assistant), assistant.reasoning is not None
+        think, unthink = template.call_format.THINK, template.call_format.UNTHINK
+        tags = (text.count(think), text.count(unthink))
+        is_open = thinks and bool(template.thought) and not text.lstrip().startswith(think)
         manner = Manner(structured, bool(assistant.tool_calls), thinks, is_open, before)
         kind = kinds.said(manner)
         if kind is None:

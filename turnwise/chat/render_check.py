@@ -31,6 +31,8 @@ class SelfCheck:
     encode_all: EncodeAll
     verbatim: bool
     """Whether the sampled tokens are kept whatever the template would make of them."""
+    bare: bool = False
+    """Whether they are kept where only empty thoughts of the template's come or go."""
 
     def check(self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema]) -> RenderCheck:
         """The recorded tokens against one full render of the final messages.
@@ -60,13 +62,22 @@ class SelfCheck:
         same_text = closed or rendered == unended
         exact = same_text and common >= min(len(expected), len(recorded))
         declared = same_text or self.verbatim
-        problem = None if declared else self._problem(ledger, rendered, messages, tools)
+        problem = None if declared else self._problem(ledger, rendered, messages, tools, bare=False)
+        if problem is not None and self.bare:
+            problem = self._problem(ledger, self.template.bare(rendered), messages, tools, bare=True)
         return RenderCheck(exact, same_text, None if exact else common, problem)
 
     def _problem(
-        self, ledger: Ledger, rendered: str, messages: Sequence[Message], tools: Sequence[JsonSchema]
+        self,
+        ledger: Ledger,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[JsonSchema],
+        *,
+        bare: bool,
     ) -> str | None:
-        """The first difference that is not of the policy's making: its own words, their edges and its end tokens."""
+        """The first difference that is not of the policy's making: its own words, their edges and its end tokens.
+        `bare`: nor empty thoughts, which are left out of both texts."""
         walk, decode = Walk(rendered), self.tokenizer.decode
         answered = [i for i, one in enumerate(messages) if one.role is Role.ASSISTANT and one.answer is not None]
         for span in token_spans(ledger):
@@ -75,10 +86,11 @@ class SelfCheck:
                 words = span.ids[:-1] if ended else span.ids
                 until = answered[span.turn] + 1
                 spelled = until == len(messages)  # the words of a last message are what `check` compares
-                found = self._follow(walk, words, messages[:until], tools, spelled=spelled)
+                found = self._follow(walk, words, messages[:until], tools, spelled=spelled, bare=bare)
                 walk.ended(decode(span.ids[-1:]) if ended else "")
             else:
-                found = walk.pass_given(decode(span.ids))
+                given = decode(span.ids)
+                found = walk.pass_given(self.template.bare(given) if bare else given)
             if found is not None and not span.start and self._has_a_clock(span, messages, answered, ledger, tools):
                 return None
             if found is not None:
@@ -86,14 +98,23 @@ class SelfCheck:
         return None
 
     def _follow(
-        self, walk: Walk, words: list[int], messages: Sequence[Message], tools: Sequence[JsonSchema], *, spelled: bool
+        self,
+        walk: Walk,
+        words: list[int],
+        messages: Sequence[Message],
+        tools: Sequence[JsonSchema],
+        *,
+        spelled: bool,
+        bare: bool,
     ) -> str | None:
         """Go past the last of these messages, which the policy wrote; `spelled` as it did, whatever it calls."""
         decode, encode = self.tokenizer.decode, self.tokenizer.encode
         if spelled or not self.template.is_structured(messages[-1]):
             # As the tokenizer reads them: it may normalise what a sampler spells otherwise.
-            return walk.pass_written(decode(encode(decode(words), after="").ids), self.template.thought.strip())
-        return walk.jump(decode(self.encode_all(messages, tools, reply=False).ids))
+            written = decode(encode(decode(words), after="").ids)
+            return walk.pass_written(self.template.bare(written) if bare else written, self.template.thought.strip())
+        shown = decode(self.encode_all(messages, tools, reply=False).ids)
+        return walk.jump(self.template.bare(shown) if bare else shown)
 
     def _has_a_clock(
         self,

@@ -1,17 +1,21 @@
 """Messages to tokens: the first prompt is rendered once, then only extended by the suffix the template adds."""
 
-import enum
+import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.chat.forms import CallForm as CallForm
 from turnwise.chat.frame import Frame, written_already
 from turnwise.chat.frames import Frames, NoFrame, Place
+from turnwise.chat.history import Follower, Reply, demand_marks, mark_texts
+from turnwise.chat.history import History as History
+from turnwise.chat.history import HistoryRewritten as HistoryRewritten
 from turnwise.chat.image_blocks import (
     NO_MEDIA,
     MediaOf,
@@ -23,30 +27,18 @@ from turnwise.chat.image_blocks import (
     media_of,
     with_images,
 )
+from turnwise.chat.image_roles import image_roles
 from turnwise.chat.kinds import TEXTS
 from turnwise.chat.render_check import SelfCheck
-from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, fresh_mark, shared, texts_in, with_texts
+from turnwise.chat.replies import ControlTokenEscaper, ControlTokens, texts_in
 from turnwise.chat.spans import Characters, Span, add_spans, replies_in
-from turnwise.chat.template import CallForm as CallForm
-from turnwise.chat.template import ChatTemplate
+from turnwise.chat.template import CALL, HELLO, RESULT, ChatTemplate
 from turnwise.chat.template_words import clock_formats
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
 from turnwise.chat.vision import ImageProcessor
-from turnwise.errors import EpisodeError, TemplateError
+from turnwise.errors import TemplateError
 from turnwise.types import Completion, JsonSchema, Ledger, Message, RenderCheck, Role
-
-
-class History(enum.StrEnum):
-    """What to do when the template would render an earlier message differently once another follows it."""
-
-    REFUSE = "refuse"
-    """Stop with an error that shows the difference."""
-    VERBATIM = "verbatim"
-    """Keep every token as it was sampled and take only the template's suffix."""
-    SEGMENT = "segment"
-    """Follow the template: open a second sequence that starts from the rewritten history."""
-
 
 OPENED = 256
 """First prompts whose tokens are kept for the siblings that start with them."""
@@ -58,10 +50,6 @@ class _Opened:
 
     known_by: tuple[object, ...]
     prompt: Prompt
-
-
-class HistoryRewritten(Exception):
-    """Raised inside `extend` when `History.SEGMENT` asks for a new sequence; the caller reopens."""
 
 
 class Renderer:
@@ -95,6 +83,8 @@ class Renderer:
         ends = [text for closing in closings for text in self.template.stop_texts if closing.startswith(text)]
         self.end_id = tokenizer.added_ids[ends[0]] if ends else min(tokenizer.end_ids, default=None)
         """The end token of the template's own; None when a message ends by nothing."""
+        self.call_end_id = self._end_of_calls(known)
+        """The same of a message that calls a tool."""
         # Some tokenizers do not flag as special what their template writes between turns.
         glue = self.template.closing + self.template.opening + self.template.follow.get(Role.USER, "")
         thoughts = {call_format.THINK, call_format.UNTHINK} - set(self.template.stop_texts)
@@ -106,7 +96,7 @@ class Renderer:
         """The model's image processor; None when it reads text only."""
         self.blind = blind
         """Why a model with an image processor is shown no images all the same."""
-        self.image_roles = frozenset[Role]() if images is None else self.template.image_roles(images.image_token)
+        self.image_roles = frozenset[Role]() if images is None else image_roles(self.template, images.image_token)
         """Whose images the model is shown."""
         self._end_texts = {token: tokenizer.decode([token]) for token in self.stop_ids}
         self._opened: dict[tuple[Any, ...], _Opened] = {}
@@ -114,6 +104,23 @@ class Renderer:
         self._clock = clock_formats("".join(sources))
         self.frames: Frames | None = Frames(self.template, sources)
         """None renders every turn by the template."""
+
+    def with_history(self, history: History) -> "Renderer":
+        """The same with another way to take a rewritten history, for trying things out: it keeps no frames."""
+        other = copy.copy(self)
+        other.history, other.frames, other._opened = history, None, {}
+        return other
+
+    def with_kwargs(self, kwargs: dict[str, Any]) -> "Renderer":
+        """The same with other arguments to the template."""
+        return Renderer(
+            self.tokenizer,
+            self.call_format,
+            history=self.history,
+            template_kwargs=kwargs,
+            images=self.images,
+            blind=self.blind,
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[JsonSchema], *, reply: bool) -> str:
         """The template's text; `reply` adds the header of an assistant message."""
@@ -182,30 +189,31 @@ class Renderer:
         first = self.template.first_prompt(history, shown)
         counts = any(message.images for message in (*history, *shown)) and self._marker()
         context = history if first is None or counts else first  # a template may number images
-        try:
-            after, start = self.template.locate(context, assistant, end, shown, tools)
-            if start is None and self.history is History.REFUSE:
-                recorded = self.render(context, tools, reply=True) + assistant.text + end
-                raise TemplateError(_rewrite_message(recorded, after))
-        except TemplateError as error:
-            if self.template.rejects_words(context, assistant, end, shown, tools):
-                raise EpisodeError(f"a message of the policy does not fit the chat template: {error}") from error
-            raise
-        if start is None and self.history is History.SEGMENT:
-            raise HistoryRewritten
-        if start is None:
-            assistant, after, start = self.template.marked_tail(context, assistant, shown, tools)
+        reply = Reply(history, context, assistant, end, shown, tools)
+        assistant, after, start = Follower(self.template, self.history).suffix(reply)
         marks: dict[str, Message] = {}
-        marked = [_marked(reply, marks) for reply in shown]
+        marked = [mark_texts(reply, marks) for reply in shown]
         skeleton = self.render([*context, assistant, *marked], tools, reply=True)[start:]
-        for mark, said in marks.items():
-            if mark not in skeleton:
-                raise TemplateError(f"the chat template does not show what a {said.role} replies")
+        demand_marks(skeleton, marks)
         tail = after[start:]
         places = list(replies_in(tail, skeleton, marks))
         if place is not None and self.frames is not None:
             self.frames.keep(place, self._frame(place, tail, skeleton, list(marks), shown, end))
         return self._spans(tail, places, escaper, end, shown, media)
+
+    def _end_of_calls(self, known: Sequence[str]) -> int | None:
+        """What the template has after a call, else what the format says, else what ends every message."""
+        added: dict[str, int] = self.tokenizer.added_ids
+        try:
+            asked = self.template.assistant(self.call_format.render_call(CALL))
+            after, start = self.template.locate([HELLO], asked, "", [RESULT], ())
+        except TemplateError:
+            start = None
+        tail = "" if start is None else after[start:].lstrip()
+        ends = [text for text, token in added.items() if token in self.stop_ids and tail.startswith(text)]
+        if ends:
+            return added[max(ends, key=len)]
+        return added[known[0]] if known else self.end_id
 
     def _frame(
         self, place: Place, tail: str, skeleton: str, marks: Sequence[str], shown: Sequence[Message], end: str
@@ -252,8 +260,10 @@ class Renderer:
         self, ledger: Ledger, messages: Sequence[Message], tools: Sequence[JsonSchema], media: MediaOf = NO_MEDIA
     ) -> RenderCheck:
         """The recorded tokens and images against one full render of the final messages."""
-        encode, verbatim = functools.partial(self._encode_all, media=media), self.history is History.VERBATIM
-        return SelfCheck(self.tokenizer, self.template, self.stop_ids, encode, verbatim).check(ledger, messages, tools)
+        encode = functools.partial(self._encode_all, media=media)
+        verbatim, bare = self.history is History.VERBATIM, self.history is History.AUTO
+        found = SelfCheck(self.tokenizer, self.template, self.stop_ids, encode, verbatim, bare)
+        return found.check(ledger, messages, tools)
 
     # --- the parts of an extension ----------------------------------------------------------------------------
 
@@ -328,26 +338,3 @@ class Renderer:
         moved = [(start - skip, stop - skip, origin) for start, stop, origin in places] if skip else places
         add_spans(spans, encoding, moved, control)
         return spans
-
-
-def _marked(reply: Message, marks: dict[str, Message]) -> Message:
-    """A reply with a mark in the place of each of its texts; `marks` is told what each stands for."""
-
-    def mark(text: str) -> str:
-        if not text:
-            return ""
-        name = f"{fresh_mark(())}{len(marks)}X"
-        marks[name] = reply if text == reply.text else Message(reply.role, text)
-        return name
-
-    return replace(reply, content=with_texts(reply, mark))
-
-
-def _rewrite_message(before: str, after: str) -> str:
-    at = max(shared(before, after) - 16, 0)  # with a little of what is still the same
-    return (
-        "the chat template rewrites history: once a reply follows, earlier text changes from "
-        f"{before[at : at + 60]!r} to {after[at : at + 60]!r}. Tokens that were sampled would no longer be what is "
-        "trained. Use a template that only appends (chat.template=chatml_hermes), or choose chat.history=verbatim "
-        "(keep the sampled tokens) or chat.history=segment (open a second sequence)"
-    )

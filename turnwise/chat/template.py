@@ -1,11 +1,12 @@
 """Messages to text: one chat template, and what trying it out tells about it."""
 
 import contextlib
-import enum
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from turnwise.chat.forms import CallForm, ContentForm, ThoughtForm
 from turnwise.chat.replies import fresh_mark
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import ToolFormat
@@ -13,39 +14,15 @@ from turnwise.errors import TemplateError
 from turnwise.types import Image, JsonSchema, Message, Role, Text, ToolCall
 
 _MARK = fresh_mark(())
-_REFUSED = "\0refused"
+_REFUSED, _KEPT = "\0refused", "\0kept"
 HELLO = Message(Role.USER, "hello")
 ANSWER = Message(Role.ASSISTANT, "", reasoning="hm", answer="yes")
 CALL = ToolCall("t000c0000", "probe", {"x": 1})
 RESULT = Message(Role.TOOL, "1", tool_call_id=CALL.id, name=CALL.name)
 
 
-class ContentForm(enum.StrEnum):
-    """How what a message says is put to the template; a message with images comes in parts always."""
-
-    STRING = "string"
-    PARTS = "parts"
-    """As a list of parts, for templates that show nothing else."""
-
-
-class CallForm(enum.StrEnum):
-    """How an assistant message with tool calls is put to the template."""
-
-    RAW = "raw"
-    """As the text the policy wrote."""
-    STRUCTURED = "structured"
-    """As `tool_calls`, for templates that refuse a tool message after plain text."""
-
-
-class ThoughtForm(enum.StrEnum):
-    """How an assistant message with reasoning is put to the template."""
-
-    WRITTEN = "written"
-    """As the text the policy wrote."""
-    OPENED = "opened"
-    """With the <think> that the header had opened, for templates that look for both tags."""
-    APART = "apart"
-    """As `reasoning_content`, for templates that look for no tags."""
+class CallsHidden(TemplateError):
+    """The template does not show every call of a message."""
 
 
 class ChatTemplate:
@@ -56,6 +33,9 @@ class ChatTemplate:
         self.call_format = call_format
         self.kwargs = kwargs
         self.call_form, self._thought_form = CallForm.RAW, ThoughtForm.WRITTEN
+        think, unthink = re.escape(call_format.THINK), re.escape(call_format.UNTHINK)
+        self._empty_thought = re.compile(rf"{think}\s*{unthink}\s*")
+        self._thinks_nothing = re.compile(rf"{think}\s*{unthink}|^\s*{unthink}")
         self._writes_answer = False
         self._content_form = self._choose_content_form()
         self.opening = self.render([Message(Role.USER, _MARK)], (), reply=True).rpartition(_MARK)[2]
@@ -102,18 +82,26 @@ class ChatTemplate:
         end: str,
         replies: Sequence[Message],
         tools: Sequence[JsonSchema],
+        *,
+        without: re.Pattern[str] | None = None,
     ) -> tuple[str, int | None]:
         """The text with the replies, and where the assistant's words end in it; None when the template changed them.
 
-        `end` is the end token the policy wrote, if any. White space is not held against a template: many trim.
+        `end` is the end token the policy wrote, if any. White space is not held against a template: many trim. What
+        matches `without` is left out of all texts.
         """
-        after = self.render([*context, assistant, *replies], tools, reply=True)
-        header, words = self.render(context, tools, reply=True), assistant.text
+
+        def rendered(messages: Sequence[Message], *, reply: bool) -> str:
+            text = self.render(messages, tools, reply=reply)
+            return text if without is None else without.sub("", text)
+
+        after = rendered([*context, assistant, *replies], reply=True)
+        header, words = rendered(context, reply=True), assistant.text
         structured = self.is_structured(assistant)
         if not structured and after.startswith(header + words):
             start = len(header) + len(words)
         else:
-            before, opened = self.render([*context, assistant], tools, reply=False), header.rstrip()
+            before, opened = rendered([*context, assistant], reply=False), header.rstrip()
             end_of_words = self.closing_start(before, structured=structured)
             if end_of_words is None or end_of_words < len(opened) or not before.startswith(opened):
                 return after, None
@@ -126,6 +114,24 @@ class ChatTemplate:
         closings = (self.closing, self.follow.get(replies[0].role, "") if replies else "", self.call_closing)
         expected = end and any(closing.lstrip().startswith(end) for closing in closings)
         return after, None if expected and not after[start:].lstrip().startswith(end) else start
+
+    def keeps_all_words(
+        self,
+        context: Sequence[Message],
+        assistant: Message,
+        end: str,
+        replies: Sequence[Message],
+        tools: Sequence[JsonSchema],
+    ) -> bool:
+        """Whether nothing changes but empty thoughts that the template itself wrote, or writes now."""
+        spoken = [message for message in (*context, assistant) if message.role is Role.ASSISTANT]
+        if any(self._thinks_nothing.search(message.text) for message in spoken):  # they may be the policy's own
+            return False
+        return self.locate(context, assistant, end, replies, tools, without=self._empty_thought)[1] is not None
+
+    def bare(self, text: str) -> str:
+        """A text without empty thoughts."""
+        return self._empty_thought.sub("", text)
 
     def marked_tail(
         self,
@@ -161,10 +167,19 @@ class ChatTemplate:
     ) -> bool:
         """Whether it is these words that the template refuses or rewrites, and not every message of their kind."""
         answers = replies[:1] if assistant.tool_calls else replies  # a typical message makes one call
-        try:
+        with contextlib.suppress(TemplateError):
             return self.locate(context, self._typical(assistant), end, answers, tools)[1] is not None
-        except TemplateError:
-            return False
+        return False
+
+    def renders_plain(
+        self, context: Sequence[Message], assistant: Message, replies: Sequence[Message], tools: Sequence[JsonSchema]
+    ) -> bool:
+        """Whether the replies could be shown had the assistant said something plain, without a thought."""
+        answers = replies[:1] if assistant.tool_calls else replies
+        plain = self._typical(replace(assistant, reasoning=None))
+        with contextlib.suppress(TemplateError):
+            return bool(self.render([*context, plain, *answers], tools, reply=True))
+        return False
 
     @property
     def stop_texts(self) -> list[str]:
@@ -212,32 +227,6 @@ class ChatTemplate:
 
     # --- trying the template out ------------------------------------------------------------------------------
 
-    def image_roles(self, marker: str) -> frozenset[Role]:
-        """Whose images it shows, each once and where its message stands, with the marker of an image."""
-        picture, said = Image("data:,"), self.assistant(f"{self.call_format.ANSWER}yes")
-        asked = self.assistant(self.call_format.render_call(CALL))
-        shown = Message(Role.USER, (Text("a"), picture, Text("b"), picture))
-        talks: dict[Role, list[Message]] = {
-            Role.USER: [shown, said, shown],
-            Role.TOOL: [HELLO, asked, replace(RESULT, content=shown.content)],
-            Role.SYSTEM: [replace(shown, role=Role.SYSTEM), HELLO],
-        }
-        return frozenset(role for role, talk in talks.items() if self._counts_images(talk, marker))
-
-    def _counts_images(self, talk: Sequence[Message], marker: str) -> bool:
-        images = 0
-        for number, message in enumerate(talk):
-            images += len(message.images)
-            try:
-                text = self.render(talk[: number + 1], (), reply=message is talk[-1])
-            except TemplateError:
-                if message is talk[-1]:
-                    return False
-                continue
-            if text.count(marker) != images:
-                return False
-        return True
-
     def _choose_content_form(self) -> ContentForm:
         """The first form in which it shows what a user says."""
         for form in ContentForm:
@@ -284,7 +273,7 @@ class ChatTemplate:
         )
         text = self.render([*context, replace(assistant, tool_calls=calls)], tools, reply=False)
         if [text.count(mark) for mark in marks] != [1] * len(marks) or sorted(marks, key=text.index) != marks:
-            raise TemplateError("the chat template does not show every tool call of a message once and in order")
+            raise CallsHidden("the chat template does not show every tool call of a message once and in order")
 
     def _once(self, header: str, words: str) -> str:
         """Words without the <think> that the header had opened already."""
@@ -300,14 +289,23 @@ class ChatTemplate:
         return text.partition(_MARK)[0].endswith(answer) and not self.opening.endswith(answer)
 
     def _choose_call_form(self) -> CallForm:
-        """The first form in which the template shows a tool's reply."""
-        asked = self.assistant(self.call_format.render_call(CALL))
+        """The first form in which the template shows what tools reply, the second time too, and goes on with a user."""
+        calls = [self.call_format.render_call(CALL), self.call_format.render_call(replace(CALL, arguments={"x": 2}))]
+        asked = [self.call_format.parse(text, turn=turn, in_reasoning=False) for turn, text in enumerate(calls)]
+        rounds = [
+            [ask, replace(RESULT, content=f"{_MARK}{turn}", tool_call_id=(ask.tool_calls or (CALL,))[0].id)]
+            for turn, ask in enumerate(asked)
+        ]
+        both = [HELLO, *rounds[0], *rounds[1]]
         # A template that writes what comes before an answer would write it before the text of a call too.
-        for form in CallForm if not self._writes_answer else (CallForm.STRUCTURED,):
-            self.call_form = form
-            with contextlib.suppress(TemplateError):
-                if _MARK in self.render([HELLO, asked, replace(RESULT, content=_MARK)], (), reply=True):
-                    return form
+        forms = list(CallForm) if not self._writes_answer else [CallForm.STRUCTURED]
+        for talk in ([*both, self.assistant(f"{self.call_format.ANSWER}yes"), HELLO], both, both[:3]):
+            for form in forms:
+                self.call_form = form
+                with contextlib.suppress(TemplateError):
+                    text = self.render(talk, (), reply=True)
+                    if all(message.text in text for message in talk if message.role is Role.TOOL):
+                        return form
         return CallForm.RAW  # conversations without tools still work; a tool's reply is refused when it comes
 
     def _choose_thought_form(self) -> ThoughtForm:
@@ -349,8 +347,8 @@ class ChatTemplate:
         local = {Role.TOOL, Role.USER}
         exchanges = ((plain, [HELLO]), (thought, [HELLO]), (ask, [RESULT]), (pondered, [RESULT, RESULT]))
         for assistant, replies in exchanges:
-            short = self._suffix([HELLO], assistant, replies)
-            if any(self._suffix(history, assistant, replies) != short for history in possible):
+            short = self._fate([HELLO], assistant, replies)
+            if any(self._fate(history, assistant, replies) != short for history in possible):
                 local.discard(replies[0].role)
         return frozenset(local)
 
@@ -360,6 +358,15 @@ class ChatTemplate:
         except TemplateError:
             return _REFUSED
         return None if start is None else after[start:]
+
+    def _fate(self, history: Sequence[Message], assistant: Message, replies: Sequence[Message]) -> str | None:
+        """The suffix, told apart from one after empty thoughts that come and go; None when more is rewritten."""
+        suffix = self._suffix(history, assistant, replies)
+        with contextlib.suppress(TemplateError):
+            if suffix is None and self.keeps_all_words(history, assistant, "", replies, ()):
+                _, text, start = self.marked_tail(history, assistant, replies, ())
+                return _KEPT + text[start:]
+        return suffix
 
     def _typical(self, assistant: Message) -> Message:
         """A message of the same kind that says nothing unusual."""

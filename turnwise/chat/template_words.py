@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """A tag of training libraries around what an assistant says; it shows nothing."""
@@ -18,6 +18,16 @@ def clock_formats(source: str) -> list[str] | None:
     """The formats in which a template asks for the time; None when its program does not say them outright."""
     found = [match.group(1) or match.group(2) for match in _CLOCK.finditer(source)]
     return None if None in found else found
+
+
+def read_variables(source: str) -> set[str]:
+    """The names that a template wants to be given; none of a program that cannot be read."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        program = environment.parse(_GENERATION.sub("", source))
+    except jinja2.TemplateSyntaxError:
+        return set()
+    return meta.find_undeclared_variables(program)
 
 
 def compared_words(source: str) -> tuple[str, ...]:

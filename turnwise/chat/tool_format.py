@@ -62,5 +62,5 @@ class ToolFormat(Protocol):
 
 def load_format(name: str | None) -> ToolFormat:
     """The format of this name, ours or another system's; null: the one of most models."""
-    ours = choose_format(name, (), ()).name
+    ours = choose_format(name).name
     return cast(ToolFormat, builtin("turnwise.chat.formats", ours, "tool format", takes_own=False))

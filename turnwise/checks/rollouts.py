@@ -5,9 +5,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.assemble import Prepared, endpoint_context, token_context
+from turnwise.assemble import Prepared, endpoint_context, sample_per_route, token_context
 from turnwise.chat.tool_format import ToolFormat, load_format
-from turnwise.checks.conversations import sample_per_route
 from turnwise.checks.findings import Outcome, Report
 from turnwise.engines.samplers.endpoint import EndpointReply
 from turnwise.engines.samplers.scripted import Script, ScriptedSampler, ScriptRequest
@@ -102,7 +101,11 @@ def _context(prepared: Prepared) -> RolloutContext:
     if renderer.end_id is None:
         raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
     sampler = ScriptedSampler(
-        renderer.tokenizer, _script(prepared, call), end_id=renderer.end_id, call_format=call_format
+        renderer.tokenizer,
+        _script(prepared, call),
+        end_id=renderer.end_id,
+        call_end_id=renderer.call_end_id,
+        call_format=call_format,
     )
     return token_context(prepared, renderer, sampler, config.sampling)
 

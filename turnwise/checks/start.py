@@ -49,8 +49,8 @@ async def check_before_run(*prepared: Prepared, say: Callable[[str], None]) -> N
             say(f"{finding.check}: {finding.text}")
 
 
-async def run_checks(every: Sequence[Prepared], report: Report) -> None:
-    """Try everything out; a check that needs the result of a failed one is left out."""
+async def run_checks(every: Sequence[Prepared], report: Report, *, play: bool = True) -> None:
+    """Try everything out; a check that needs the result of a failed one is left out. Without `play` no episode is."""
     known = len(report.errors)
     with report.recording("engine"):
         _check_cacheable(every[0])  # one model writes for all
@@ -74,7 +74,7 @@ async def run_checks(every: Sequence[Prepared], report: Report) -> None:
             check_template(prepared, prepared.renderer, report)
         with report.recording("tool schemas"):
             check_schemas(prepared, prepared.renderer, report)
-    if len(report.errors) > known:
+    if len(report.errors) > known or not play:
         return
     with report.recording("started"):
         async with AsyncExitStack() as services:

@@ -3,9 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from turnwise.choices import EngineName
 from turnwise.config import Config
 from turnwise.engines.devices import look
 from turnwise.errors import ConfigError
+
+SERVICES = ("scorers", "sandboxes")
+"""What an episode needs beside its sampler."""
+ELSEWHERE = (EngineName.openai, EngineName.scripted)
+"""Engines that are not on the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +31,10 @@ def asked_of(config: Config, *, training: bool) -> list[Asked]:
     """All kinds of actors of a run, in the order in which they are placed."""
     cluster = config.cluster
     learner = Asked("learner", config.learner.processes, cluster.learner_cpus, cluster.learner_gpus)
+    samplers = 0 if config.engine.name in ELSEWHERE else cluster.samplers
     every = [
         *([learner] if training else []),
-        Asked("samplers", cluster.samplers, cluster.sampler_cpus, cluster.sampler_gpus),
+        Asked("samplers", samplers, cluster.sampler_cpus, cluster.sampler_gpus),
         Asked("scorers", cluster.scorers, cluster.service_cpus, 0.0),
         Asked("sandboxes", cluster.sandboxes, cluster.service_cpus, 0.0),
     ]
@@ -69,9 +76,22 @@ class Room:
         return int(min(limits)) if limits else one.count
 
 
-def who_is_where(rooms: Sequence[Room], every: Sequence[Asked]) -> list[str]:
-    """A line for each node with what it would hold if it were free: ranks are packed, all others spread."""
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Who would be where, and for whom there is no room."""
+
+    nodes: list[str]
+    """A line for each node."""
+    short: str | None
+    """What lacks, in one line: who has no place, the run's sum, and the cluster's."""
+    busy: str | None = None
+    """The same of what others have left free at the moment."""
+
+
+def who_is_where(rooms: Sequence[Room], every: Sequence[Asked]) -> Placing:
+    """What each node would hold if it were free: ranks are packed, all others spread."""
     lacking: list[str] = []
+    there = sum(room.cpus for room in rooms), sum(room.gpus for room in rooms)
     for one in every:
         for number in range(one.count):
             free = [room for room in rooms if room.fits(one)]
@@ -84,7 +104,13 @@ def who_is_where(rooms: Sequence[Room], every: Sequence[Asked]) -> list[str]:
                 chosen = min(free, key=lambda room: sum(room.held.values()))
             chosen.take(one)
     lines = [f"{room.node}: {', '.join(f'{kind} {n}' for kind, n in room.held.items()) or 'nothing'}" for room in rooms]
-    return lines + ([f"no room: {', '.join(lacking)}"] if lacking else [])
+    if not lacking:
+        return Placing(lines, None)
+    return Placing(
+        lines,
+        f"{', '.join(lacking)}; the run asks for {in_words(every)}, and the cluster has {len(rooms)} node(s), "
+        f"{there[0]:g} CPUs, {there[1]:g} GPUs",
+    )
 
 
 def check_gpus_here(config: Config, *, training: bool) -> None:

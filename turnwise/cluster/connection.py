@@ -9,21 +9,25 @@ import secrets
 import socket
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turnwise.choices import ClusterName
-from turnwise.cluster.asked import Room
+from turnwise.cluster.asked import Asked, Placing, Room, in_words, sums, who_is_where
+from turnwise.cluster.ray_log import RayLog
+from turnwise.cluster.watchdog import SILENT_SECONDS, WATCH, Watchdog
 from turnwise.config import ClusterConfig, Config
 from turnwise.errors import ConfigError, EngineError, EngineLost, TurnwiseError, one_line
-from turnwise.sandbox.process import SandboxLost
+from turnwise.storage.run_dir import run_folder
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
 """No statistics to Ray's makers, no packing up of this environment, and no line of an actor left out."""
 TOKEN_ENV, MODE_ENV = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
 """By which Ray's processes know each other, and whether they ask."""
 REACH_SECONDS = 10.0
+LOOPBACK_ENV = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where it is 0, a cluster is of one machine, and its processes listen on 127.0.0.1 alone, as they do on macOS."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -79,6 +83,13 @@ class Connection:
     listeners: list[Say] = field(default_factory=list)
     services: dict[str, Any] = field(default_factory=dict)
     """Sets of actors that several parts of a run share, by what they do."""
+    silent_seconds: float = SILENT_SECONDS
+    """After so long without a sign of life a scorer or a sandbox is lost."""
+    log: RayLog = field(default_factory=RayLog)
+    watchdog: Watchdog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watchdog = Watchdog(self.ray)
 
     def say(self, text: str) -> None:
         """Tell everybody who listens."""
@@ -86,11 +97,12 @@ class Connection:
             listener(text)
 
     def actor(self, kind: type, *, cpus: float, gpus: float, concurrency: int = 1, **options: Any) -> Any:
-        """A new actor of a class, made with the caller's arguments: `connection.actor(Scorer, cpus=1, gpus=0)(...)`.
+        """A new actor of a class with a method `beat`, made with the caller's arguments: `connection.actor(Scorer,
+        cpus=1, gpus=0)(...)`.
 
         Ray does not restart it: whoever uses it knows what it must be told first, and makes another one.
         """
-        made = self.ray.remote(kind).options(
+        made = self.ray.remote(concurrency_groups={WATCH: 1})(kind).options(
             num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=concurrency, **options
         )
         return made.remote
@@ -101,6 +113,7 @@ class Connection:
 
     def kill(self, actor: Any) -> None:
         """End an actor, whatever it does."""
+        self.watchdog.leave(actor)
         with contextlib.suppress(self.ray.exceptions.RayError, ValueError):  # of a cluster that is gone
             self.ray.kill(actor)
 
@@ -114,7 +127,7 @@ class Connection:
             cause = error.cause
             if isinstance(cause, errors.RayError) or isinstance(error, errors.ObjectLostError):
                 raise NeedLost(f"{who} could not read what it needs: {type(cause).__name__}") from error
-            known = isinstance(cause, TurnwiseError | SandboxLost)
+            known = isinstance(cause, TurnwiseError)
             raise cause if known else RuntimeError(f"{who} failed: {error}") from error
         except errors.RayError as error:
             if getattr(error, "actor_init_failed", False):  # before it could say anything: turnwise itself is not there
@@ -138,6 +151,16 @@ class Connection:
             good = [one for one in done if not isinstance(one.exception(), EngineLost)]
             if good or (done and not waiting):
                 return (good or list(done))[0].result()
+
+    async def patiently(self, call: Awaitable[T], words: Callable[[], str]) -> T:
+        """What a call to an actor gives. Nothing is lost by waiting, but who does not come must be known by name."""
+        pending = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({pending}, timeout=self.config.wait_seconds))[0]:
+                self.say(words())
+            return await pending
+        finally:
+            pending.cancel()
 
     def no_room(self, what: str, asked: str = "") -> ConfigError:
         """For something that was not placed in time; `asked` is what the whole run asks for."""
@@ -163,6 +186,17 @@ class Connection:
             for node in nodes
         ]
 
+    def placing(self, every: Sequence[Asked]) -> Placing:
+        """Who would be where, as the cluster is now; nothing is placed."""
+        found, free = who_is_where(self.rooms(), every), self.ray.available_resources()
+        cpus, gpus = sums(every)
+        left = free.get("CPU", 0.0), free.get("GPU", 0.0)
+        if cpus <= left[0] and gpus <= left[1]:
+            return found
+        return replace(
+            found, busy=f"the run asks for {in_words(every)}, and free are {left[0]:g} CPUs, {left[1]:g} GPUs"
+        )
+
     def lacks(self, cpus: float, gpus: float) -> bool:
         """Whether all nodes together have less than this."""
         there = self.ray.cluster_resources()
@@ -170,8 +204,8 @@ class Connection:
 
     def describe(self) -> str:
         """The cluster, for a run's log."""
-        what = "joined" if self.config.address else "started on this machine"
-        return f"Ray {self.ray.__version__}, {what}: {self.room()}"
+        what = "joined" if self.config.address else f"started here, on {self.ray.util.get_node_ip_address()}"
+        return f"Ray {self.ray.__version__}, {what}: {self.room()}{self.log.keep_in(run_folder())}"
 
 
 def room_of(ray: Any) -> str:
@@ -213,9 +247,12 @@ async def joined(config: ClusterConfig, ranks: int = 1) -> Connection:
 
 
 @contextlib.asynccontextmanager
-async def hearing(config: ClusterConfig, say: Say, ranks: int = 1) -> AsyncIterator[Connection]:
+async def hearing(
+    config: ClusterConfig, say: Say, ranks: int = 1, silent_seconds: float = SILENT_SECONDS
+) -> AsyncIterator[Connection]:
     """The connection, and what happens there is said while the block runs."""
     connection = await joined(config, ranks)
+    connection.silent_seconds = min(SILENT_SECONDS, silent_seconds)
     say(connection.describe())
     connection.listeners.append(say)
     try:
@@ -226,19 +263,21 @@ async def hearing(config: ClusterConfig, say: Say, ranks: int = 1) -> AsyncItera
 
 async def _keep(connection: Connection, opened: "asyncio.Future[None]", ranks: int) -> None:
     """Join, then wait to be cancelled with the loop, then leave."""
-    joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config, ranks))
-    try:
-        await asyncio.shield(joining)
-        opened.set_result(None)
-        await asyncio.Event().wait()
-    except BaseException as error:  # whoever waits for it gets it
-        if opened.done() or isinstance(error, asyncio.CancelledError):
-            raise
-        opened.set_exception(error)
-    finally:
-        with contextlib.suppress(TurnwiseError):
-            await joining  # what is being started can be ended only when it stands
-        await asyncio.to_thread(connection.ray.shutdown)
+    with connection.log, _on_loopback(connection.config):
+        joining = asyncio.ensure_future(asyncio.to_thread(_init, connection.ray, connection.config, ranks))
+        try:
+            await asyncio.shield(joining)
+            opened.set_result(None)
+            await asyncio.Event().wait()
+        except BaseException as error:  # whoever waits for it gets it
+            if opened.done() or isinstance(error, asyncio.CancelledError):
+                raise
+            opened.set_exception(error)
+        finally:
+            with contextlib.suppress(TurnwiseError):
+                await joining  # what is being started can be ended only when it stands
+            await asyncio.to_thread(connection.watchdog.stop)
+            await asyncio.to_thread(connection.ray.shutdown)
 
 
 def check_address(address: str | None) -> None:
@@ -265,7 +304,6 @@ def _init(ray: Any, config: ClusterConfig, ranks: int) -> None:
     """In a thread: there Ray leaves the handlers of signals alone, which are ours."""
     if config.address not in (None, "auto"):
         _reach(str(config.address))
-    logging.getLogger("ray").setLevel(logging.ERROR)
     local: dict[str, Any] = {}
     if config.address is None:
         if TOKEN_ENV not in os.environ and MODE_ENV not in os.environ:  # else Ray writes one into the home folder
@@ -283,6 +321,26 @@ def _init(ray: Any, config: ClusterConfig, ranks: int) -> None:
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError, ray.exceptions.RayError) as error:
         where = "start Ray here" if config.address is None else f"join the Ray cluster at {config.address}"
         raise ConfigError(f"cluster.address: cannot {where}: {one_line(error)[:500]}") from error
+
+
+@contextlib.contextmanager
+def _on_loopback(config: ClusterConfig) -> Iterator[None]:
+    """Of a cluster that is started here nobody listens on a network. Ray's processes read the variable when they start,
+    Ray itself when it was imported, which may have been long ago."""
+    if config.address is not None:
+        yield
+        return
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = os.environ.get(LOOPBACK_ENV), constants.ENABLE_RAY_CLUSTER
+    os.environ[LOOPBACK_ENV], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before[1]
+        if before[0] is None:
+            os.environ.pop(LOOPBACK_ENV, None)
+        else:
+            os.environ[LOOPBACK_ENV] = before[0]
 
 
 def _cpus(config: ClusterConfig, ranks: int) -> int:

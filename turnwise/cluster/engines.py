@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from turnwise.cluster.asked import asked_of, in_words, sums, who_is_where
-from turnwise.cluster.connection import Connection, Place, Say, alone, joined, on_ray
+from turnwise.cluster.asked import asked_of, in_words, sums
+from turnwise.cluster.connection import Connection, Place, Say, alone, joined
 from turnwise.cluster.learner import ActorLearner
 from turnwise.cluster.learner_actor import LearnerActor, LearnerOrders
 from turnwise.cluster.sampler_actor import SamplerFacts
@@ -42,7 +42,9 @@ async def open_engines(config: Config, parts: LearnerParts, say: Say) -> AsyncIt
     opening = open_samplers(connection, config, say, training=True)
     async with _learner_place(connection, config) as group, opening as (pool, facts):
         check_trainable(config.engine.name, pool.capabilities, lora=bool(config.learner.lora_rank))
-        learner = ActorLearner(connection, lambda: _make(connection, config, parts, facts, group), say)
+        learner = ActorLearner(
+            connection, lambda: _make(connection, config, parts, facts, group), say, config.learner.hang_seconds
+        )
         try:
             found = await asyncio.to_thread(learner.start)
             say(f"the learner is on {found.node}, computes on {found.device}")
@@ -55,14 +57,6 @@ async def open_engines(config: Config, parts: LearnerParts, say: Say) -> AsyncIt
             yield OpenEngines(pool, learner, found.exact, facts.threads, turns, metrics=metrics.take)
         finally:
             learner.close()
-
-
-async def planned_nodes(config: Config) -> list[str]:
-    """Which node of the cluster would hold what in a training; nothing without one."""
-    if not on_ray(config):
-        return []
-    connection = await joined(config.cluster, config.learner.processes)
-    return who_is_where(connection.rooms(), asked_of(config, training=True))
 
 
 @asynccontextmanager

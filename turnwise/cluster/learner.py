@@ -17,6 +17,7 @@ import torch
 from turnwise.cluster.connection import Connection, Say
 from turnwise.cluster.learner_actor import CHUNK_BYTES, LearnerFacts, Reply, StaleWeights
 from turnwise.cluster.stored_weights import WeightsPlan
+from turnwise.cluster.watchdog import ask_beat
 from turnwise.engines.learners.learner import Floats, UpdateResult, Who
 from turnwise.engines.learners.objective import Objective
 from turnwise.engines.learners.rank_group import RankLost
@@ -28,6 +29,10 @@ from turnwise.storage.run_dir import RunDir
 
 MOST_LOSSES = 3
 """In a row, without an update in between; then something kills every learner."""
+MOST_TRIES = 6
+"""To make a lost one again. They are of one loss: nodes that went away together are known to be gone one by one."""
+PAUSE_SECONDS = 5.0
+"""More before each further try."""
 
 STALE_SECONDS = 1.0
 """Before a sampler asks again for weights that the learner has already changed."""
@@ -81,8 +86,9 @@ class LearnerWeights(StoredWeights):
 class ActorLearner:
     """Implements `Learner`. All but `weights` waits for the actor: call it from a thread."""
 
-    def __init__(self, connection: Connection, make: Callable[[], Any], say: Say) -> None:
+    def __init__(self, connection: Connection, make: Callable[[], Any], say: Say, hang_seconds: float) -> None:
         self.connection = connection
+        self._hang_seconds = hang_seconds
         self.losses = 0
         """How often the actor went away, so far."""
         self.device = torch.device("cpu")
@@ -95,7 +101,7 @@ class ActorLearner:
         self._saved_at = 0
         """The step of the last save: what came before it may be forgotten at the next."""
         self._in_a_row = 0
-        self._closed = False
+        self._closed = threading.Event()
         self._reviving = threading.Lock()
         self._step = 0
         self._budget = 0
@@ -103,7 +109,10 @@ class ActorLearner:
 
     def start(self) -> LearnerFacts:
         """Make the actor; waits until a node has room for it and the model is loaded."""
-        self._actor = self._make()
+        self._actor = actor = self._make()
+        with self.connection.calling("the learner"):
+            self.connection.ray.get(ask_beat(actor))
+        self.connection.watchdog.watch(actor, self._hang_seconds, lambda words: self._end_silent(actor, words))
         facts: LearnerFacts = self._ask("open")
         self._facts = facts
         return facts
@@ -178,7 +187,7 @@ class ActorLearner:
 
     def close(self) -> None:
         """End the actor; a call that waits for it fails."""
-        self._closed = True
+        self._closed.set()
         if self._actor is not None:
             self.connection.kill(self._actor)
 
@@ -242,25 +251,31 @@ class ActorLearner:
     def revive(self, lost: Any, error: EngineError) -> None:
         """Another learner instead of one that went away, with the same weights and moments."""
         with self._reviving:
-            if self._closed:
+            if self._closed.is_set():
                 raise EngineError("the learner is closed")
             if lost is not self._actor:
                 return  # somebody else was faster
             wanted = self._step
-            while True:
-                self.losses += 1
-                self._in_a_row += 1
-                if self._in_a_row > MOST_LOSSES:
-                    raise EngineError(f"the learner went away {MOST_LOSSES} times in a row: {error}")
+            self.losses += 1
+            self._in_a_row += 1
+            if self._in_a_row > MOST_LOSSES:
+                raise EngineError(f"the learner went away {self._in_a_row} times in a row: {error}")
+            for tries in range(MOST_TRIES):
                 self._say(f"{error}; it is made again from the last checkpoint")
                 self.connection.kill(self._actor)
+                if self._closed.wait(tries * PAUSE_SECONDS):
+                    raise EngineError("the learner is closed")
                 try:
                     self._say(self._restore(wanted))
                     return
                 except (EngineLost, RankLost) as again:
-                    if self._closed:
-                        raise EngineError("the learner is closed") from again
                     error = again
+            raise EngineError(f"the learner could not be made again in {MOST_TRIES} tries: {error}")
+
+    def _end_silent(self, actor: Any, words: str) -> None:
+        """Whoever waits for it hears that it went away, as of one that was killed."""
+        self._say(f"the learner {words} (learner.hang_seconds) and is ended")
+        self.connection.kill(actor)
 
     def _restore(self, wanted: int) -> str:
         """Load the last whole checkpoint and learn again up to so many updates; what was done, in words."""

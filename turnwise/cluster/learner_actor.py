@@ -88,6 +88,9 @@ class LearnerActor:
         self._opened: LocalLearner | ShardedLearner | None = None
         self._plan: WeightsPlan
 
+    def beat(self) -> None:
+        """A sign of life, by a thread of its own."""
+
     def open(self) -> Reply:
         """Load the model; once, before anything else."""
         where, exact = node_name(), False

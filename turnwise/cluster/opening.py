@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 
-from turnwise.choices import EngineName, ScoringRun
-from turnwise.cluster.asked import check_gpus_here
-from turnwise.cluster.connection import Say, check_address, hearing, on_ray
+from turnwise.choices import ScoringRun
+from turnwise.cluster.asked import ELSEWHERE, SERVICES, Placing, asked_of, check_gpus_here
+from turnwise.cluster.connection import Say, check_address, hearing, joined, on_ray
 from turnwise.cluster.sandboxes import ClusterPool
 from turnwise.cluster.scorers import ClusterRunner
 from turnwise.config import Config
@@ -41,7 +42,7 @@ def check_cluster(config: Config) -> None:
 
 def samples_there(config: Config) -> bool:
     """Whether the configured engine runs on the cluster; an endpoint and a script do not."""
-    return on_ray(config) and config.engine.name not in (EngineName.openai, EngineName.scripted)
+    return on_ray(config) and config.engine.name not in ELSEWHERE
 
 
 def runner_of(config: Config) -> Runner:
@@ -49,6 +50,24 @@ def runner_of(config: Config) -> Runner:
     if on_ray(config) and config.cluster.scorers:
         return ClusterRunner(config.cluster, config.scoring)
     return make_runner(config.scoring)
+
+
+async def placing(config: Config, *, training: bool) -> Placing | None:
+    """Which node would hold what, and what lacks; None without a cluster."""
+    if not on_ray(config):
+        return None
+    connection = await joined(config.cluster, config.learner.processes)
+    return connection.placing(asked_of(config, training=training))
+
+
+async def no_services(config: Config) -> str | None:
+    """Why nothing can be scored or run on the cluster now, in words; None where it can."""
+    if not on_ray(config):
+        return None
+    every = [kind for kind in asked_of(config, training=False) if kind.kind in SERVICES]
+    connection = await joined(config.cluster, config.learner.processes)
+    placed = connection.placing([replace(kind, count=1) for kind in every])
+    return placed.short or placed.busy
 
 
 @asynccontextmanager
@@ -61,5 +80,5 @@ async def services(config: Config, say: Say) -> AsyncIterator[None]:
     if config.cluster.sandboxes:
         there = pools_elsewhere(lambda sandbox, output: ClusterPool(config.cluster, sandbox, output))
     with there:
-        async with hearing(config.cluster, say, config.learner.processes):
+        async with hearing(config.cluster, say, config.learner.processes, config.learner.hang_seconds):
             yield

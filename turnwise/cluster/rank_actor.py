@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OWN = ("meeting", "open", "has_file", "begin_parts", "next_part")
 """What the actor answers; all else is a method of its rank."""
+LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915
 """Of an interface, as Linux numbers what it can be asked."""
 
@@ -68,11 +69,14 @@ class RankActor:
         except Exception as error:  # it is raised where the call came from
             return failed(error)
 
-    def meeting(self) -> str:
-        """Serve a place where the ranks find each other, on this node's own address and a port that is free there."""
+    def meeting(self, together: bool) -> str:
+        """Serve a place where the ranks find each other, on this node's own address and a port that is free there.
+
+        Where they are `together` on one node, nobody else can reach it.
+        """
         from torch._C._distributed_c10d import TCPStore
 
-        address = load_ray().util.get_node_ip_address()
+        address = LOOPBACK if together else load_ray().util.get_node_ip_address()
         listening = socket.create_server((address, 0), family=_family(address))
         port = listening.getsockname()[1]
         self._store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
@@ -82,8 +86,11 @@ class RankActor:
         """Join the others and read the model, whose files this node finds by itself."""
         from turnwise.engines.learners.rank import Rank
 
-        if (interface := _interface(load_ray().util.get_node_ip_address())) is not None:
+        together = place.rendezvous.startswith(f"tcp://{LOOPBACK}:")
+        if (interface := _interface(LOOPBACK if together else load_ray().util.get_node_ip_address())) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name leads to
+        if together and interface is not None:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         if self._rank is not None:
             self._rank.leave()
         source = find_model(setup.source.name, setup.source.trust_remote_code)

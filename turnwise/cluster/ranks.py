@@ -11,14 +11,12 @@ from typing import Any, NoReturn
 from turnwise.cluster.connection import Place, last_line, load_ray, room_of
 from turnwise.cluster.rank_actor import Home, RankActor
 from turnwise.cluster.stored_weights import WeightsPlan
+from turnwise.cluster.watchdog import WATCH, ask_beat
 from turnwise.config import ClusterConfig
 from turnwise.engines.learners.rank_group import GRACE_SECONDS, Failed, RankLost, raise_first
 from turnwise.engines.learners.rank_setup import RankPlace, RankSetup
 from turnwise.engines.learners.rank_watch import BEAT_SECONDS, Watch
 from turnwise.errors import ConfigError, EngineError
-
-WATCH = "watch"
-"""The concurrency group of signs of life: a thread beside the one that works."""
 
 
 class ActorRanks:
@@ -52,7 +50,8 @@ class ActorRanks:
         try:
             if not self._actors:
                 self._begin()
-            (meeting,) = self._ask("meeting", [()], GRACE_SECONDS)[0]
+            together = len({home.node for home in self.homes}) == 1
+            (meeting,) = self._ask("meeting", [(together,)], GRACE_SECONDS)[0]
             threads = max(1, int(self._cluster.learner_cpus))
             places = [RankPlace(n, self.size, meeting, device, threads) for n, device in enumerate(self._devices)]
             self._ask("open", [(setup, place) for place in places], grace=0.0)
@@ -139,7 +138,7 @@ class ActorRanks:
             for number in self._ready(beats, 0.0):
                 watch.note(number, self._got(number, method, beats.pop(number)))
             for number in waiting.keys() - beats.keys():
-                beats[number] = self._actors[number].beat.options(concurrency_group=WATCH).remote()
+                beats[number] = ask_beat(self._actors[number])
             if not ready and (problem := watch.hangs(sorted(waiting))) is not None:
                 self._stop(problem)
                 places = self.nodes(sorted(waiting))

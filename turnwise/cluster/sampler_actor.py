@@ -170,6 +170,9 @@ class SamplerActor:
             await self._sampler.close()
         self._opened.close()
 
+    async def beat(self) -> None:
+        """A sign of life, by a thread of its own."""
+
     async def ping(self) -> str:
         """Answers while the actor lives."""
         return node_name()

@@ -49,6 +49,7 @@ class ActorSampler:
 
     capabilities: Capabilities
     context_length: int
+    problem = ""
 
     def __init__(self, connection: Connection, make: MakeActor, number: int) -> None:
         self.name = f"sampler {number}"
@@ -71,31 +72,30 @@ class ActorSampler:
 
     async def start(self) -> SamplerFacts:
         """Make the actor and wait until its model is loaded: for as long as no node has room for it."""
-        self.placed, self._actor, room = False, self._make(), self._connection.room
+        self.placed, self._actor = False, self._make()
+        room, patiently = self._connection.room, self._connection.patiently
         self._sent.forget()
         with self._connection.calling(ACTOR):
-            node = await self._patiently(
-                self._actor.ping.remote(), lambda: f"waits for a node with room: the cluster has {room()}"
+            node = await patiently(
+                self._actor.ping.remote(), lambda: f"{self.name} waits for a node with room: the cluster has {room()}"
             )
             self.placed = True
-            facts: SamplerFacts = await self._patiently(
-                self._actor.open.remote(), lambda: f"still loads its model on {node}"
+            self._watch(self._actor)
+            facts: SamplerFacts = await patiently(
+                self._actor.open.remote(), lambda: f"{self.name} still loads its model on {node}"
             )
         self.capabilities, self.context_length = _there(facts.capabilities), facts.context_length
         self.name = f"sampler {self._number} on {facts.node}"
         self._collecting = asyncio.create_task(self._collect(self._actor))
         return facts
 
-    async def _patiently(self, call: Any, words: Callable[[], str]) -> Any:
-        """What a call to the actor gives. Nothing is lost by waiting, but who does not come must be known by name."""
-        pending = asyncio.ensure_future(call)
-        seconds = self._connection.config.wait_seconds
-        try:
-            while not (await asyncio.wait({pending}, timeout=seconds))[0]:
-                self._connection.say(f"{self.name} {words()}")
-            return await pending
-        finally:
-            pending.cancel()
+    def _watch(self, actor: Any) -> None:
+        """One that stands still is ended, also while it loads its model: then it is lost as any other."""
+
+        def silent(words: str) -> None:
+            self._connection.kill(actor)
+
+        self._connection.watchdog.watch(actor, self._connection.silent_seconds, silent)
 
     def _present(self) -> Any:
         """The actor; EngineLost between the end of one and the start of another."""

@@ -43,6 +43,9 @@ class SandboxActor:
         self._pool: Pool
         self._sessions: dict[int, Session] = {}
 
+    async def beat(self) -> None:
+        """A sign of life, by a thread of its own."""
+
     async def open(self) -> None:
         """Prove the level; SandboxUnavailable where less than the wanted one holds."""
         self._pool = await open_pool(self._config, self._output).__aenter__()

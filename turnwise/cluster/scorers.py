@@ -35,6 +35,9 @@ class ScorerActor:
         self._runner: Runner
         self._scorers: dict[str, Scorer] = {}
 
+    async def beat(self) -> None:
+        """A sign of life, by a thread of its own."""
+
     async def open(self) -> None:
         """Returns when it can score."""
         self._runner = make_runner(self._config)

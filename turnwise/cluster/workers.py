@@ -8,11 +8,15 @@ from typing import Any
 
 from turnwise import time_budget
 from turnwise.cluster.connection import Connection, NeedLost
+from turnwise.cluster.watchdog import ask_beat
 from turnwise.errors import EngineError, EngineLost
 from turnwise.sandbox.process import SandboxLost
 
 MOST_LOSSES = 5
-"""In a row, without an answer in between; then something kills every actor of the kind."""
+"""At one place in a row, without an answer in between; then something kills every actor of the kind. Those of other
+places do not count: they may have been on the same node."""
+PAUSE_SECONDS = 1.0
+"""More before each further actor that takes a place whose last one never worked."""
 
 
 class Worker:
@@ -22,7 +26,11 @@ class Worker:
         self.number = number
         self.actor: Any = None
         """None while there is none."""
+        self.placed = False
+        """Whether a node had room for it."""
         self.busy = 0
+        self.losses = 0
+        """In a row."""
         self.starting: asyncio.Task[None] | None = None
 
 
@@ -35,7 +43,6 @@ class Workers:
         self._make = make
         self._workers = [Worker(number + 1) for number in range(count)]
         self._changed = asyncio.Event()
-        self._in_a_row = 0
         self._failed: Exception | None = None
         self._closed = False
 
@@ -43,8 +50,11 @@ class Workers:
         """Make all of them; returns when the first can work."""
         for worker in self._workers:
             self._fill(worker)
-        placed = [worker.starting for worker in self._workers if worker.starting is not None]
-        await self._connection.first(placed, lambda: False, f"a {self._kind}")
+        starting = [worker.starting for worker in self._workers if worker.starting is not None]
+        config, count = self._connection.config, len(self._workers)
+        asked = f"{self._kind} {count} x {config.service_cpus:g} CPUs (cluster.service_cpus)"
+        placed = lambda: any(worker.placed for worker in self._workers)  # noqa: E731
+        await self._connection.first(starting, placed, f"a {self._kind}", asked)
         if self._failed is not None:
             raise self._failed
 
@@ -85,7 +95,7 @@ class Workers:
         try:
             with self._connection.calling(f"{self._kind} {worker.number}"):
                 yield actor
-            self._in_a_row = 0
+            worker.losses = 0
         except NeedLost:
             raise
         except EngineLost as error:
@@ -98,12 +108,12 @@ class Workers:
         if worker.actor is not actor or self._closed:
             return
         self._connection.count_loss(self._kind)
-        self._in_a_row += 1
+        worker.losses += 1
         self._connection.say(f"{error}; another one takes its place")
         self._connection.kill(actor)
         worker.actor = None
-        if self._in_a_row > MOST_LOSSES:
-            self._failed = EngineError(f"{self._in_a_row} actors went away in a row: {error}")
+        if worker.losses > MOST_LOSSES:
+            self._failed = EngineError(f"{worker.losses} actors went away in a row: {error}")
             self._changed.set()
             return
         self._fill(worker)
@@ -111,19 +121,42 @@ class Workers:
     def _fill(self, worker: Worker) -> None:
         worker.starting = asyncio.create_task(self._start(worker))
 
+    def _watch(self, worker: Worker, actor: Any) -> None:
+        loop, limit, name = asyncio.get_running_loop(), self._connection.silent_seconds, f"{self._kind} {worker.number}"
+
+        def silent(words: str) -> None:
+            error = EngineLost(f"{name} {words}")
+            loop.call_soon_threadsafe(self._lose_silent, worker, actor, error)
+
+        self._connection.watchdog.watch(actor, limit, silent)
+
+    def _lose_silent(self, worker: Worker, actor: Any, error: EngineLost) -> None:
+        if worker.actor is actor:
+            self._lose(worker, actor, error)
+        else:  # it stands still while it opens: who waits for that hears that it is gone
+            self._connection.say(str(error))
+            self._connection.kill(actor)
+
     async def _start(self, worker: Worker) -> None:
+        name, patiently = f"{self._kind} {worker.number}", self._connection.patiently
+        room = self._connection.room
         while True:
-            actor = self._make()
+            actor, worker.placed = self._make(), False
             try:
-                with self._connection.calling(f"{self._kind} {worker.number}"):
-                    await actor.open.remote()
+                with self._connection.calling(name):
+                    waits = lambda: f"{name} waits for a node with room: the cluster has {room()}"  # noqa: E731
+                    await patiently(ask_beat(actor), waits)
+                    worker.placed = True
+                    self._watch(worker, actor)
+                    await patiently(actor.open.remote(), lambda: f"{name} is placed and still opens")
                 break
             except (EngineLost, SandboxLost) as error:
                 self._connection.kill(actor)  # it may live, and hold its place
-                self._in_a_row += 1
-                if self._in_a_row > MOST_LOSSES:
+                worker.losses += 1
+                if worker.losses > MOST_LOSSES:
                     self._failed = error
                     break
+                await asyncio.sleep(PAUSE_SECONDS * (worker.losses - 1))
             except asyncio.CancelledError:
                 self._connection.kill(actor)
                 raise

@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show every key, not only those that differ from the defaults"
     )
     parser.add_argument(
-        "--from-verl", type=Path, metavar="FILE", help="a config of verl's, YAML or the script that runs it: print ours"
+        "--from-verl",
+        type=Path,
+        metavar="FILE",
+        help="a config of verl's, YAML or the script that runs it ('run.sh 8 out' with its words): print ours",
     )
     parser.epilog = """\
 examples:
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _translated(args: argparse.Namespace) -> "Composed":
     """verl's config as ours, shown; what is given on the command line stands over it."""
+    from turnwise.addresses import without_userinfo
     from turnwise.compat.verl_config import Kind, translate
     from turnwise.compose import compose, other_names
     from turnwise.errors import ConfigError
@@ -69,14 +73,16 @@ def _translated(args: argparse.Namespace) -> "Composed":
     if args.config is not None:
         raise ConfigError("--from-verl and --config are two configs: give one")
     found = translate(args.from_verl, other_names())
+    for note in found.notes:
+        sys.stdout.write(f"# {visible(' '.join(note.split()))}\n")
     for kind in Kind:
         entries = [fate for fate in found.fates if fate.kind is kind]
         sys.stdout.write(f"# {kind.value}: {len(entries)} keys\n")
         for fate in entries:
-            said = f"{fate.key}={fate.value!s:.60}: {fate.text}"
+            said = f"{fate.key}={without_userinfo(str(fate.value))[:60]}: {fate.text}"
             sys.stdout.write(f"#   {visible(' '.join(said.split()))}\n")  # a line break would end the comment
     text = write_yaml(found.tree())
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{without_userinfo(text)}\n")
     with tempfile.TemporaryDirectory() as folder:
         ours = Path(folder, "config.yaml")
         ours.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.compat.verl_rules import RULES
-from turnwise.compat.verl_scripts import overrides
+from turnwise.compat.verl_scripts import is_script, read_script
 from turnwise.compat.verl_smaller_rules import RULES as SMALLER
 from turnwise.compat.verl_smaller_rules import SWITCHES, switched_off
 from turnwise.compat.verl_values import Unsupported
@@ -17,6 +17,7 @@ from turnwise.strict_yaml import parse_yaml, read_yaml
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,[^{}]*)?\}")
 """Another key: from the top, or with a leading dot from the same section."""
+_SHELL_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _NOTHING = "nothing; "
 _SWITCHES = {switch for switch, _ in SWITCHES.values()}
 MOST_REFERENCES = 8
@@ -83,6 +84,8 @@ class Translation:
 
     values: dict[str, Any] = field(default_factory=lambda: {"task": None})
     fates: list[Fate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How a script was read."""
 
     def tree(self) -> dict[str, Any]:
         """The values by section, as a config file has them."""
@@ -96,10 +99,10 @@ class Translation:
         return tree
 
 
-def translate(path: Path, names: Mapping[str, str]) -> Translation:
-    """Read a YAML file, or a shell script that runs verl; `names` says in words what stands for a key here."""
-    flat = dict(_flatten(_read(path)))
+def translate(file: Path, names: Mapping[str, str]) -> Translation:
+    """Read YAML, or a script that runs verl (`run.sh 8 out` with its words); `names` says what stands for a key."""
     found = Translation()
+    flat = dict(_flatten(_read(file, found.notes)))
     given = {key: _filled(value, flat, key.rpartition(".")[0]) for key, value in flat.items()}
     known = {**DEFAULTS, **given}
     for key, value in known.items():
@@ -117,7 +120,7 @@ def _fate(key: str, value: Any, known: Mapping[str, Any], names: Mapping[str, st
     if isinstance(value, str) and "$" in value and (rule is not None or key not in names):
         if rule is None and (section := _section(key)) is not None:
             return Fate(key, value, Kind.NOT_NEEDED, section)
-        return Fate(key, value, Kind.NOT_SUPPORTED, "a variable that this file does not set: write the value itself")
+        return Fate(key, value, Kind.NOT_SUPPORTED, f"{_unset(value)}: write the value itself")
     small = rule is None or rule is SMALLER.get(key)
     if small and key not in _SWITCHES and (off := switched_off(key, known)) is not None:
         return Fate(key, value, Kind.NOT_NEEDED, off)
@@ -152,19 +155,38 @@ def _without_rule(key: str, value: Any, names: Mapping[str, str]) -> Fate:
     return Fate(key, value, Kind.NOT_SUPPORTED, "nothing here stands for it")
 
 
+def _unset(value: str) -> str:
+    names = dict.fromkeys(_SHELL_VARIABLE.findall(value))
+    if not names:
+        return "a variable that this file does not set"
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set neither by the script nor in your environment"
+
+
 def _section(key: str) -> str | None:
     return next((why for start, why in SECTIONS.items() if key.startswith(start)), None)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(file: Path, notes: list[str]) -> Mapping[str, Any]:
+    path, arguments = file, list[str]()
+    if not file.is_file() and len(words := str(file).split()) > 1:
+        path, arguments = Path(words[0]), words[1:]
     if not path.is_file():
         raise ConfigError(f"--from-verl: no file {path} (from {Path.cwd()})")
-    if path.suffix == ".sh":
-        return {key: text if "$" in text else parse_yaml(text) for key, text in overrides(path)}
+    if is_script(path):
+        script = read_script(path, arguments)
+        notes += script.notes
+        return {key: _parsed(key, text) for key, text in script.overrides}
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values")
     return content
+
+
+def _parsed(key: str, text: str) -> Any:
+    try:
+        return text if "$" in text else parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{key}={text[:80]}: {error}") from error
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

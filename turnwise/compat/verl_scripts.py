@@ -1,69 +1,140 @@
-"""The key=value words of a shell script that runs verl, with the script's own variables filled in; nothing is run."""
+"""The words that a shell script gives to verl, as bash makes them: the script is run in the sandbox, verl is not."""
 
+import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise.compat.script_runs import Call, ScriptRun, run_script, script_pool
 from turnwise.errors import ConfigError
+from turnwise.sandbox.process import SandboxUnavailable
+from turnwise.stopping import run_stoppable
 
-COMMAND = re.compile(r"^(?!\s*#).*\b\w+(?:\.\w+)*\.main_ppo\w*", re.MULTILINE)
-_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)\+?=(\([^()]*\)|[^\n]*)", re.MULTILINE)
-_ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
-_HERE = ("$(pwd)", "`pwd`")
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-
-
-def overrides(path: Path) -> Iterator[tuple[str, str]]:
-    """Keys and their texts. What is not set by the script keeps its `$`, and its reader says so."""
-    text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
-    for here in _HERE:
-        text = text.replace(here, ".")
-    commands = list(COMMAND.finditer(text))
-    if not commands:
-        raise ConfigError(f"{path}: no line runs verl.trainer.main_ppo")
-    start = commands[-1].start()
-    line = text[start:].partition("\n")[0]
-    words = _words(line)
-    if words is None:
-        raise ConfigError(f"{path}: the line that runs verl cannot be read: a quotation has no end")
-    variables = _variables(text[:start])
-    for number, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name == "--config-name":  # Hydra's, after = or as the next word; UNREAD says what becomes of it
-            yield "defaults", value or "".join(words[number + 1 : number + 2])
-        if (array := _ARRAY.fullmatch(word)) is not None and array[1] not in variables:
-            raise ConfigError(f"{path}: the array {array[1]} cannot be read: write its words into the command itself")
-        for one in variables[array[1]] if array is not None else [_filled(word, variables)]:
-            if (found := _OVERRIDE.fullmatch(one)) is not None and "." in found[1]:
-                yield found[1], found[2]
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
+_DELETED = re.compile(r"~([A-Za-z_][\w./@-]*)(?:=.*)?", re.DOTALL)
+_COMPOSED_BY = {
+    "--config-name": "defaults",
+    "-cn": "defaults",
+    "--config-path": "hydra.searchpath",
+    "-cp": "hydra.searchpath",
+}
+"""Hydra's own flags, and the key under which a YAML file says the same."""
+_POLICY = "actor_rollout_ref."
+MOST_NAMED = 6
 
 
-def _variables(text: str) -> dict[str, list[str]]:
-    """What the script sets before the command: a text as a list of one, an array as its words."""
-    found = {"HOME": [str(Path.home())], "PWD": ["."]}
-    for name, value in _ASSIGNED.findall(text):
-        is_array = value.startswith("(") and value.endswith(")")
-        words = _words(value[1:-1] if is_array else value)
-        if words is None or (not is_array and (len(words) != 1 or value.startswith("("))):
-            continue  # a command or its output: the script would have to be run
-        found[name] = [_filled(word, found) for word in words]
-    return found
+@dataclass(frozen=True, slots=True)
+class ScriptWords:
+    """Keys with their texts as the command has them, and what a person should know of how they were read."""
+
+    overrides: list[tuple[str, str]]
+    notes: list[str]
 
 
-def _filled(word: str, variables: Mapping[str, list[str]]) -> str:
-    def meant(found: re.Match[str]) -> str:
-        known = variables.get(found[1] or found[3], [])
-        if len(known) == 1:
-            return known[0]
-        return found[0] if found[2] is None else _filled(found[2], variables)
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A program of verl's with its words: `_Launch(41, "verl.trainer.main_ppo", ("a.b=1",))`."""
 
-    return _VARIABLE.sub(meant, word)
+    line: int
+    program: str
+    words: tuple[str, ...]
 
 
-def _words(text: str) -> list[str] | None:
+def is_script(path: Path) -> bool:
+    """By its name or its first line."""
+    with path.open("rb") as file:
+        return path.suffix in (".sh", ".bash", ".slurm", ".sbatch") or file.read(2) == b"#!"
+
+
+def read_script(path: Path, arguments: Sequence[str] = ()) -> ScriptWords:
+    """What the script gives to verl; where it runs verl more than once, the last run that trains a policy is read."""
+
+    async def read() -> ScriptRun:
+        async with script_pool() as pool:
+            return await run_script(pool, path, arguments, os.environ)
+
     try:
-        return shlex.split(text, comments=True)
-    except ValueError:
-        return None
+        return words_of(path, run_stoppable(read()))
+    except SandboxUnavailable as error:
+        raise ConfigError(
+            f"{path}: bash reads scripts in the sandbox, which cannot be had here. {error}\nWhere verl is installed, "
+            "add `--cfg job --resolve` to the command that runs it, and give the YAML that it prints to --from-verl"
+        ) from error
+
+
+def words_of(path: Path, run: ScriptRun) -> ScriptWords:
+    """What was given to verl in a run of the script; the path is for a message."""
+    launches = [launch for call in run.calls if (launch := _launch_of(call)) is not None]
+    if not launches:
+        raise ConfigError(f"{path}: {_why_none(run)}")
+    training = [launch for launch in launches if any(_POLICY in word for word in launch.words)]
+    chosen = (training or launches)[-1]
+    overrides, unread = _read_words(chosen.words)
+    return ScriptWords(overrides, list(_notes(run, launches, chosen, unread)))
+
+
+def _launch_of(call: Call) -> _Launch | None:
+    """The Python program among a command's words that is given keys with dots, whatever starts it."""
+    words = call.words
+    for place, word in enumerate(words):
+        if word == "-m" and place + 1 < len(words):
+            program, rest = words[place + 1], words[place + 2 :]
+        elif word.endswith(".py") and "=" not in word:
+            program, rest = word, words[place + 1 :]
+        else:
+            continue
+        is_given_keys = any((found := _OVERRIDE.fullmatch(each)) is not None and "." in found[1] for each in rest)
+        return _Launch(call.line, program, rest) if is_given_keys else None
+    return None
+
+
+def _read_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(keys and texts, the words that are neither)."""
+    overrides: list[tuple[str, str]] = []
+    unread: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if flag in _COMPOSED_BY:
+            overrides.append((_COMPOSED_BY[flag], value or next(rest, "")))
+        elif (found := _OVERRIDE.fullmatch(word)) is not None:
+            overrides.append((found[1], found[2]))
+        elif (deleted := _DELETED.fullmatch(word)) is not None:
+            overrides.append((deleted[1], "null"))
+        else:
+            unread.append(word)
+    return overrides, unread
+
+
+def _notes(run: ScriptRun, launches: Sequence[_Launch], chosen: _Launch, unread: Sequence[str]) -> Iterator[str]:
+    yield f"read: {chosen.program}, started in line {chosen.line}, as bash in the sandbox would start it"
+    if len(launches) > 1:
+        lines = ", ".join(f"{launch.program} (line {launch.line})" for launch in launches[-MOST_NAMED:])
+        yield f"{len(launches)} programs are started with keys, and one is read, the last that trains a policy: {lines}"
+    if run.inherited:
+        yield f"from your environment: {', '.join(run.inherited)}"
+    if unread:
+        yield f"words that are no keys: {shlex.join(unread[:MOST_NAMED])}"
+    yield from _gaps(run)
+
+
+def _gaps(run: ScriptRun) -> Iterator[str]:
+    """What another machine might have answered otherwise."""
+    if run.unset:
+        yield f"not set, and taken as empty: {', '.join(run.unset)}"
+    if run.missing:
+        yield f"files that it reads and that are not here: {', '.join(run.missing)}"
+    asked = dict.fromkeys(
+        f"{call.words[0]} (line {call.line})" for call in run.calls if call.is_asked and _launch_of(call) is None
+    )
+    if asked:
+        yield f"not run, so that they answered nothing: {', '.join(list(asked)[:MOST_NAMED])}"
+    if run.ending:
+        yield f"the script {run.ending}"
+
+
+def _why_none(run: ScriptRun) -> str:
+    """Why no run of verl was seen."""
+    return "; ".join(["no program of verl's is started with keys", *_gaps(run)])

@@ -48,12 +48,13 @@ class ChatConfig:
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata=only("engine.name", *RENDERING))
     """Passed to the template, such as {enable_thinking: false}. Set what the model's card names."""
     tool_format: str | None = None
-    """How the model writes tool calls; a file of turnwise/chat/formats. null infers it from the chat template and the
-    special tokens, and the plan says what it found; an endpoint's text is read as hermes. Set it when that is not what
-    the model was trained with (see docs/formats.md)."""
-    history: HistoryPolicy = knob(HistoryPolicy.refuse, only("engine.name", *RENDERING))
-    """What happens when the template would rewrite earlier messages. Set it when a run is refused for that, as with
-    models whose template drops earlier reasoning."""
+    """How the model writes tool calls; a file of turnwise/chat/formats. null takes the one that reads the calls of the
+    chat template, and the plan says so; an endpoint's text is read as hermes. Set it when the template writes no calls
+    and the plan names another than the model was trained with (see docs/formats.md)."""
+    history: HistoryPolicy = knob(HistoryPolicy.auto, only("engine.name", *RENDERING))
+    """What happens when the template would rewrite earlier messages, as with models whose template drops earlier
+    reasoning (see docs/history.md). Take `verbatim` when second sequences cost too much, `refuse` to be sure that
+    there are none."""
     max_pixels: int | None = knob(1_048_576, at_least(1))
     """Pixels of an image above which it is made smaller, in its own shape, before the model's processor or an endpoint
     gets it; null leaves sizes to them. Lower it when images take too many tokens, raise it for small print."""

@@ -58,7 +58,8 @@ async def open_sampler(
         if renderer.end_id is None:
             raise EngineError("the tokenizer names no end token; the scripted sampler cannot end a turn")
         replies = script or lines(config.engine.script)
-        made = ScriptedSampler(renderer.tokenizer, replies, end_id=renderer.end_id, call_format=renderer.call_format)
+        ends = {"end_id": renderer.end_id, "call_end_id": renderer.call_end_id}
+        made = ScriptedSampler(renderer.tokenizer, replies, **ends, call_format=renderer.call_format)
         return OpenSampler(made, threads=1)
     if is_plugin(config.engine.name):
         return open_own(config, renderer, say)

@@ -17,6 +17,7 @@ from turnwise.choices import ClusterName, EngineName, WeightTransfer
 from turnwise.concurrency import gather_all
 from turnwise.config import Config, EngineConfig
 from turnwise.engines.devices import choose, look
+from turnwise.engines.model.checkpoint_format import read_raw_config
 from turnwise.engines.model.sources import ModelSource
 from turnwise.engines.opened import OpenSampler, Say, model_source, small_picture
 from turnwise.engines.opening_own import vocabulary_of
@@ -25,6 +26,7 @@ from turnwise.engines.samplers.in_flight import DecodeText
 from turnwise.engines.samplers.inference_server import InferenceServer
 from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
 from turnwise.engines.samplers.replicas import Replica, Replicas
+from turnwise.engines.samplers.same_model import sizes_of
 from turnwise.engines.samplers.sampler import Capabilities, Logprobs
 from turnwise.engines.samplers.server_client import ServerClient, server_address
 from turnwise.engines.samplers.server_process import ServerProcess
@@ -238,11 +240,13 @@ def _servers(
 ) -> list[VllmEngine | InferenceServer]:
     engine, key = config.engine, os.environ.get(API_KEY_ENV)
     kind = VllmServer if engine.name == EngineName.vllm_server else SglangServer
+    sizes = sizes_of(read_raw_config(source.folder)) if engine.servers else {}
 
     def made(name: str, where: ServerProcess | str, model: str | None) -> InferenceServer:
         server = kind(
-            name, where, vocabulary=vocabulary, decode=decode, capabilities=capabilities, api_key=key, model=model
-        )
+            name, where, vocabulary=vocabulary, decode=decode, capabilities=capabilities, api_key=key, model=model,
+            sizes=sizes,
+        )  # fmt: skip
         if isinstance(server, VllmServer) and _by_nccl(config):
             server.transfer = Transfer()
         return server

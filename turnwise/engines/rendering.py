@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from turnwise.chat.infer_format import FormatChoice, choose_format
+from turnwise.chat.format_trial import find_format
+from turnwise.chat.infer_format import FormatChoice
 from turnwise.chat.renderer import History, Renderer
 from turnwise.chat.tokenizer import Tokenizer
 from turnwise.chat.tool_format import load_format
@@ -11,6 +12,7 @@ from turnwise.config import Config
 from turnwise.config.inputs import IN_PROCESS
 from turnwise.engines.devices import choose as choose_devices
 from turnwise.engines.opening import model_source
+from turnwise.errors import TemplateError
 
 if TYPE_CHECKING:
     from turnwise.engines.model.loading import ImplementationChoice, ModelFacts
@@ -64,4 +66,11 @@ def renderer_of(
 
 def format_of(config: Config, tokenizer: Tokenizer) -> FormatChoice:
     """The tool-call format, and why."""
-    return choose_format(config.chat.tool_format, tokenizer.templates.values(), tokenizer.added_ids)
+    return find_format(config.chat.tool_format, tokenizer, config.chat.template_kwargs)
+
+
+def demand_readable_calls(config: Config, tokenizer: Tokenizer) -> None:
+    """A model whose calls no format reads can be given no tools: it would learn without them."""
+    problem = format_of(config, tokenizer).problem
+    if problem is not None:
+        raise TemplateError(problem)

@@ -28,7 +28,7 @@ from turnwise.config import Config
 from turnwise.config_check import DEFAULT
 from turnwise.data.rows import as_row
 from turnwise.data.samples import to_sample
-from turnwise.engines.rendering import renderer_of
+from turnwise.engines.rendering import demand_readable_calls, renderer_of
 from turnwise.engines.samplers.verl_server import VerlServerSampler
 from turnwise.errors import DataError, EpisodeError, TurnwiseError
 from turnwise.inside_verl.entry import Entry, OnFailure, Reward, unread_of_verl
@@ -105,7 +105,8 @@ class TurnwiseAgentLoop:
                 if len(outputs) > 1 and not self._entry.several_sequences:
                     raise EpisodeError(
                         f"the episode has {len(outputs)} sequences and verl's worker takes one: with a trainer of "
-                        "verl.trainer.ppo.v1 set several_sequences: true in the agent-loop entry"
+                        "verl.trainer.ppo.v1 set several_sequences: true in the agent-loop entry; one whose template "
+                        "rewrites history is kept in one sequence by chat.history=verbatim"
                     )
             except EpisodeError as error:
                 failure = str(error)
@@ -136,6 +137,8 @@ class _Shared:
         config = _within(entry.compose(), rollout)
         self.entry, self.renderer = entry, _renderer(config, tokenizer)
         tools = [one for spec in config.rollout.tools for one in load_tools(spec, config.sandbox)]
+        if tools:
+            demand_readable_calls(config, self.renderer.tokenizer)
         toolbox, users = Toolbox(tools, config.rollout, config.sandbox), Interactions(config.rollout, None)
         # The rows are not known yet, but which loop plays them, and whether it can be found, is.
         plan = Plan([Sample(ANY, (Message(Role.USER, ""),), ANY)], config.rollout, toolbox, users)

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from turnwise.chat.history import HistoryRewritten, WordsRefused
 from turnwise.chat.image_blocks import Prompt, images_in
-from turnwise.chat.renderer import HistoryRewritten, Renderer
+from turnwise.chat.renderer import Renderer
 from turnwise.chat.replies import with_texts
 from turnwise.config import SamplingConfig
 from turnwise.engines.samplers.request import NoiseKey, Request, SamplingParams
@@ -120,8 +121,8 @@ class ChatBackend(Protocol):
     ) -> StopReason | None:
         """Take replies to the last turn; `messages` are those before them, the last turn's at the end.
 
-        When they need more than `budget` tokens, or leave the assistant no room in the context, nothing is taken and
-        the reason is returned.
+        When they need more than `budget` tokens, leave the assistant no room in the context, or cannot be shown after
+        what it wrote, nothing is taken and the reason is returned.
         """
         ...
 
@@ -240,6 +241,8 @@ class TokenBackend:
             spans = self.renderer.extend(messages[:-1], *self._last, replies, self.tools, self._media)
         except HistoryRewritten:
             return self._reopen(messages, replies, turn, budget)
+        except WordsRefused:  # it reads like any other end of an episode: what was written before it is scored
+            return StopReason.TEMPLATE_REFUSED
         added = sum([len(span.ids) for span in spans])
         ledger = self.segments[self._at]
         full = self._full(added, len(ledger) + added, budget)
@@ -304,11 +307,23 @@ class TokenBackend:
         return StopReason.CONTEXT_FULL if over > 0 else None
 
     def check(self, messages: Sequence[Message]) -> RenderCheck | None:
-        """What was added after the last turn and never answered is left out on both sides."""
-        segment, length = self._replied
-        ledger = self.segments[segment].prefix(length)
-        last = max(index for index, message in enumerate(messages) if message.role is Role.ASSISTANT)
-        return self.renderer.check(ledger, messages[: last + 1], self.tools, self._media)
+        """Every segment against the messages up to its last turn; the first that differs, else the last.
+
+        What was added after the last turn and never answered is left out on both sides.
+        """
+        spoken = [at for at, message in enumerate(messages) if message.role is Role.ASSISTANT]
+        answered = [at for at in spoken if messages[at].answer is not None]  # the others stand in the prompt
+        checks: list[RenderCheck] = []
+        for number, ledger in enumerate(self.segments):
+            segment, length = self._replied
+            recorded = ledger.prefix(length) if number == segment else ledger
+            turns = recorded.turns[recorded.loss_mask]
+            if len(turns):
+                until = answered[int(turns[-1])] + 1
+                checks.append(self.renderer.check(recorded, messages[:until], self.tools, self._media))
+        worst = [check for check in checks if check.problem is not None]
+        worst += [check for check in checks if not check.exact]
+        return next(iter([*worst, *checks[-1:]]), None)
 
     async def close(self) -> None:
         for number in range(len(self.segments)):

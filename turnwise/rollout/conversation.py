@@ -26,7 +26,8 @@ from turnwise.types import (
 
 __all__ = ["BranchEnd", "Conversation", "EpisodeEnd"]
 
-OF_THE_CONVERSATION = (StopReason.TURN_TRUNCATED, StopReason.CONTEXT_FULL, StopReason.MALFORMED_CALL_BUDGET)
+_CUT = (StopReason.TURN_TRUNCATED, StopReason.CONTEXT_FULL)
+OF_THE_CONVERSATION = (*_CUT, StopReason.MALFORMED_CALL_BUDGET, StopReason.TEMPLATE_REFUSED)
 """What ends the conversation it happens in; in a branch, the episode can go on without it. All else is its end."""
 
 

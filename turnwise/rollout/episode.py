@@ -14,7 +14,7 @@ from uuid import uuid4
 from turnwise import time_budget
 from turnwise.config import Config
 from turnwise.engines.samplers.request import NoiseKey
-from turnwise.errors import EpisodeError, TurnwiseError, first_cause, one_line
+from turnwise.errors import EpisodeError, TemplateError, TurnwiseError, first_cause, one_line
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.chat_backends import ChatBackend, TokenBackend
 from turnwise.rollout.conversation import Conversation, EpisodeEnd
@@ -75,7 +75,7 @@ async def run_episode(sample: Sample, *, sibling: int, step: int, context: Rollo
     reason, failures = StopReason.FAILED, []
     try:
         reason = await _play(parts, route, context.config.rollout.max_seconds)
-    except EpisodeError as error:
+    except (EpisodeError, TemplateError) as error:  # a template that worked on paper meets what was really said
         failures = [str(error)]
     finally:
         closed = await plugin_calls.to_the_end(_close(parts, reason))

@@ -21,7 +21,7 @@ from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.rollout.environments import Observation, Opening
 from turnwise.rollout.openai_messages import assistant_entry
 from turnwise.rollout.settings import read_settings
-from turnwise.rollout.tool_schema import validator_of
+from turnwise.rollout.tool_schema import check_schema
 from turnwise.scoring.loop_resources import loop_resource
 from turnwise.types import Image, JsonSchema, Message, Sample
 
@@ -125,7 +125,7 @@ class EnvironmentClient:
             key = json.dumps(schema, sort_keys=True)
             if key not in self._schemas:
                 try:
-                    validator_of(schema if isinstance(schema, dict) else {}, "of the environment")
+                    check_schema(schema if isinstance(schema, dict) else {}, "of the environment")
                 except PluginError as error:
                     raise EpisodeError(f"{WHO}: {self.url}: {error}") from error
                 if len(self._schemas) >= KEPT_SCHEMAS:
@@ -194,7 +194,8 @@ class HttpEnvironment:
             raise EpisodeError(f"{WHO}: {self._client.url}/start_sample names no session in the header {SESSION}")
         self._session = session
         messages = self._messages(body.get("messages")) or list(self._sample.prompt)
-        return Opening(messages, self._client.tools(body.get("tools") or []), _metrics(body))
+        tools = await asyncio.to_thread(self._client.tools, body.get("tools") or [])  # schemas may take their time
+        return Opening(messages, tools, _metrics(body))
 
     async def step(self, message: Message) -> Observation:
         said = assistant_entry(message.visible, message.tool_calls)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from turnwise.addresses import has_userinfo
 from turnwise.errors import ConfigError, one_line
 from turnwise.rollout.settings import read_settings
 
@@ -37,6 +38,8 @@ class ServerSpec(BaseModel):
             raise ValueError("give either a command or a url")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError("the url begins with http:// or https://")
+        if self.url is not None and has_userinfo(self.url):
+            raise ValueError("no name or password in the url: name the variable of a header in headers_env")
         if self.transport not in ("http", "sse"):
             raise ValueError("transport is http or sse")
         return self

@@ -5,14 +5,12 @@ first tool that starts and closed by the last that stops.
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import importlib.util
-import json
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +19,13 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.errors import EpisodeError, PluginError, ToolError, one_line, unknown
-from turnwise.image_bytes import data_url
+from turnwise.rollout.mcp_answers import Incoming, first_problem, read_result
 from turnwise.rollout.mcp_config import ServerSpec, read_entry
 from turnwise.rollout.settings import read_settings
 from turnwise.rollout.tool_options import ToolOptions, with_options
+from turnwise.rollout.tool_schema import check_number
 from turnwise.rollout.tools.tool import Tool, ToolContext, ToolSession
-from turnwise.types import Image, JsonSchema, ToolResult
+from turnwise.types import JsonSchema, ToolResult
 
 if TYPE_CHECKING:
     import mcp
@@ -42,10 +41,6 @@ DEFAULT_TIMEOUT = 60.0
 DEFAULT_CONCURRENCY = 16
 MOST_PAGES = 100
 """Of a server's list of tools; one that never ends must not hold us."""
-MOST_IMAGES = 8
-MOST_IMAGE_BYTES = 10_000_000
-MOST_STRUCTURED_CHARS = 20_000
-"""Of a result's structured content that is kept on the record."""
 _STDERR_CHARS = 400
 VERLS_CLASSES = "verl.tools.mcp_"
 """Their only work is what is done here anyhow."""
@@ -159,17 +154,28 @@ class McpServer:
                 page = await client.list_tools()
                 found = list(page.tools)
                 for _ in range(MOST_PAGES):
+                    check_number(len(found), f"MCP server {self.name}")
                     if page.next_cursor is None:
-                        return found
+                        return self._distinct(found)
                     page = await client.list_tools(cursor=page.next_cursor)
                     found += page.tools
             raise PluginError(f"MCP server {self.name}: its list of tools has no end")
+        except ValidationError as error:
+            raise PluginError(f"MCP server {self.name}: its list of tools is wrong: {first_problem(error)}") from error
         except TimeoutError as error:
             raise PluginError(f"MCP server {self.name}: no list of tools after {CONNECT_SECONDS:g} s") from error
         except _protocol_error() as error:
-            raise PluginError(f"MCP server {self.name}: {one_line(error)}") from error
+            raise PluginError(f"MCP server {self.name}: {' '.join(error.message.split())}") from error
         finally:
             await self.close()
+
+    def _distinct(self, tools: list["mcp.types.Tool"]) -> list["mcp.types.Tool"]:
+        names = Counter(tool.name for tool in tools)
+        if "" in names:
+            raise PluginError(f"MCP server {self.name}: a tool has no name")
+        if twice := next((name for name, count in names.items() if count > 1), None):
+            raise PluginError(f"MCP server {self.name}: two tools are called {twice!r:.80}")
+        return tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """One call. A server that went away is connected again by the next one; the call itself is not repeated,
@@ -181,10 +187,13 @@ class McpServer:
         try:
             result = await link.ready.result().call_tool(name, arguments)
         except (_protocol_error(), RuntimeError, ValidationError) as error:
-            if getattr(error, "code", None) == _closed_code() or link.over:
+            if link.over:
                 raise await self._lost(link, name) from error
-            kind = "" if isinstance(error, _protocol_error()) else "its result cannot be used: "
-            raise ToolError(f"{kind}{one_line(error)}") from error
+            self._lost_in_a_row = 0
+            if isinstance(error, _protocol_error()):
+                raise ToolError(" ".join(error.message.split()) or "the tool failed and did not say why") from error
+            problem = first_problem(error) if isinstance(error, ValidationError) else one_line(error)
+            raise ToolError(f"its result cannot be used: {problem}") from error
         self._lost_in_a_row = 0
         facts: dict[str, Any] = {"reconnects": self._reconnects} if self._reconnects else {}
         return await asyncio.to_thread(read_result, result, facts)
@@ -228,12 +237,15 @@ class _Link:
         self.spec = spec
         self.ready: asyncio.Future[mcp.Client] = asyncio.get_running_loop().create_future()
         self.leave = asyncio.Event()
+        self.incoming = Incoming()
         self.task = asyncio.create_task(self._hold())
 
     @property
     def over(self) -> bool:
-        """Whether there was a connection that is no more."""
-        return self.task.done() and not self.ready.cancelled() and self.ready.exception() is None
+        """Whether there was a connection that is no more. The code of an error does not tell: servers give that of a
+        closed connection to errors of their own."""
+        is_over = self.task.done() or self.incoming.has_ended
+        return is_over and self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     async def connected(self) -> None:
         """Wait for the client; PluginError says why there is none."""
@@ -253,7 +265,7 @@ class _Link:
     async def _hold(self) -> None:
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             try:
-                async with _client(self.spec, said) as client:
+                async with _client(self.spec, said, self.incoming) as client:
                     self.ready.set_result(client)
                     await self.leave.wait()
             except (Exception, asyncio.CancelledError) as error:  # whatever a server of the user's brings about
@@ -263,7 +275,7 @@ class _Link:
 
 
 @contextlib.asynccontextmanager
-async def _client(spec: ServerSpec, said: IO[str]) -> AsyncIterator["mcp.Client"]:
+async def _client(spec: ServerSpec, said: IO[str], incoming: Incoming) -> AsyncIterator["mcp.Client"]:
     """A connected client; what a process says on stderr goes into `said`."""
     import httpx2  # the client's own
     import mcp
@@ -290,49 +302,7 @@ async def _client(spec: ServerSpec, said: IO[str]) -> AsyncIterator["mcp.Client"
             else:
                 http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
                 transport = streamable_http_client(spec.url, http_client=http)
-        yield await stack.enter_async_context(mcp.Client(transport))
-
-
-def read_result(result: "mcp.types.CallToolResult", facts: dict[str, Any]) -> ToolResult:
-    """What the model reads of a result, and its images; an error of the tool's is a ToolError."""
-    texts: list[str] = []
-    images: list[Image] = []
-    for block in result.content:
-        match block.type:
-            case "text":
-                texts.append(block.text)
-            case "image":
-                images.append(_image(block.data))
-            case "resource" if hasattr(block.resource, "text"):
-                texts.append(block.resource.text)
-            case "resource_link":
-                texts.append(f"[{block.name}: {block.uri}]")
-            case other:
-                texts.append(f"[{other} left out]")
-    text = "\n".join(texts)
-    if result.is_error:
-        raise ToolError(text or "the tool failed and did not say why")
-    if len(images) > MOST_IMAGES:
-        raise ToolError(f"the tool returned {len(images)} images; at most {MOST_IMAGES} are taken")
-    if result.structured_content is not None:
-        structured = json.dumps(result.structured_content, ensure_ascii=False)
-        if len(structured) <= MOST_STRUCTURED_CHARS:
-            facts = {**facts, "structured": result.structured_content}
-        if not texts:
-            text = structured
-    return ToolResult(text, tuple(images), info=facts)
-
-
-def _image(data: str) -> Image:
-    if len(data) > MOST_IMAGE_BYTES * 4 // 3:
-        raise ToolError(f"the tool returned an image of more than {MOST_IMAGE_BYTES} bytes")
-    try:
-        url = data_url(base64.b64decode(data, validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise ToolError(f"the tool returned an image that is not base64: {error}") from error
-    if url is None:
-        raise ToolError("the tool returned an image of an unknown kind")
-    return Image(url)
+        yield await stack.enter_async_context(mcp.Client(incoming.of(transport)))
 
 
 def _variable(name: str) -> str:
@@ -359,12 +329,6 @@ def _protocol_error() -> "type[mcp.MCPError]":
     from mcp import MCPError
 
     return MCPError
-
-
-def _closed_code() -> int:
-    from mcp.types import CONNECTION_CLOSED
-
-    return CONNECTION_CLOSED
 
 
 def _in_own_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from turnwise.choices import Lifecycle
 from turnwise.errors import EpisodeError, PluginError, unknown
 from turnwise.rollout import plugin_calls
-from turnwise.rollout.tool_schema import check_signature, find_context, read_signature, validator_of
+from turnwise.rollout.tool_schema import check_schema, check_signature, find_context, read_signature
 from turnwise.rollout.tools.tool import (
     DEFAULT_CONCURRENCY,
     DEFAULT_TIMEOUT,
@@ -191,7 +191,7 @@ def class_tool(kind: type[ToolClass], config: dict[str, Any], schema: JsonSchema
     schema = schema or kind.schema
     name = kind.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
     if schema is not None:
-        validator_of(schema, name)
+        check_schema(schema, name)
         if kind.name not in (None, schema["function"]["name"]):
             raise PluginError(f"tool {kind.name!r}: its schema calls it {schema['function']['name']!r}")
         name = schema["function"]["name"]
@@ -210,7 +210,7 @@ def class_tool(kind: type[ToolClass], config: dict[str, Any], schema: JsonSchema
         docs = kind.execute.__doc__ or kind.__doc__
         read = read_signature(kind.execute, name, ToolContext, hidden=hidden, docs=docs or "")
         schema, readers = {"type": "function", "function": read.schema}, read.readers
-        validator_of(schema, name)
+        check_schema(schema, name)
     else:
         check_signature(kind.execute, name, context, schema, hidden=hidden)
     takes = {

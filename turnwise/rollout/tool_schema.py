@@ -1,8 +1,9 @@
 """From a typed function to a tool's JSON schema, and the check of a call's arguments against it."""
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -11,14 +12,25 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
 from turnwise.errors import PluginError, ToolError
+from turnwise.rollout import schema_checker
+from turnwise.rollout.schema_process import CheckTookTooLong, checkers
 from turnwise.types import JsonSchema
 
 _NO_PARAMETERS: JsonSchema = {"type": "object", "properties": {}}
+MOST_TOOLS = 1000
+"""That one server, file or request may offer: a model is shown every one."""
+MOST_CHARACTERS = 200_000
+"""Of one schema."""
+DEEPEST = 64
+SMALL = 8_000
+"""Characters of a schema that is checked where it is read."""
+QUICK = 500_000
+"""Characters of a schema times those of arguments up to which they are compared where they are: a tenth of a second."""
+_WATCHED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "uniqueItems"})
+_WATCHED |= {"unevaluatedProperties", "unevaluatedItems", "multipleOf"}
+"""Keywords whose time does not just grow with schema and arguments."""
 
 
 class BadArguments(ToolError):
@@ -107,36 +119,106 @@ def parameters_of(schema: JsonSchema) -> JsonSchema:
     return parameters
 
 
-def validator_of(schema: JsonSchema, name: str) -> jsonschema.Draft202012Validator:
-    """A validator of the arguments; PluginError when the schema itself is wrong or points outside itself."""
-    function = schema.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise PluginError(f"tool {name!r}: a schema is {{'type': 'function', 'function': {{'name': ...}}}}")
-    parameters = parameters_of(schema)
-    try:
-        jsonschema.Draft202012Validator.check_schema(parameters)
-        resolver = Registry().with_resource("", DRAFT202012.create_resource(parameters)).resolver()
-        for reference in _references(parameters):
-            if not reference.startswith("#"):  # jsonschema would go and fetch it
-                raise PluginError(f"tool {name!r}: its schema refers to {reference!r}, outside itself")
-            try:
-                resolver.lookup(reference)
-            except Unresolvable as error:
-                raise PluginError(f"tool {name!r}: its schema refers to {reference!r}, which it lacks") from error
-    except jsonschema.SchemaError as error:
-        raise PluginError(f"tool {name!r}: its parameters are not a JSON schema: {error.message}") from error
-    return jsonschema.Draft202012Validator(parameters)
+def check_size(schema: Any, name: str) -> int:
+    """The characters of a schema, about; PluginError for one that is too large or too deep to be shown to a model."""
+    size, waiting = 0, [(schema, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise PluginError(f"tool {name!r:.80}: its schema is nested more than {DEEPEST} deep")
+        if isinstance(value, dict):
+            size += sum(len(key) for key in value if isinstance(key, str)) + 4 * len(value)
+            waiting += [(entry, depth + 1) for entry in value.values()]
+        elif isinstance(value, list):
+            size += 2 * len(value)
+            waiting += [(entry, depth + 1) for entry in value]
+        else:
+            size += len(value) if isinstance(value, str) else 8
+        if size > MOST_CHARACTERS:
+            raise PluginError(f"tool {name!r:.80}: its schema has more than {MOST_CHARACTERS} characters")
+    return size
 
 
-def check_arguments(validator: jsonschema.Draft202012Validator, name: str, arguments: dict[str, Any]) -> None:
-    """Raise BadArguments with a text the model can act on."""
-    try:
-        errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(step) for step in error.path])
-    except RecursionError as error:
-        raise BadArguments(f"bad arguments for {name}: nested too deeply") from error
-    if errors:
-        where = ".".join(str(step) for step in errors[0].path)
-        raise BadArguments(f"bad arguments for {name}: {where + ': ' if where else ''}{errors[0].message[:300]}")
+def check_number(tools: int, whose: str) -> None:
+    """PluginError for more tools than a model can be shown."""
+    if tools > MOST_TOOLS:
+        raise PluginError(f"{whose}: {tools} tools; at most {MOST_TOOLS} are taken, so choose among them")
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentChecker:
+    """What arguments of one tool must be: `await checker.check({"city": "Rome"})`.
+
+    A schema that could take long over some arguments (patterns, references, what is compared with all others) or that
+    is large is asked in a process of its own, with a limit of time.
+    """
+
+    name: str
+    text: str
+    """The schema of the arguments, as JSON."""
+    plain: "PlainArguments | None"
+    validator: jsonschema.Draft202012Validator | None
+    """None for a schema that is only checked elsewhere."""
+
+    @classmethod
+    def of(cls, schema: JsonSchema, name: str) -> "ArgumentChecker":
+        """PluginError when the schema itself is wrong, too large, takes too long or points outside itself."""
+        function = schema.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise PluginError(f"tool {name!r}: a schema is {{'type': 'function', 'function': {{'name': ...}}}}")
+        size, parameters = check_size(schema, name), parameters_of(schema)
+        try:
+            text = json.dumps(parameters)
+            problem = schema_checker.schema_problem(parameters) if size <= SMALL else checkers.problem(text)
+        except (CheckTookTooLong, TypeError, ValueError) as error:
+            raise PluginError(f"tool {name!r}: its schema cannot be checked: {error}") from error
+        if problem is not None:
+            raise PluginError(f"tool {name!r}: {problem}")
+        is_watched = size > SMALL or _has_watched(parameters)
+        validator = None if is_watched else schema_checker.validator_of(parameters)
+        return cls(name, text, PlainArguments.of(parameters), validator)
+
+    def fits_plainly(self, arguments: dict[str, Any]) -> bool:
+        """Whether the arguments are right at a glance."""
+        return self.plain is not None and self.plain.fit(arguments)
+
+    async def check(self, arguments: dict[str, Any]) -> None:
+        """Raise BadArguments with a text the model can act on; CheckTookTooLong when nobody knows in time."""
+        if self.fits_plainly(arguments):
+            return
+        if self._is_quick(arguments):
+            self.check_now(arguments)
+        else:
+            self._judge(await checkers.problem_soon(self.text, arguments=arguments))
+
+    def check_now(self, arguments: dict[str, Any]) -> None:
+        """The same, for who may wait."""
+        if self.validator is not None and self._is_quick(arguments):
+            self._judge(schema_checker.argument_problem(self.validator, arguments))
+        else:
+            self._judge(checkers.problem(self.text, arguments=arguments))
+
+    def _is_quick(self, arguments: dict[str, Any]) -> bool:
+        try:
+            size = len(json.dumps(arguments))
+        except RecursionError as error:
+            raise BadArguments(f"bad arguments for {self.name}: {schema_checker.TOO_DEEP}") from error
+        return self.validator is not None and len(self.text) * size <= QUICK
+
+    def _judge(self, problem: str | None) -> None:
+        if problem is not None:
+            raise BadArguments(f"bad arguments for {self.name}: {problem}")
+
+
+def check_schema(schema: JsonSchema, name: str) -> None:
+    """PluginError when a tool's schema is wrong or points outside itself."""
+    ArgumentChecker.of(schema, name)
+
+
+def _has_watched(value: Any) -> bool:
+    if isinstance(value, dict):
+        return not _WATCHED.isdisjoint(value) or any(_has_watched(entry) for entry in value.values())
+    return isinstance(value, list) and any(_has_watched(entry) for entry in value)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
@@ -232,18 +314,6 @@ def _default(reader: TypeAdapter[Any], value: Any) -> dict[str, Any]:
         return {"default": reader.dump_python(reader.validate_python(value), mode="json", warnings="error")}
     except (PydanticSerializationError, ValueError, TypeError):
         return {}
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str):
-                yield value
-            else:
-                yield from _references(value)
-    elif isinstance(schema, list):
-        for entry in schema:
-            yield from _references(entry)
 
 
 def _read_docstring(docs: str | None) -> tuple[str, dict[str, str]]:

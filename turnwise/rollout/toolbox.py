@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jsonschema
-
 from turnwise import time_budget
 from turnwise.choices import Keep
 from turnwise.config import RolloutConfig, SandboxConfig
@@ -17,11 +15,12 @@ from turnwise.errors import ConfigError, DataError, EpisodeError, PluginError, T
 from turnwise.plugins import LONGEST_NAME
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.sample_images import MadeImage
+from turnwise.rollout.schema_process import CheckTookTooLong
 from turnwise.rollout.tool_images import ShowImages, TakeImages, with_images
 from turnwise.rollout.tool_loading import builtin_tools, load_tool
 from turnwise.rollout.tool_options import RateLimit, ToolOptions, ToolWithOptions, read_options, with_options
 from turnwise.rollout.tool_replies import TokenSpans, fit
-from turnwise.rollout.tool_schema import BadArguments, PlainArguments, check_arguments, parameters_of, validator_of
+from turnwise.rollout.tool_schema import ArgumentChecker, BadArguments, check_number
 from turnwise.rollout.tools.tool import (
     FunctionTool,
     RewardingSession,
@@ -41,9 +40,10 @@ class _Entry:
     """A tool with what is made of it once: its validator, its slots, and what its options come to."""
 
     tool: Tool
-    validator: jsonschema.Draft202012Validator
+    checker: ArgumentChecker
     slots: asyncio.Semaphore
-    plain: PlainArguments | None
+    checking: asyncio.Semaphore
+    """One check of its arguments at a time: a schema that takes long leaves the others room."""
     instant: bool
     """It neither waits nor hangs, and nobody limits it: it needs no slot, and no task in which it could be stopped."""
     rate: RateLimit | None
@@ -72,11 +72,12 @@ class Toolbox:
         self._sandbox = sandbox or SandboxConfig()
         self._schemas: dict[str, JsonSchema] = {}
         """Asked for once: renderers know a tool by the identity of its schema, and some make one whenever asked."""
-        self._validators: dict[str, jsonschema.Draft202012Validator] = {}
+        self._checkers: dict[str, ArgumentChecker] = {}
         self._entries: dict[str, _Entry] = {}
         self.show: ShowImages | None = None
         """What the model is shown instead of tools' images; None shows them. For probes."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        check_number(len(tools), "rollout.tools")
         for entry in tools:
             self._add(entry)
         self.common = tuple(self.tools)
@@ -101,7 +102,7 @@ class Toolbox:
         if entry.name in self.tools:
             raise PluginError(f"two tools are called {entry.name!r}")
         schema = entry.schema
-        self._validators[entry.name] = validator_of(schema, entry.name)
+        self._checkers[entry.name] = ArgumentChecker.of(schema, entry.name)
         if schema["function"]["name"] != entry.name:
             raise PluginError(f"tool {entry.name!r}: its schema calls it {schema['function']['name']!r}")
         offered = with_options(entry, self._options.get(entry.name, ToolOptions()))
@@ -158,9 +159,9 @@ class Toolbox:
         free = (options.timeout, options.concurrency, options.rate_limit) == (None, None, None)
         return _Entry(
             found,
-            self._validators[name],
+            self._checkers[name],
             asyncio.Semaphore(offered.concurrency),
-            PlainArguments.of(parameters_of(self._schemas[name])),
+            asyncio.Semaphore(1),
             instant=free and isinstance(found, FunctionTool) and found.instant,
             rate=None if limited is None else limited.rate,
             seconds=seconds,
@@ -293,7 +294,7 @@ class EpisodeTools:
             return self._failed(CallStatus.UNKNOWN_TOOL, f"unknown tool {call.name!r}: {hint}", KeyError(call.name))
         seconds = entry.seconds
         try:
-            self._check(entry, call)
+            await self._check(entry, call)
             if entry.instant:
                 return CallStatus.OK, await self._attempt(number, entry, call)
             plugin_calls.check_leaked()
@@ -307,6 +308,8 @@ class EpisodeTools:
             return self._failed(CallStatus.ERROR, str(error), error)
         except plugin_calls.TookTooLong:
             return self._failed(CallStatus.TIMEOUT, f"{call.name} took longer than {seconds:g} s")
+        except CheckTookTooLong as error:
+            return self._failed(CallStatus.TIMEOUT, f"checking the arguments of {call.name}: {error}")
         except plugin_calls.PluginCallError as error:
             return self._failed(CallStatus.CRASHED, str(error), error)
         except (EpisodeError, PluginError):
@@ -314,9 +317,11 @@ class EpisodeTools:
         except Exception as error:  # a tool is a user's code: the model is told, the record keeps it
             return self._failed(CallStatus.CRASHED, f"{type(error).__name__}: {error}", error)
 
-    def _check(self, entry: _Entry, call: ToolCall) -> None:
-        if entry.plain is None or not entry.plain.fit(call.arguments):
-            check_arguments(entry.validator, call.name, call.arguments)
+    async def _check(self, entry: _Entry, call: ToolCall) -> None:
+        if entry.checker.fits_plainly(call.arguments):
+            return
+        async with time_budget.slot(entry.checking):
+            await entry.checker.check(call.arguments)
 
     def _failed(
         self, status: CallStatus, problem: str, error: Exception | None = None

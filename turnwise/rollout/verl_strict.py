@@ -113,7 +113,7 @@ class StrictTools(EpisodeTools):
             case Keep.both:
                 return f"{text[: most // 2]}...(truncated)...{text[-(most // 2) :]}", True
 
-    def _check(self, entry: Any, call: ToolCall) -> None:
+    async def _check(self, entry: Any, call: ToolCall) -> None:
         """Nothing: the tool sees what the model wrote."""
 
     def _failed(

@@ -21,7 +21,7 @@ from turnwise.errors import PluginError, ToolError, TurnwiseError, one_line, unk
 from turnwise.image_bytes import data_url
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_options import ToolOptions
-from turnwise.rollout.tool_schema import validator_of
+from turnwise.rollout.tool_schema import check_schema
 from turnwise.rollout.tools.tool import (
     DEFAULT_CONCURRENCY,
     DEFAULT_TIMEOUT,
@@ -71,7 +71,7 @@ def verl_tool(
         raise
     except Exception as error:  # a user's code, run before anything else: its author reads the message
         raise PluginError(f"tool class {name}: making it failed: {one_line(error)}") from error
-    validator_of(whole, name)
+    check_schema(whole, name)
     lifecycle = None if options is None else options.lifecycle  # the rest is the toolbox's
     return VerlTool(str(whole["function"]["name"]), whole, made, lifecycle or Lifecycle.per_call)
 

@@ -34,7 +34,7 @@ class SandboxUnavailable(TurnwiseError):
     """No sandbox of the wanted level can be had here; the text says what is missing and what would help."""
 
 
-class SandboxLost(Exception):
+class SandboxLost(TurnwiseError):
     """The machinery failed, not the code that ran: the call says nothing about the code and may be tried again."""
 
 

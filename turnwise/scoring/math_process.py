@@ -4,16 +4,12 @@ import asyncio
 import atexit
 import json
 import os
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from turnwise.clocked_process import ClockedProcess, NoAnswer, ProcessEnded
 from turnwise.errors import ScoringFailed
 
 PROCESSES = min(4, os.cpu_count() or 1)
@@ -23,25 +19,18 @@ ASKED = 5000
 """Comparisons after which a process is replaced, because sympy's caches only grow."""
 KEPT = 16384
 """Comparisons remembered: siblings of a group often say the same."""
-TOO_MUCH = (-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-"""How a process ends when the answer was too much for it: the clock, or an overrun stack."""
 _SCRIPT = Path(__file__).with_name("math_checker.py")
 
 
-class _Ended(Exception):
-    """The process ended in the middle of a question."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the math checker ended with status {status}")
-        self.status = status
-
-
-class Checker:
+class Checker(ClockedProcess):
     """One process. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asked = 0
+        super().__init__(ASKED)
+
+    @property
+    def script(self) -> Path:
+        return _SCRIPT
 
     def equal(self, golds: tuple[str, ...], answer: str, seconds: float) -> bool:
         """Whether they mean the same. What takes more than `seconds` of CPU time does not; ScoringFailed when the
@@ -49,57 +38,15 @@ class Checker:
         request = json.dumps({"golds": golds, "answer": answer, "seconds": seconds}) + "\n"
         for attempt in (1, 2):
             try:
-                return self._ask(request.encode(), seconds + SPARE_SECONDS)
-            except _Ended as error:
-                if error.status in TOO_MUCH:
+                return bool(json.loads(self.ask(request.encode(), seconds + SPARE_SECONDS))["equal"])
+            except ProcessEnded as error:
+                if error.is_too_much:
                     return False
                 if attempt == 2:
-                    raise ScoringFailed(str(error)) from error
+                    raise ScoringFailed(f"the math checker: {error}") from error
+            except NoAnswer as error:
+                raise ScoringFailed(f"the math checker did not answer: {error}") from error
         raise AssertionError("unreachable")
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def _ask(self, request: bytes, wall: float) -> bool:
-        if self._process is None or self._asked >= ASKED:
-            self._start()
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        self._asked += 1
-        deadline = time.monotonic() + wall
-        try:
-            process.stdin.write(request)
-        except BrokenPipeError:
-            raise self._ended() from None
-        reply = b""
-        while not reply.endswith(b"\n"):
-            if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self.close()
-                raise ScoringFailed(f"the math checker did not answer within {wall:g} s")
-            piece = os.read(process.stdout.fileno(), 4096)
-            if not piece:
-                raise self._ended()
-            reply += piece
-        return bool(json.loads(reply)["equal"])
-
-    def _start(self) -> None:
-        self.close()
-        # -P: our folder has a math.py, which must not stand in for Python's own.
-        command = [sys.executable, "-P", str(_SCRIPT)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        self._asked = 0
-
-    def _ended(self) -> _Ended:
-        assert self._process is not None
-        status = self._process.wait()
-        self.close()
-        return _Ended(status)
 
 
 class Checkers:

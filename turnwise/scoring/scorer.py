@@ -16,6 +16,7 @@ from typing import Any
 from turnwise.concurrency import gather_all
 from turnwise.errors import ConfigError, PluginError, ScoringFailed, TurnwiseError, unknown
 from turnwise.plugins import load
+from turnwise.sandbox.process import SandboxLost
 from turnwise.scoring.trl_rewards import Judged, TrlRewards, is_trl
 from turnwise.scoring.verl_managers import is_manager, manager_scorer
 from turnwise.types import Remark, Role, StopReason, Trajectory
@@ -297,6 +298,8 @@ async def evaluate(scorer: Scorer, trajectory: Trajectory) -> Score:
     name = name_of(scorer)
     try:
         result: Any = await scorer(trajectory)
+    except SandboxLost as error:
+        raise raised_by(name, error) from error
     except (ScoringFailed, TurnwiseError):
         raise
     except (Exception, SystemExit) as error:

@@ -1,7 +1,8 @@
 """TRL's reward functions as scorers: `f(prompts, completions, **columns) -> list[float | None]`, one or several.
 
-They are known by a parameter called `completions`. A function gets what `GRPOTrainer` would give it: the row's columns
-by name, `completion_ids`, `trainer_state`, `log_extra` and `log_metric`; without `**kwargs` it gets those it names.
+They are known by a parameter of TRL's own: `completions`, `completion_ids`, `prompts` or another. A function gets
+what `GRPOTrainer` would give it: the row's columns by name, `completion_ids`, `trainer_state`, `log_extra` and
+`log_metric`; without `**kwargs` it gets those it names.
 """
 
 import inspect
@@ -20,6 +21,8 @@ from turnwise.types import Message, Origin, Remark, Role, Text, Trajectory
 
 _OPTIONS = ("weights", "columns")
 _GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_OF_OTHERS = ("trajectory", "trajectories", "data_source", "data_sources")
+"""Parameters of our own scorers and of verl's, which may have options of any name."""
 _UNREAD = ("prompt", "completion", "completion_ids")
 """Columns that TRL keeps from reward functions."""
 
@@ -154,13 +157,17 @@ class TrlRewards:
 def is_trl(found: Any) -> bool:
     """Whether this is a reward function as TRL takes them, or a list of such."""
     if isinstance(found, list | tuple):
-        return bool(found) and all(is_trl(one) for one in found)
+        others = [function for function in found if not is_trl(function)]
+        if others and len(others) < len(found):
+            raise PluginError(f"a list of reward functions: {_names(others)[0]} takes none of {', '.join(_GIVEN)}")
+        return bool(found) and not others
     if not callable(found) or isinstance(found, type):
         return False
     try:
-        return "completions" in inspect.signature(found).parameters
+        parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):
         return False
+    return any(name in parameters for name in _GIVEN) and not any(name in parameters for name in _OF_OTHERS)
 
 
 def columns_of(trajectory: Trajectory) -> dict[str, Any]:

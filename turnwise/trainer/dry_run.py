@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.checks.start import check_before_run
-from turnwise.cluster.engines import planned_nodes
+from turnwise.cluster.opening import placing
 from turnwise.config import Config
 from turnwise.engines.memory_plan import cpu_memory, memory_here
 from turnwise.environment import uses
@@ -40,8 +40,13 @@ class DryRun:
 async def dry_run(config: Config, say: Callable[[str], None]) -> DryRun:
     """Everything that `train` does before its first step, and a part of one where no run was recorded."""
     prepared, heldout, _ = prepare_training(config, None, None, tools=None, scorer=None, interaction=None)
+    placed = await placing(config, training=True)
+    if placed is not None and (lacking := placed.short or placed.busy) is not None:  # what is tried below would wait
+        for line in placed.nodes:
+            say(line)
+        raise ConfigError(f"--dry-run: the cluster has no room now: {lacking}")
     await check_before_run(prepared, heldout, say=say)
-    plan, nodes = plan_text(prepared, training=True), tuple(await planned_nodes(config))
+    plan, nodes = plan_text(prepared, training=True), () if placed is None else tuple(placed.nodes)
     run = existing_run(config, "train")
     status = None if run is None else read_status(run)
     rates = recorded_rates(config, len(heldout.samples), plan)

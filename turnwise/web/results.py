@@ -31,6 +31,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("episodes with a valid call", "episodes_with_valid_call", PART),
     ("stop reasons", "stop_reasons", TEXT),
     ("policy tokens", "policy_tokens", COUNT),
+    ("sequences an episode", "segments", NUMBER),
     ("ledger equals full render", "render_exact", PART),
 )
 _FEW_TOOLS = 40

@@ -92,6 +92,7 @@ def test_a_config_of_061_becomes_ours(tmp_path: Path) -> None:
     assert len(fates) == len(found.fates)
 
 
+@pytest.mark.usefixtures("shells")
 def test_a_script_of_091_becomes_ours(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(NEW)
@@ -104,26 +105,25 @@ def test_a_script_of_091_becomes_ours(tmp_path: Path) -> None:
     (home,) = [fate for fate in found.fates if fate.key == "data.train_files"]
     assert home.kind is Kind.NOT_SUPPORTED and "write the value itself" in home.text
     (tmp_path / "other.sh").write_text("echo hello\n")
-    with pytest.raises(ConfigError, match="no line runs verl.trainer.main_ppo"):
+    with pytest.raises(ConfigError, match="no program of verl's is started with keys"):
         translate(tmp_path / "other.sh", {})
 
 
+@pytest.mark.usefixtures("shells")
 def test_a_script_is_read_with_the_variables_and_arrays_it_sets(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(SCRIPT)
     found = translate(file, other_names())
     assert {
         "data.train_files": [f"{Path.home()}/gsm8k/train.parquet"], "training.groups": 32, "training.group_size": 4,
-        "rollout.tools": ["./tools.yaml"], "model.path": "Qwen/Qwen3-0.6B",
+        "rollout.tools": [f"{Path.cwd()}/tools.yaml"], "model.path": "Qwen/Qwen3-0.6B",
     }.items() <= found.values.items()  # fmt: skip
     fates = {fate.key: fate for fate in found.fates}
     assert "it is not read" in fates["defaults"].text and fates["defaults"].value == "multiturn"
-    assert "write the value itself" in fates["trainer.experiment_name"].text and "old.key" not in fates
-    file.write_text(SCRIPT.replace("n=4", "n=$(nproc)"))
-    with pytest.raises(ConfigError, match=r"run\.sh: the array ROLLOUT cannot be read: write its words into"):
-        translate(file, {})
+    assert re.fullmatch(r"x_\d{4}", fates["trainer.experiment_name"].value) and "old.key" not in fates
 
 
+@pytest.mark.usefixtures("shells")
 def test_a_command_of_sv2_becomes_ours(tmp_path: Path) -> None:
     file = tmp_path / "eval.sh"
     words = "sv2.interaction_name=code_verify sv2.batch_size=4 sv2.max_batches=2 sv2.dump_jsonl=d.jsonl"

@@ -21,8 +21,9 @@ from turnwise.chat.thoughts import render_thought as render_thought
 from turnwise.types import JsonSchema, Message, ToolCall
 
 TAG = "<|python_tag|>"
-_LINE = r'(?:(?m:^)|(?<=</think>))[ \t]*(?=\{\s*"(?:name|type|parameters|arguments)"\s*:)'
-_OBJECT = re.compile(_LINE)
+LINE = r'(?:(?m:^)|(?<=</think>))[ \t]*(?=\{\s*"(?:name|type|parameters|arguments)"\s*:)'
+"""Where an object begins that may be a call."""
+_OBJECT = re.compile(LINE)
 _CALL = re.compile(r'\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:parameters|arguments)"\s*:')
 """The beginning of what can only be a call."""
 _BETWEEN = re.compile(r"[\s;,]*")
@@ -45,7 +46,7 @@ def render_malformed_call(call: ToolCall) -> str:
     return render_call(call)[:-1]
 
 
-def _read(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) -> tuple[list[Piece], int]:
+def read_objects(text: str, mark: re.Match[str], tools: Sequence[JsonSchema]) -> tuple[list[Piece], int]:
     """All objects up to the next mark, and the words between them."""
     stop = (_BODY.span(text, mark.end()) or (len(text),))[0]
     tagged, body, position, pieces = mark.group() == TAG, text[mark.end() : stop], 0, list[Piece]()
@@ -82,4 +83,4 @@ def _key(value: dict[str, object]) -> str:
     return "arguments" if "arguments" in value and "parameters" not in value else "parameters"
 
 
-_SCANNER = Scanner(rf"{re.escape(TAG)}|{_LINE}", _read)
+_SCANNER = Scanner(rf"{re.escape(TAG)}|{LINE}", read_objects)

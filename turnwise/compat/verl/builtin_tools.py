@@ -1,15 +1,18 @@
 """Stand-ins for the tools that verl shipped until 0.7: GSM8K and geometry checks, HTTP search, SandboxFusion."""
 
+import os
 from typing import Any
 
 import httpx
 
+from turnwise.addresses import has_userinfo
 from turnwise.compat.verl.reward_gsm8k import compute_score
 from turnwise.compat.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from turnwise.errors import PluginError, ToolError
 from turnwise.image_sources import read_source
 from turnwise.rollout.tools.image_zoom import fit_box
 from turnwise.rollout.tools.retrieve import RetrieveTool, passages
+from turnwise.sandbox.opening import TOKEN_ENV
 from turnwise.scoring.boxed import boxes
 
 NOT_IMPROVED = -0.05
@@ -97,6 +100,8 @@ class SandboxFusionTool(BaseTool):
             raise PluginError(
                 "SandboxFusionTool needs config.sandbox_fusion_url; the built-in tool `python` needs none"
             )
+        if has_userinfo(self._url):
+            raise PluginError(f"SandboxFusionTool: no password in sandbox_fusion_url: set {TOKEN_ENV}")
         self._timeout = float(config.get("default_timeout", 30))
         self._language = str(config.get("default_language", "python"))
         self._memory = int(config.get("memory_limit_mb", 1024))
@@ -118,7 +123,9 @@ class SandboxFusionTool(BaseTool):
 async def _post(url: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The server's answer; a server that has trouble is asked again, and then the model is told."""
     problem = ""
-    async with httpx.AsyncClient(timeout=seconds) as client:
+    token = os.environ.get(TOKEN_ENV)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(timeout=seconds, headers=headers) as client:
         for _ in range(_TRIES):
             try:
                 response = await client.post(url, json=body)

@@ -152,7 +152,7 @@ class LocalRanks:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, str(theirs.fileno()), str(self._folder)],
                 pass_fds=(theirs.fileno(),),
-                env={"GLOO_SOCKET_IFNAME": _loopback(), **os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
+                env={**_listening(), **os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -256,8 +256,9 @@ def _how(status: int | None) -> str:
     return signal.Signals(-status).name if -status in list(signal.Signals) else f"signal {-status}"
 
 
-def _loopback() -> str:
-    return "lo0" if sys.platform == "darwin" else "lo"
+def _listening() -> dict[str, str]:
+    """On what the collectives of ranks on one machine listen, where the environment does not say otherwise."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo0" if sys.platform == "darwin" else "lo")
 
 
 # --- in the process of a rank ---------------------------------------------------------------------------------------

@@ -156,3 +156,12 @@ def rope_settings(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if unknown:
         raise NotNative(f"rope type {kind!r} does not read {', '.join(unknown)}; remove what it should not do")
     return kind, settings
+
+
+def compressed_layers(text: Any) -> str | None:
+    """Why no attention of ours can stand in for some layers of a config of transformers, by their `layer_types`; None
+    where it can. A short trial would not meet it: the first such key comes after a hundred tokens."""
+    for kind in getattr(text, "layer_types", None) or ():
+        if "compressed" in str(kind):
+            return f"its {kind} layers attend to keys made of several tokens, and ours has one for each token"
+    return None

@@ -21,7 +21,15 @@ from turnwise.engines.model.checkpoint_format import (
     layout,
     read_raw_config,
 )
-from turnwise.engines.model.config_fields import CHECKED, HARMLESS, MOST_LAYERS, READ, NotNative, whole
+from turnwise.engines.model.config_fields import (
+    CHECKED,
+    HARMLESS,
+    MOST_LAYERS,
+    READ,
+    NotNative,
+    compressed_layers,
+    whole,
+)
 from turnwise.engines.model.sources import ModelSource
 from turnwise.errors import EngineError, nearest, one_line
 
@@ -304,6 +312,8 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
         raise EngineError(f"{source.path}: {error}") from None
     if layers > MOST_LAYERS:
         raise EngineError(f"{source.path}: num_hidden_layers {layers} is more than the {MOST_LAYERS} supported")
+    if (reason := compressed_layers(text)) is not None:
+        raise EngineError(f"{source.path}: {reason}")
     context = getattr(text, "max_position_embeddings", None)
     ends = getattr(text, "eos_token_id", None)
     return ModelFacts(
@@ -321,13 +331,27 @@ def _facts_of(source: ModelSource, config: Any) -> ModelFacts:
 
 def _cached_numbers(text: Any, layers: int) -> int | None:
     """Keys and values of a token, as if every layer were one of plain or latent attention: an upper bound."""
-    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
-    shared = getattr(text, "num_key_value_heads", None) or heads
+    numbers = [_layer_numbers(layer) for layer in _layer_configs(text, layers)]
+    return None if None in numbers else sum(number for number in numbers if number is not None)
+
+
+def _layer_configs(text: Any, layers: int) -> list[Any]:
+    """The config of every layer. Where layers differ (Gemma 4's heads), transformers refuses to tell a field of all."""
+    if not getattr(text, "is_heterogeneous", False):
+        return [text] * layers
+    return [text.per_layer_config[index] for index in range(layers)]
+
+
+def _layer_numbers(layer: Any) -> int | None:
+    heads, hidden = getattr(layer, "num_attention_heads", None), getattr(layer, "hidden_size", None)
+    shared = getattr(layer, "num_key_value_heads", None) or heads
     if not isinstance(heads, int) or not isinstance(hidden, int) or not isinstance(shared, int):
         return None
-    size = getattr(text, "qk_head_dim", None) or getattr(text, "head_dim", None) or hidden // heads
-    wide = getattr(text, "v_head_dim", None) or size
-    return layers * shared * (size + wide)
+    size = getattr(layer, "qk_head_dim", None) or getattr(layer, "head_dim", None) or hidden // heads
+    # Until 5.22 transformers gave the larger heads of Gemma 4's global layers a field of their own.
+    size = max(size, getattr(layer, "global_head_dim", None) or 0)
+    wide = getattr(layer, "v_head_dim", None) or size
+    return int(shared * (size + wide))
 
 
 def _unread(source: ModelSource, own_code: bool) -> list[str]:
@@ -339,9 +363,10 @@ def _unread(source: ModelSource, own_code: bool) -> list[str]:
     raw = read_raw_config(source.folder)
     theirs = CONFIG_MAPPING[raw["model_type"]]
     declared = {field.name for field in dataclasses.fields(theirs)} | set(theirs.attribute_map)
+    left = vars(_auto_config(source, source.path.stat().st_mtime_ns))  # a field that was taken in is no longer there
     unread = sorted(
         key for key, value in raw.items()
-        if key not in declared | READ | CHECKED | HARMLESS
+        if key in left and key not in declared | READ | CHECKED | HARMLESS
         and not key.startswith("_") and value not in (None, False, "", [], {})
     )  # fmt: skip
     if not unread:

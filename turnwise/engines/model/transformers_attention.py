@@ -41,6 +41,8 @@ class Watch:
         """Note a call; a module that attends twice in a pass could not be told apart from itself."""
         if any(known is module for known, _ in self.layers):
             raise _unsupported(module, "attends twice in one pass")
+        if mask is not None and mask._base is not None and mask._base.shape == mask.shape:
+            mask = mask._base  # all of it, by way of a slice
         if mask is not None and not hasattr(mask, "hides_beyond"):
             raise _unsupported(module, "attends with a mask of its own making")
         # The mask decides what a layer sees; the window that is asked for beside it only counts where no mask is made.

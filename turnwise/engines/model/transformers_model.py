@@ -107,6 +107,14 @@ class TransformersModel(PolicyModel):
         except Exception as error:  # the library raises whatever the first broken file makes it stumble over
             if "ignore_mismatched_sizes" in str(error):  # it points to a table that nobody sees
                 raise EngineError(f"{path}: its weights have other shapes than config.json says") from error
+            if isinstance(error, KeyError) and error.args == (OURS,):
+                raise EngineError(
+                    f"{path}: its class takes attention from a list of its own, so ours cannot take its place"
+                ) from error
+            if "is a per-layer attribute" in str(error):
+                raise EngineError(
+                    f"{path}: config.json has values for single layers (per_layer_config) that its class does not read"
+                ) from error
             raise EngineError(f"transformers cannot load {path}: {one_line(error)[:300]}") from error
         if lacking := sorted(report["missing_keys"]):  # transformers would go on with random ones
             raise EngineError(f"{path} lacks the tensors {', '.join(lacking[:5])}")

@@ -1,8 +1,10 @@
 """What a transformers model really does, found by running a handful of tokens through it before anyone relies on it."""
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -13,10 +15,11 @@ from transformers import PreTrainedModel
 
 from turnwise.engines.model import attention
 from turnwise.engines.model.attention import KEY_PAD, Chunk, Regime, cached_decode, cached_prefill, packed
+from turnwise.engines.model.config_fields import compressed_layers
 from turnwise.engines.model.policy_model import Attend, LayerCache
 from turnwise.engines.model.token_scores import LogitShape
 from turnwise.engines.model.transformers_attention import FACTS, OURS, WATCHED, AttentionLayer, Watch
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, one_line
 
 TOKENS, BEFORE, KEPT = 11, 6, 8
 """Tokens of a probe, of the sequence packed before it, and of its part that goes through the cache first."""
@@ -40,6 +43,22 @@ class Probed:
     """Whether a layer that is computed again in the backward pass would still find our attention."""
 
 
+class _Stage(Enum):
+    """The ways in which a model is tried, one after another."""
+
+    BY_ITSELF = auto()
+    WATCHED = auto()
+    OURS = auto()
+
+
+_IN_THE_WAY = {
+    _Stage.BY_ITSELF: "transformers cannot run {} as config.json describes it",
+    _Stage.WATCHED: "{} attends by code of its own, which Turnwise cannot supply",
+    _Stage.OURS: "{} works on the attention mask in its own layers, and our attention has none",
+}
+"""What it means that a model fails in one; the words of its own code follow for those who know it."""
+
+
 @dataclass(slots=True)
 class _Rows:
     """A cache of one sequence."""
@@ -49,30 +68,39 @@ class _Rows:
 
 def probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Probed:
     """Leaves its facts on every attention module, so that `attention` finds them, and the decoder in our hands."""
+    if (kind := compressed_layers(model.config.get_text_config())) is not None:
+        raise EngineError(f"{type(model).__name__}: {kind}")
+    stages = [_Stage.BY_ITSELF]
     try:
-        return _probe(model, decoder, base)
+        return _probe(model, decoder, base, stages)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         # Code of others, called in a way that it need not have been written for.
-        raise EngineError(f"{type(model).__name__} does not run with our attention: {error}") from error
+        where = traceback.extract_tb(error.__traceback__)[-1].name
+        said = f"({one_line(error)[:200]}, in {where})"
+        raise EngineError(f"{_IN_THE_WAY[stages[-1]].format(type(model).__name__)} {said}") from error
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Probed:
+def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base, stages: list[_Stage]) -> Probed:
     device = model.get_input_embeddings().weight.device
     vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(vocab, (BEFORE + TOKENS,), generator=generator).to(device)
     before, tokens = drawn[:BEFORE], drawn[BEFORE:]
     places = torch.arange(TOKENS, device=device)
+    with under(decoder, "eager"):
+        if decoder.config._attn_implementation != "eager":  # it does not let itself be told, and only logs that
+            raise _attends_alone(model)
+        theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    stages.append(_Stage.WATCHED)
     watch = Watch(packed([TOKENS], device), [])
     with under(decoder, WATCHED):
         base(tokens, places, watch)
     if not watch.layers:
-        raise EngineError(f"{type(model).__name__} attends by code of its own, which Turnwise cannot supply")
+        raise _attends_alone(model)
     for module, layer in watch.layers:
         setattr(module, FACTS, layer)
-    with under(decoder, "eager"):
-        theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    stages.append(_Stage.OURS)
     decoder.set_attn_implementation(OURS)
     host = _WaitsOfTheHost()  # type: ignore[no-untyped-call]
     with host:
@@ -86,6 +114,10 @@ def _probe(model: PreTrainedModel, decoder: PreTrainedModel, base: Base) -> Prob
     caches = tuple(layer.cache for _, layer in watch.layers)
     no_graphs = f"{type(model).__name__} calls {host.found}, for which the host waits" if host.found else None
     return Probed(caches, logits, no_packing, no_caching, no_graphs, watch.handed_down)
+
+
+def _attends_alone(model: PreTrainedModel) -> EngineError:
+    return EngineError(f"{type(model).__name__} attends by code of its own, which Turnwise cannot supply")
 
 
 class _WaitsOfTheHost(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from turnwise import time_budget
+from turnwise.addresses import has_userinfo
 from turnwise.errors import ConfigError, EngineError, EpisodeError, unknown
 from turnwise.retrying import AttemptFailed, RetryPolicy, retry_after, retrying
 from turnwise.types import FinishReason
@@ -209,7 +210,10 @@ def _usage(base_url: str, body: Any) -> tuple[int, int]:
 
 
 def check_url(base_url: str, key: str = "engine.base_url", like: str = "http://127.0.0.1:8000/v1") -> str:
-    """The address without its last slash; ConfigError, under the key that holds it, for what is none."""
+    """The address without its last slash; ConfigError, under the key that holds it, for what is none, or is not to be
+    shown."""
+    if has_userinfo(base_url):
+        raise ConfigError(f"{key}: no name or password in an address, since it is shown; keys are read from variables")
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:

@@ -163,6 +163,8 @@ class InProcessSampler:
         """Held to put a request into the inbox and to declare the end, so that none slips in after it."""
         self._ended: tuple[str, BaseException | None] | None = None
         self._pending: dict[QueuedRequest, asyncio.Future[Completion]] = {}
+        self._written_before = -1
+        """Tokens in all when turns last lost what was computed for them."""
         self._worker = threading.Thread(target=self._run, name="turnwise-sampler", daemon=True)
         self._worker.start()
 
@@ -277,8 +279,19 @@ class InProcessSampler:
                 order = self._inbox.get()
                 if isinstance(order, _Close):
                     return
+                while isinstance(order, _Publish | _Sleep) and self._owed:
+                    self._deliver(self._batcher.step())
                 self._obey(order)
+                if isinstance(order, _Publish | _Sleep):
+                    self._written_before = self._batcher.stats.decoded_tokens
             self._deliver(self._batcher.step())
+
+    @property
+    def _owed(self) -> bool:
+        """Whether turns wait and nobody wrote a token since new weights or sleep took their caches. They come first:
+        else orders that come faster than prompts are computed anew would keep every turn from its next token."""
+        written = self._batcher.stats.decoded_tokens
+        return written == self._written_before and not (self._batcher.asleep or self._batcher.idle)
 
     def _obey(self, order: _Submit | _Cancel | _Release | _Publish | _Sleep) -> None:
         match order:

@@ -1,11 +1,13 @@
 """An inference server as a sampler, whichever engine it runs: started or attached to, found well, and brought back."""
 
 import asyncio
+import secrets
 import time
 from abc import abstractmethod
 from typing import Any
 
 from turnwise.engines.samplers.in_flight import DecodeText
+from turnwise.engines.samplers.same_model import Sizes
 from turnwise.engines.samplers.sampler import Capabilities
 from turnwise.engines.samplers.server_client import ServerClient, server_address
 from turnwise.engines.samplers.server_process import POLL_SECONDS, ServerProcess
@@ -21,6 +23,10 @@ RETURN_SECONDS = 900.0
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
+class OtherWeights(EngineLost):
+    """What answers at the address of a server does not have the weights that it was given."""
+
+
 class InferenceServer(StreamedSampler):
     """What servers of every kind have in common: being started or attached to, found well, and brought back."""
 
@@ -34,14 +40,22 @@ class InferenceServer(StreamedSampler):
         capabilities: Capabilities,
         api_key: str | None = None,
         model: str | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         """`where` is a process that will be started, or the address of a server that runs; `model` is the name of the
-        one to take of several that it serves."""
+        one to take of several that it serves, `sizes` are those that its model must have."""
         super().__init__(name, context_length=0, vocabulary=vocabulary, decode=decode, capabilities=capabilities)
         self._process = where if isinstance(where, ServerProcess) else None
         self._address = where if isinstance(where, str) else ""
         self._api_key, self._model = api_key, model
         self._client: ServerClient | None = None
+        self._sizes: Sizes = sizes or {}
+        self._run = secrets.token_hex(4)
+        """In the names of weights: another run may give the same server its own."""
+        self._label: str | None = None
+        """By which a server of others tells that it has the weights it was given last; None before the first."""
+        self._asking, self._questions = asyncio.Lock(), 0
+        self._answer: EngineError | None = None
 
     async def start(self) -> None:
         """Start it, or see that it is there; then `context_length` is known."""
@@ -58,15 +72,19 @@ class InferenceServer(StreamedSampler):
         """Whether it says so itself."""
         if self._client is None or (self._process is not None and not self._process.alive):
             return False
+        self.problem = ""
         try:
             await self._client.ask("GET", "/health", seconds=HEALTH_SECONDS)
-        except EngineError:
+            await self._check_label()
+        except EngineError as error:
+            self.problem = str(error) if isinstance(error, OtherWeights) else ""
             return False
         return True
 
     async def restart(self) -> None:
         """A process of ours is started anew; somebody else's server is waited for. Its turns end in EngineLost."""
         await self._lose(f"{self.name} is being restarted")
+        self._label = None  # it may have any weights now
         if self._process is None:
             until = time.monotonic() + RETURN_SECONDS
             while not await self.healthy():
@@ -90,6 +108,48 @@ class InferenceServer(StreamedSampler):
     @abstractmethod
     async def _look(self) -> None:
         """Find out what it serves, and set `context_length`."""
+
+    @property
+    def _attached(self) -> bool:
+        """Whether others started it: then its address may come to lead to another one."""
+        return self._process is None
+
+    def _named(self, version: int) -> str:
+        """Weights as a server of others is told their name."""
+        return f"version {version} of run {self._run}"
+
+    @abstractmethod
+    async def _tells(self) -> str | None:
+        """By which label the server knows its weights now."""
+
+    async def _check_label(self) -> None:
+        expected = self._label
+        if expected is None or not self._attached:
+            return
+        told = await self._tells()
+        if told != expected and expected == self._label:
+            raise self._other(told)
+
+    def _other(self, told: str | None) -> "OtherWeights":
+        return OtherWeights(
+            f"{self.name} does not have the weights it was given ({self._label}) but "
+            f"{told or 'those it started with'}: another server answers there, or somebody else gives it weights"
+        )
+
+    async def _vouch(self) -> None:
+        """One question answers for all turns that ended before it was asked."""
+        if self._label is None or not self._attached:
+            return
+        before = self._questions
+        async with self._asking:
+            if self._questions == before:
+                self._questions, self._answer = before + 1, None
+                try:
+                    await self._check_label()
+                except EngineError as error:
+                    self._answer = error
+            if self._answer is not None:
+                raise type(self._answer)(str(self._answer)) from self._answer
 
     @property
     def _server(self) -> ServerClient:

@@ -31,6 +31,8 @@ class Replica(Sampler, Protocol):
 
     name: str
     """As people read it in messages: `server 1 (http://127.0.0.1:8001)`."""
+    problem: str
+    """Why it was not healthy when it was last asked, where more is known than silence."""
 
     async def healthy(self) -> bool:
         """Whether it would serve a request now; never raises for a replica that is gone."""
@@ -57,6 +59,8 @@ class _Seat:
     """Set while it does not serve."""
     restarts: int = 0
     """In a row, without a turn in between."""
+    lost_by: str = ""
+    """What it was lost by the last time."""
     given_up: str = ""
 
     @property
@@ -215,7 +219,8 @@ class Replicas:
             return
         self.lost += 1
         seat.version = None  # it may have come back by itself, with the weights it starts from
-        self._say(f"lost {seat.replica.name}: {one_line(error)}")
+        seat.lost_by = one_line(error)
+        self._say(f"lost {seat.replica.name}: {seat.lost_by}")
         seat.repair = asyncio.create_task(self._bring_back(seat, restart=True))
 
     async def _bring_back(self, seat: _Seat, *, restart: bool) -> None:
@@ -263,7 +268,8 @@ class Replicas:
 
     async def _restart(self, seat: _Seat) -> None:
         if seat.restarts >= MOST_RESTARTS:
-            raise EngineError(f"{seat.restarts} restarts in a row brought no turn")
+            why = f"; the last time: {seat.lost_by}" if seat.lost_by else ""
+            raise EngineError(f"{seat.restarts} restarts in a row brought no turn{why}")
         seat.restarts += 1
         seat.version = None
         await seat.replica.restart()
@@ -313,4 +319,4 @@ class Replicas:
             serving = [seat for seat in self._seats if seat.up]
             for seat, well in zip(serving, await gather_all(seat.replica.healthy() for seat in serving), strict=True):
                 if not well:
-                    self._lose(seat, EngineLost("it does not answer"))
+                    self._lose(seat, EngineLost(seat.replica.problem or "it does not answer"))

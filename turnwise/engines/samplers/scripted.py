@@ -53,6 +53,7 @@ class ScriptedSampler:
         script: Script,
         *,
         end_id: int,
+        call_end_id: int | None = None,
         call_format: ToolFormat = hermes,
         context_length: int = 1 << 20,
         latency: float = 0.0,
@@ -64,6 +65,7 @@ class ScriptedSampler:
         self._script = script
         self._call_format = call_format
         self._end_id = end_id
+        self._call_end_id = end_id if call_end_id is None else call_end_id
         self._latency = latency
         self._turns: dict[str, int] = defaultdict(int)
 
@@ -83,7 +85,8 @@ class ScriptedSampler:
         if stopped is not None:  # a call that ends the turn, as a model's would
             ids = ids[:stopped]
         elif cut is None:
-            ids = [*ids, self._end_id]
+            calls = self._call_format.parse(said, turn=turn, in_reasoning=False).tool_calls
+            ids = [*ids, self._call_end_id if calls else self._end_id]
         room = min(params.max_tokens, self.context_length - len(token_ids))
         finish = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
         ids = ids[: max(room, 0)]

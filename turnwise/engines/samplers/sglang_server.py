@@ -1,10 +1,13 @@
 """An SGLang server as a sampler: its native generate route with token ids, and its routes for new weights."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
+from turnwise.engines.samplers.same_model import refuse_other, sizes_of
 from turnwise.engines.samplers.streamed import Draw, Piece
 from turnwise.engines.updates import Adapter, Update, WeightsFolder
 from turnwise.errors import EngineError, EngineLost
@@ -45,7 +48,13 @@ class SglangServer(InferenceServer):
         self.context_length, self._adapter = min(found), None
         if self._process is None:
             self._check_attached(settings)
+            refuse_other(self.name, self._sizes, await asyncio.to_thread(_sizes_of, info))
         self.unscaled = await self._leaves_temperature_out()
+
+    async def _tells(self) -> str | None:
+        info = await self._server.ask("GET", "/get_model_info", seconds=ASK_SECONDS)
+        told = info.get("weight_version") if isinstance(info, dict) else None
+        return None if told is None else str(told)
 
     def _check_attached(self, settings: dict[str, Any]) -> None:
         """Of a server that others started: can it do what is wanted of it?"""
@@ -105,6 +114,7 @@ class SglangServer(InferenceServer):
         """What is new: a server repeats all tokens in every event, or with --incremental-streaming-output does not."""
         try:
             meta = event["meta_info"]
+            told = meta.get("weight_version")
             written, finish = meta["output_token_logprobs"], meta["finish_reason"]
             count = meta["completion_tokens"]
             new = written[seen:] if len(written) == count else written
@@ -112,25 +122,34 @@ class SglangServer(InferenceServer):
                 raise EngineError(f"{self.name} says it wrote {count} tokens, and {seen + len(new)} came")
             ids, logprobs = [entry[1] for entry in new], [entry[0] for entry in new]
             ended = finish["type"] if finish else None
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise EngineError(f"{self.name} answered without tokens and log-probs: {str(event)[:300]}") from error
+        if told is not None and self._attached and self._label is not None and told != self._label:
+            raise self._other(told)
         if ended is not None and ended not in FINISH:
             raise EngineLost(f"{self.name} ended a turn by {finish}")
         return Piece(ids, logprobs, FINISH.get(ended) if ended else None)
 
     async def _load(self, update: Update, version: int) -> None:
         if isinstance(update, Adapter):
-            name = f"policy-{version}-{next(self._numbers)}"
+            name = f"policy-{version}-{self._run}-{next(self._numbers)}"
             path = str(update.folder.resolve())
             await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": path})
             await self._take_off(name)
         elif isinstance(update, WeightsFolder):
             body = {
                 "model_path": str(update.folder.resolve()), "flush_cache": True, "abort_all_requests": True,
-                "weight_version": str(version),
+                "weight_version": self._named(version),
             }  # fmt: skip
+            self._label = None
             await self._succeed("/update_weights_from_disk", body)
             await self._take_off(None)
+            if self._attached and await self._tells() is None:
+                raise EngineError(
+                    f"{self.name} does not tell which weights it has (weight_version): take SGLang 0.5.1 or newer"
+                )
+            self._label = self._named(version)
+            await self._check_label()
 
     async def _take_off(self, adapter: str | None) -> None:
         """Write with this adapter, and forget the one before."""
@@ -150,6 +169,15 @@ class SglangServer(InferenceServer):
     async def _get_up(self) -> None:
         if self.capabilities.sleeps:
             await self._order("/resume_memory_occupation", {})
+
+
+def _sizes_of(info: Any) -> dict[str, int]:
+    """Of the model that a server names, where its folder is on a disk that we see; it tells none itself."""
+    path = info.get("model_path") if isinstance(info, dict) else None
+    try:
+        return sizes_of(Path(str(path), "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _flag(setting: str) -> str:

@@ -59,6 +59,8 @@ class StreamedSampler(ABC):
 
     version: int = 0
     """Which weights write."""
+    problem: str = ""
+    """Why it was not healthy, where more is known than silence."""
 
     def __init__(
         self, name: str, *, context_length: int, vocabulary: int, decode: DecodeText, capabilities: Capabilities
@@ -104,6 +106,9 @@ class StreamedSampler(ABC):
     async def _end(self) -> None:
         """Free everything."""
 
+    async def _vouch(self) -> None:  # noqa: B027 - an engine of ours has the weights that we gave it
+        """EngineLost when what answers has other weights than it was given last: what it wrote has no version."""
+
     # --- the protocol -----------------------------------------------------------------------------------------------
 
     async def try_image(self, marker: int, image: Media) -> str | None:
@@ -141,8 +146,14 @@ class StreamedSampler(ABC):
             finally:
                 self._reading.discard(reading)
             if not reading.cancelled():
-                return turn.completion(reading.result())
+                return turn.completion(await self._vouched(reading))
         return turn.completion(FinishReason.LENGTH)
+
+    async def _vouched(self, reading: "asyncio.Task[FinishReason]") -> FinishReason:
+        """How a turn ended that an engine with the right weights wrote; another one may refuse it too."""
+        if not isinstance(reading.exception(), EngineLost):
+            await self._vouch()
+        return reading.result()
 
     async def release(self, conversation: str) -> None:  # noqa: B027 - nothing to do is what it does
         """Nothing is kept by name: the engine's cache finds prefixes by their tokens."""
@@ -155,6 +166,7 @@ class StreamedSampler(ABC):
         async with self._changing:
             await self._cut()
             try:
+                await self._vouch()  # for what turns under way have written with the weights before these
                 await self._take_memory()
                 await self._load(update, version)
             except BaseException as error:  # half of the weights may be new: nobody writes with them

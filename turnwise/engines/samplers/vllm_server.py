@@ -10,6 +10,7 @@ from typing import Any
 
 from turnwise.engines.samplers.inference_server import ASK_SECONDS, FINISH, InferenceServer
 from turnwise.engines.samplers.nccl_transfer import OPTIONS, Transfer
+from turnwise.engines.samplers.same_model import refuse_other, sizes_of
 from turnwise.engines.samplers.shown_images import check_prompt
 from turnwise.engines.samplers.streamed import Draw, Piece
 from turnwise.engines.updates import Adapter, FullWeights, Update, WeightsFolder
@@ -17,6 +18,8 @@ from turnwise.errors import ConfigError, EngineError, EngineLost, unknown
 from turnwise.image_bytes import media_type
 from turnwise.media import Media
 
+MARKED = "turnwise_marked"
+"""The method of its workers that names the weights they loaded last."""
 WITH_IMAGES = "/inference/v1/generate"
 """The only route that takes token ids and images, and tells which tokens it made of them."""
 
@@ -31,6 +34,8 @@ class VllmServer(InferenceServer):
 
     _loader = "turnwise_load"
     """The method of its workers that reads a folder."""
+    _marks = True
+    """Whether its workers have our extension, and so can name their weights."""
     transfer: Transfer | None = None
     """By which all weights come without files, where that was asked for."""
     _adapter: str | None = None
@@ -68,10 +73,12 @@ class VllmServer(InferenceServer):
             device = str(config["device_config"]["device"] or config["device_config"]["device_type"])
             sleeps, adapters = config["model_config"].get("enable_sleep_mode"), config.get("lora_config")
             transfer = (config.get("weight_transfer_config") or {}).get("backend")
+            sizes = sizes_of(config["model_config"].get("hf_config"))
         except (EngineError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"{self.name} does not tell its settings: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from error
+        refuse_other(self.name, self._sizes, sizes)
         if mode != "processed_logprobs":
             raise EngineError(f"{self.name} gives {mode}: start it with --logprobs-mode processed_logprobs")
         if self.capabilities.sleeps and not sleeps:
@@ -80,13 +87,48 @@ class VllmServer(InferenceServer):
             raise EngineError(f"{self.name} takes no adapters: start it with --enable-lora and --max-lora-rank")
         if self.transfer is not None and transfer != "nccl":
             raise EngineError(f"{self.name} takes no weights by NCCL: start it with {shlex.join(OPTIONS)}")
-        if "WeightReader" not in str(extension):
-            self._loader = "reload_weights"
+        self._marks = "WeightReader" in str(extension)
+        self._loader = "turnwise_load" if self._marks else "reload_weights"
+        if self._marks:
+            await self._check_extension()
+        else:
             if "cpu" in device and WeightsFolder in self.capabilities.updates:
                 raise EngineError(
                     f"{self.name} runs on a CPU, where vLLM's own reloading leaves out the output layer: start it with "
                     "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
                 )
+
+    async def _check_extension(self) -> None:
+        """It may be of an earlier version."""
+        try:
+            await self._order("/collective_rpc", {"method": MARKED})
+        except EngineLost:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"{self.name} has a worker extension that does not tell which weights it loaded: start it with the "
+                f"vllm_worker.WeightReader of this version of Turnwise (docs/engines.md; {error})"
+            ) from error
+
+    async def _tells(self) -> str | None:
+        """By our own extension the name of the weights, else which start of which server it is."""
+        return await self._mark() if self._marks and self._adapter is None else await self._instance()
+
+    async def _mark(self) -> str | None:
+        try:
+            answer = await self._server.ask("POST", "/collective_rpc", {"method": MARKED}, seconds=ASK_SECONDS)
+            marks = {str(mark) for mark in answer["results"]}
+        except (KeyError, TypeError):
+            return None
+        return " and ".join(sorted(marks))
+
+    async def _instance(self) -> str | None:
+        answer = await self._server.ask("GET", "/server_info", seconds=ASK_SECONDS, params={"config_format": "json"})
+        try:
+            instance = answer["vllm_config"]["instance_id"]
+        except (KeyError, TypeError):
+            return None
+        return f"server {instance}" if instance else None
 
     async def try_image(self, marker: int, image: Media) -> str | None:
         """One that others started may make other pixels than the learner's, which its tokens do not show."""
@@ -143,8 +185,25 @@ class VllmServer(InferenceServer):
         return Piece(ids, logprobs, FINISH.get(finish) if finish else None)
 
     async def _load(self, update: Update, version: int) -> None:
+        self._label, label = None, self._named(version)
+        by_instance = self._attached and (isinstance(update, Adapter) or not self._marks)
+        begun = await self._instance() if by_instance else None
+        if by_instance and begun is None and not isinstance(update, Adapter):
+            raise EngineError(
+                f"{self.name} tells neither which weights it has nor which server it is: start it with "
+                "--worker-extension-cls vllm_worker.WeightReader (docs/engines.md)"
+            )
+        await self._give(update, label)
+        if self.capabilities.media:
+            await self._order("/reset_encoder_cache")
+        # Its memory: what was computed with other weights is under another salt and would not be found again.
+        await self._order("/reset_prefix_cache")
+        self._label = begun if by_instance else label
+        await self._check_label()
+
+    async def _give(self, update: Update, label: str) -> None:
         if isinstance(update, Adapter):
-            name = f"{self._model} version {version} ({next(self._numbers)})"
+            name = f"{self._model} {label} ({next(self._numbers)})"
             await self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(update.folder.resolve())})
             await self._take_off(name)
         elif isinstance(update, FullWeights) and self.transfer is not None:
@@ -153,18 +212,17 @@ class VllmServer(InferenceServer):
             if not isinstance(size, dict) or type(size.get("world_size")) is not int or size["world_size"] < 1:
                 raise EngineError(f"{self.name} does not say how many workers it has: {str(size)[:300]}")
             await self.transfer.load(update, self._order, size["world_size"])
+            if self._attached and self._marks:
+                await self._order("/collective_rpc", {"method": "turnwise_mark", "kwargs": {"label": label}})
             await self._order("/resume")
         elif isinstance(update, WeightsFolder):
             await self._order("/pause", params={"mode": "abort"})  # what we hung up on may still be computed there
             key = "folder" if self._loader == "turnwise_load" else "weights_path"
-            rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve())}}
+            named = {"label": label} if self._loader == "turnwise_load" else {}
+            rpc = {"method": self._loader, "kwargs": {key: str(update.folder.resolve()), **named}}
             await self._order("/collective_rpc", rpc)
             await self._order("/resume")
             await self._take_off(None)
-        if self.capabilities.media:
-            await self._order("/reset_encoder_cache")
-        # Its memory: what was computed with other weights is under another salt and would not be found again.
-        await self._order("/reset_prefix_cache")
 
     async def _take_off(self, adapter: str | None) -> None:
         """Write with this adapter, and forget the one before."""

@@ -18,8 +18,9 @@ class WeightReader:
 
     model_runner: Any
 
-    def turnwise_load(self, folder: str) -> None:
-        """Replace all weights by those of the safetensors files in `folder`, under Hugging Face names.
+    def turnwise_load(self, folder: str, label: str = "") -> None:
+        """Replace all weights by those of the safetensors files in `folder`, under Hugging Face names; `label` is
+        what `turnwise_marked` says of them.
 
         vLLM's own reloading leaves out a layer that no weight of the checkpoint belongs to. An output layer that shares
         the embedding's tensor is one: on a GPU it sees the new values, on a CPU it has a copy packed for its products.
@@ -28,6 +29,15 @@ class WeightReader:
         for layer in self.model_runner.get_model().modules():
             if hasattr(layer, "cpu_linear") and hasattr(layer, "embedding_dim") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
+        self.turnwise_mark(label)
+
+    def turnwise_mark(self, label: str) -> None:
+        """Remember the name of the weights that were loaded last."""
+        self.turnwise_label = label
+
+    def turnwise_marked(self) -> str:
+        """That name; none before the first."""
+        return getattr(self, "turnwise_label", "")
 
     def turnwise_end_with(self, pid: int, host: str) -> None:
         """End when that process of this machine is gone: vLLM's engine goes on when who made it was killed."""

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import contextvars
+import functools
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import jsonschema
 
 from turnwise.chat.image_blocks import images_in
 from turnwise.chat.pictures import shown_size
@@ -18,7 +18,8 @@ from turnwise.rollout.client_api import interning, matching
 from turnwise.rollout.client_api.calls import FULL, Call, Finish, Refused, Reply
 from turnwise.rollout.conversation import BranchEnd, Conversation, EpisodeEnd
 from turnwise.rollout.openai_messages import check_image
-from turnwise.rollout.tool_schema import BadArguments, check_arguments, validator_of
+from turnwise.rollout.schema_process import CheckTookTooLong
+from turnwise.rollout.tool_schema import ArgumentChecker, BadArguments, check_number, check_size
 from turnwise.types import CallRecord, CallStatus, FinishReason, Image, Message, Role, ToolCall, Turn
 
 ENDED = "episode_ended"
@@ -79,8 +80,9 @@ class Session:
         """The policy's next message after those of the call; Refused when there can be none."""
         self._check_going_on()
         self._check(call)
-        fits = _fitting(call)
-        task = asyncio.create_task(self._reply(call, fits), context=self._context.copy())
+        _check_tools(call)
+        checkers = await asyncio.to_thread(_strict_checkers, call) if call.strict else {}
+        task = asyncio.create_task(self._reply(call, checkers), context=self._context.copy())
         self._tasks.add(task)
         try:
             return await task
@@ -151,7 +153,7 @@ class Session:
         except TemplateError as error:
             raise Refused(f"messages: {one_line(error)}", code="invalid_message") from error
 
-    async def _reply(self, call: Call, fits: Callable[[ToolCall], bool]) -> Reply:
+    async def _reply(self, call: Call, checkers: Mapping[str, ArgumentChecker]) -> Reply:
         if images := images_in(call.messages):
             await self._look(images)
             known = await asyncio.to_thread(_digests, call)  # of every byte of every image
@@ -179,7 +181,8 @@ class Session:
             except Exception as error:
                 self.broken = error
                 raise Refused(f"the model cannot speak: {one_line(error)}", status=500, code=BROKEN) from error
-            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), fits)
+            misfits = await _misfits(checkers, chat.turns[-1].message.tool_calls) if checkers else frozenset()
+            reply = as_reply(chat.turns[-1], (*self._chat.sampling.stop, *call.stop), misfits)
             if call.logprobs:
                 reply = replace(reply, tokens=_tokens(chat.turns[-1], chat.backend))
             shown = matching.assistant_after(sequence.digest, reply.text, reply.calls)
@@ -235,11 +238,12 @@ class Session:
         return self._written.get(matching.after(b"", message), message)
 
 
-def as_reply(turn: Turn, stops: Sequence[str], fits: Callable[[ToolCall], bool] = lambda call: True) -> Reply:
-    """A turn as a client sees it. A call that cannot be read, or does not fit, is none there: the text shows it."""
+def as_reply(turn: Turn, stops: Sequence[str], misfits: Collection[str] = ()) -> Reply:
+    """A turn as a client sees it. A call that cannot be read, or is a misfit by its id, is none there: the text shows
+    it."""
     message = turn.message
     readable = [call for call in message.tool_calls if call.problem is None]
-    calls = tuple(call for call in readable if fits(call))
+    calls = tuple(call for call in readable if call.id not in misfits)
     turn.calls += [CallRecord(call, CallStatus.BAD_ARGUMENTS, 0.0) for call in readable if call not in calls]
     text = message.visible if len(calls) == len(message.tool_calls) else message.text
     stop = None
@@ -276,27 +280,40 @@ def _digests(call: Call) -> list[bytes]:
     return list(matching.digests(call.tools, call.messages))
 
 
-def _fitting(call: Call) -> Callable[[ToolCall], bool]:
-    """Whether a call of a tool that the client wants strict fits its schema; Refused for a schema that is none."""
-    validators: dict[str, jsonschema.Draft202012Validator] = {}
-    for schema in call.tools:
-        name = schema["function"]["name"]
-        if name in call.strict:
+def _check_tools(call: Call) -> None:
+    """Refused for more tools, or larger ones, than a model can be shown."""
+    try:
+        check_number(len(call.tools), "tools")
+        for schema in call.tools:
+            check_size(schema, schema["function"]["name"])
+    except PluginError as error:
+        raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
+
+
+def _strict_checkers(call: Call) -> dict[str, ArgumentChecker]:
+    """Those of the tools that the client wants strict; Refused for a schema that is none."""
+    named = {schema["function"]["name"]: schema for schema in call.tools}
+    try:
+        return {name: _checker(name, json.dumps(named[name])) for name in sorted(call.strict)}
+    except PluginError as error:
+        raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _checker(name: str, schema: str) -> ArgumentChecker:
+    return ArgumentChecker.of(json.loads(schema), name)
+
+
+async def _misfits(checkers: Mapping[str, ArgumentChecker], calls: Sequence[ToolCall]) -> frozenset[str]:
+    """The ids of the calls that do not fit, or of which nobody knows in time."""
+    found = []
+    for call in calls:
+        if call.name in checkers and call.problem is None:
             try:
-                validators[name] = validator_of(schema, name)
-            except PluginError as error:
-                raise Refused(f"tools: {one_line(error)}", code="invalid_schema") from error
-
-    def fits(made: ToolCall) -> bool:
-        if made.name not in validators:
-            return True
-        try:
-            check_arguments(validators[made.name], made.name, made.arguments)
-        except BadArguments:
-            return False
-        return True
-
-    return fits
+                await checkers[call.name].check(call.arguments)
+            except (BadArguments, CheckTookTooLong):
+                found.append(call.id)
+    return frozenset(found)
 
 
 def _record_results(turn: Turn, new: Sequence[Message], seconds: float) -> None:

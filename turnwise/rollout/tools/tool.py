@@ -14,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from turnwise.errors import PluginError, ToolError, unknown
 from turnwise.rollout import plugin_calls
 from turnwise.rollout.tool_schema import (
+    ArgumentChecker,
     BadArguments,
-    check_arguments,
+    check_schema,
     check_signature,
     find_context,
     read_signature,
-    validator_of,
 )
 from turnwise.types import JsonSchema, Message, Sample, ToolResult
 
@@ -225,7 +225,7 @@ def _number(value: Any) -> int | float:
 
 def validate(tool: Tool, arguments: dict[str, Any]) -> None:
     """Raise ToolError with a text the model can act on when arguments do not fit the schema."""
-    check_arguments(validator_of(tool.schema, tool.name), tool.name, arguments)
+    ArgumentChecker.of(tool.schema, tool.name).check_now(arguments)
 
 
 @overload
@@ -260,9 +260,9 @@ def tool(
         if schema is None:
             read = read_signature(target, tool_name, ToolContext)
             whole: JsonSchema = {"type": "function", "function": read.schema}
-            validator_of(whole, tool_name)
+            check_schema(whole, tool_name)
             return FunctionTool(tool_name, whole, target, read.context, timeout, concurrency, read.readers)
-        validator_of(schema, tool_name)
+        check_schema(schema, tool_name)
         if name is not None and name != schema["function"]["name"]:
             raise PluginError(f"tool {name!r}: its schema calls it {schema['function']['name']!r}")
         context = find_context(target, tool_name, ToolContext)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from turnwise.addresses import has_userinfo
 from turnwise.environment import judge_addresses
 from turnwise.errors import ConfigError, unknown
 
@@ -149,6 +150,8 @@ def split_urls(text: str) -> list[str]:
 
 
 def _check_url(text: str) -> None:
+    if has_userinfo(text):
+        raise ConfigError("judge: no name or password in an address, since it is shown: name the key's in api_key_env")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from turnwise.addresses import has_userinfo, without_userinfo
 from turnwise.errors import StorageError
 from turnwise.storage.run_dir import RunDir
 from turnwise.storage.status import State
@@ -44,19 +45,23 @@ class MlflowTracker:
         """Find or make the experiment and the run; a new one gets the config as its parameters."""
         tracking, self._entities = load(), foreign("mlflow.entities")
         given = os.environ.get("MLFLOW_TRACKING_URI")
+        if given and given.lower().startswith("http") and has_userinfo(given):
+            variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            raise StorageError(f"MLFLOW_TRACKING_URI: no name or password in an address: set {variables}")
         uri = given or _database(run)
+        shown = without_userinfo(uri, alone=True)  # a database's has its password in it
         # The client asks for a model registry too, which is never used; without a name it would look for another one.
         self._client = tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
         before = json.loads(run.read_text(RUN_FILE)) if (run.path / RUN_FILE).is_file() else {}
-        if before.get("uri") == uri:
+        if before.get("uri") == shown:
             self._run_id: str = before["run_id"]
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._run_id = self._create(
                 run, config, artifacts=None if given else (run.path / FOLDER / "artifacts").resolve().as_uri()
             )
-            run.write_json(RUN_FILE, {"uri": uri, "run_id": self._run_id})
-        where = uri if given else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+            run.write_json(RUN_FILE, {"uri": shown, "run_id": self._run_id})
+        where = shown if given else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         return f"MLflow: run {self._run_id} of experiment {self._project!r}: {where}"
 
     def log(self, point: Point) -> None:

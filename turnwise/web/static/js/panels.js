@@ -24,7 +24,7 @@ export function panelSections(names, spreads = []) {
     { title: kl.length ? "Entropy and KL to the reference" : "Entropy", panels: [...named(left, ["actor/entropy"]), ...kl] },
     { title: "Sampler against learner", note: "how far the log-probabilities of the engine that sampled are from those of the one that learns", panels: mismatch(left) },
     { title: "Staleness", note: "age of a trained token: the steps between the weights that wrote it and those that learn from it", panels: staleness(left) },
-    { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/"]) },
+    { title: "Lengths and turns", note: "mean, with the shortest and longest as a band", panels: families(left, ["response_length/", "prompt_length/", "num_turns/", "tool_call_counts/", "segments/"]) },
     { title: "Learning", panels: learning(left) },
     { title: "Time and throughput", panels: time(left) },
     { title: "All other metrics", panels: families(new Set([...left, ...unpenalised, ...counts]), [""]), searchable: true },

@@ -1,0 +1,148 @@
+"""What `chat.history` will do in the episodes of a plan, found by trying, and the words in which the plan says so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.chat.history import History
+from turnwise.chat.image_blocks import MediaOf
+from turnwise.chat.renderer import Renderer
+from turnwise.chat.template_words import read_variables
+from turnwise.chat.trials import Course, Exchange, Tried, exchanges, play, try_out
+from turnwise.errors import TemplateError
+from turnwise.types import JsonSchema, Message, Role
+
+ROUNDS = 4
+"""Calls in a row by which growth is shown."""
+SWITCHES = ("preserve_thinking", "truncate_history_thinking", "clear_thinking")
+"""What templates in use call it; others are tried after these."""
+MOST_SWITCHES = 8
+"""Variables of a template that are tried as its switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What becomes of the tokens so far in the episodes of one route."""
+
+    history: History
+    tried: tuple[Tried, ...] = ()
+    switch: tuple[str, bool] | None = None
+    """An argument of the template's own that has it only append."""
+    growth: tuple[int, float] | None = None
+    """(sequences, times the tokens of one sequence) of some calls in a row, where each opens a sequence."""
+    refused: str | None = None
+    """Why no episode could be played."""
+
+    @property
+    def only_appends(self) -> bool:
+        """Whether every token of a full render stays."""
+        return self.refused is None and all(one.course is Course.APPENDS for one in self.tried)
+
+    def reopens(self, by: Role) -> bool:
+        """Whether a reply of this role opens a new sequence, at least after some messages."""
+        return any(one.course is Course.REOPENS and one.exchange and one.exchange.by is by for one in self.tried)
+
+    @property
+    def warns(self) -> bool:
+        """Whether a person should look: every tool result opens a sequence, so that what is trained grows with the
+        square of the calls, or a mode was chosen that this template makes a difference to."""
+        return self.reopens(Role.TOOL) or not (self.only_appends or self.history is History.AUTO)
+
+    @property
+    def text(self) -> str:
+        """One line: what the template does, what is done about it, and what else could be."""
+        if self.only_appends:
+            return "the template only appends: earlier tokens never change"
+        keeps = [one for one in self.tried if one.course is Course.KEEPS]
+        reopening = [one for one in self.tried if one.course is Course.REOPENS]
+        said = []
+        if keeps and self.history is History.AUTO:
+            said.append(
+                f"empty thoughts that the template writes itself come and go ({_names(keeps)}): sampled tokens are kept"
+            )
+        elif keeps:
+            said.append(f"the template rewrites history ({_names(keeps)}): sampled tokens are kept as they are")
+        if reopening:
+            said.append(self._reopening(reopening))
+        return "; ".join(said)
+
+    def _reopening(self, reopening: Sequence[Tried]) -> str:
+        thoughts = all(one.thinks for one in reopening if one.exchange)
+        what = "drops thoughts of the policy" if thoughts else "rewrites history"
+        when = "in longer conversations, and a new sequence starts there"
+        if self.reopens(Role.USER):
+            when = "when a user speaks, and a new sequence starts there"
+        if self.reopens(Role.TOOL):
+            when = "at every tool result, and each starts a new sequence"
+        if self.growth is not None:
+            count, times = self.growth
+            when += f" ({ROUNDS} calls: {count} sequences, {times:.1f} times the tokens)"
+        keep = "chat.history=verbatim keeps one sequence"
+        if self.switch is not None:
+            name, value = self.switch
+            keep = f"chat.template_kwargs={{{name}: {str(value).lower()}}} has it keep them, {keep}"
+        return f"the template {what} {when}; {keep}"
+
+
+def forecast(
+    renderer: Renderer,
+    prompt: Sequence[Message],
+    schemas: Sequence[JsonSchema],
+    *,
+    tools: bool,
+    user: bool,
+    media: MediaOf,
+) -> Forecast:
+    """Try every kind of exchange that episodes with these tools, and a user or none, can hold."""
+    some = list(exchanges(renderer, tools=tools, user=user))
+    try:
+        tried = tuple(try_out(renderer, prompt, schemas, some, media))
+    except TemplateError as error:
+        return Forecast(renderer.history, refused=str(error))
+    found = Forecast(renderer.history, tried)
+    if found.only_appends or not any(one.course is Course.REOPENS for one in tried):
+        return found
+    switch = _switch(renderer, prompt, schemas, some, media)
+    growth = _growth(renderer, prompt, schemas, tried, media) if found.reopens(Role.TOOL) else None
+    return Forecast(renderer.history, tried, switch, growth)
+
+
+def _growth(
+    renderer: Renderer, prompt: Sequence[Message], schemas: Sequence[JsonSchema], tried: Sequence[Tried], media: MediaOf
+) -> tuple[int, float] | None:
+    """Of an exchange that opens a sequence, with a thought where there is the choice."""
+    opening = [one.exchange for one in tried if one.exchange and one.course is Course.REOPENS]
+    calls = [exchange for exchange in opening if exchange.by is Role.TOOL]
+    calls = sorted(calls, key=lambda exchange: not exchange.thinks)[:1] * ROUNDS
+    try:
+        split = play(renderer, prompt, schemas, calls, media)
+        whole = play(renderer.with_history(History.VERBATIM), prompt, schemas, calls, media)
+    except TemplateError:  # it was only an example
+        return None
+    return len(split), sum(map(len, split)) / max(sum(map(len, whole)), 1)
+
+
+def _switch(
+    renderer: Renderer,
+    prompt: Sequence[Message],
+    schemas: Sequence[JsonSchema],
+    some: Sequence[Exchange],
+    media: MediaOf,
+) -> tuple[str, bool] | None:
+    """An argument by which the template keeps what it drops, and opens a message as before; None when it has none."""
+    known = renderer.template.kwargs
+    read = {name for source in renderer.tokenizer.templates.values() for name in read_variables(source)}
+    likely = [name for name in sorted(read - known.keys()) if "think" in name or "reason" in name]
+    for name in sorted(likely, key=lambda name: name not in SWITCHES)[:MOST_SWITCHES]:
+        for value in (True, False):
+            try:
+                other = renderer.with_kwargs({**known, name: value}).with_history(History.REFUSE)
+                if other.template.opening == renderer.template.opening:
+                    play(other, prompt, schemas, [*some, *some], media)
+                    return name, value
+            except TemplateError:
+                continue
+    return None
+
+
+def _names(tried: Sequence[Tried]) -> str:
+    return ", ".join(one.name for one in tried)

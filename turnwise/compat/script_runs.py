@@ -1,0 +1,163 @@
+"""A shell script run by bash in the sandbox, where its launchers are noted with their words instead of run."""
+
+import base64
+import io
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.errors import ConfigError
+from turnwise.sandbox.inside.isolate import SCRATCH
+from turnwise.sandbox.limits import MIB, Limits
+from turnwise.sandbox.pool import PoolSettings
+from turnwise.sandbox.shell_pool import ShellPool
+from turnwise.sandbox.shell_session import Ran, ShellSession
+
+SECONDS = 20.0
+"""Of one run: a script that waits for a cluster would not end by itself."""
+ROUNDS = 8
+"""A script may read files beside it, and those files others."""
+LARGEST = 256 * 1024
+"""Bytes of a file that is read; no script is larger."""
+MOST_NOTES = 1000
+"""Programs of one run: a loop without an end would start any number."""
+ROOT = f"{SCRATCH}/host"
+"""Stands for / of this machine."""
+_NOTES = f"{SCRATCH}/notes"
+_PLACE = f"{SCRATCH}/preamble.sh"
+_PREAMBLE = Path(__file__).with_name("script_preamble.sh")
+_NAMES = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
+_SECRET = re.compile(r"(?i)key|token|secret|passw|credential")
+_COMPLAINT = re.compile(r": (line \d+: .*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A program that the script would have run: `Call(41, ("python3", "-m", "verl.trainer.main_ppo", "a.b=1"))`."""
+
+    line: int
+    words: tuple[str, ...]
+    is_asked: bool = False
+    """It ran in a subshell: the script may have read what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """What a script did."""
+
+    calls: tuple[Call, ...]
+    missing: tuple[str, ...]
+    """Files that it would have read and that are not there."""
+    unset: tuple[str, ...]
+    """Variables that are set nowhere and were taken as empty: where it counts with them."""
+    inherited: tuple[str, ...]
+    """Variables of this process that it read."""
+    ending: str
+    """How it ended, if not well: `ended with exit code 1 (line 12: cd: no such file)`."""
+
+
+def script_pool() -> ShellPool:
+    """Where scripts are run; SandboxUnavailable when it is entered and no program can be confined here."""
+    return ShellPool(PoolSettings(limits=Limits(seconds=SECONDS, output=4 * MIB), warm=1))
+
+
+async def run_script(
+    pool: ShellPool, script: Path, arguments: Sequence[str], environment: Mapping[str, str]
+) -> ScriptRun:
+    """Run it as if from this folder. Files beside it are given to it as it asks for them."""
+    path = Path(os.path.abspath(script))
+    files, asked = {str(path): _content(path)}, dict[str, None]()
+    for _ in range(ROUNDS):
+        read = set(_NAMES.findall("\n".join(content.decode(errors="replace") for content in files.values())))
+        inherited = {name: environment[name] for name in sorted(read & set(environment)) if _may_go_in(name)}
+        async with pool.shell() as session:
+            ran = await _one_run(session, path, arguments, files, inherited)
+            notes = await _notes(session)
+        asked = dict.fromkeys(os.path.normpath(note[3]) for note in notes if note[0] == "file")
+        found = {name: _content(Path(name)) for name in asked if name not in files and _is_near(Path(name), path)}
+        if not found:
+            break
+        files |= found
+    calls = [Call(int(line), tuple(words), depth != "0") for kind, line, depth, *words in notes if kind == "run"]
+    unset = dict.fromkeys(note[3] for note in notes if note[0] == "unset")
+    missing = [name for name in asked if name not in files]
+    ending = _ending(ran) if len(notes) < MOST_NOTES else f"is read up to its first {MOST_NOTES} commands"
+    return ScriptRun(tuple(calls), tuple(missing), tuple(unset), tuple(inherited), ending)
+
+
+async def _one_run(
+    session: ShellSession,
+    path: Path,
+    arguments: Sequence[str],
+    files: Mapping[str, bytes],
+    inherited: Mapping[str, str],
+) -> Ran:
+    here, home = ROOT + os.getcwd(), f"{ROOT}{Path.home()}"
+    contents = {**{f"{ROOT}{name}": content for name, content in files.items()}, _PLACE: _PREAMBLE.read_bytes()}
+    unpacked = await session.run(argv=["tar", "-x"], given=_packed(contents))
+    made = await session.run(argv=["mkdir", "-p", here, home, _NOTES])
+    if not unpacked.fine or not made.fine:
+        raise ConfigError(f"{path}: it could not be put into the sandbox: {(unpacked.output + made.output)[-200:]}")
+    settings = {
+        **inherited, "HOME": home, "PATH": "/usr/bin:/bin", "BASH_ENV": _PLACE, "TW_ROOT": ROOT, "TW_SCRATCH": SCRATCH,
+        "TW_NOTES": _NOTES, "TW_PYTHON": sys.executable, "TW_TOP": ROOT + _checkout(Path.cwd()),
+    }  # fmt: skip
+    words = [f"{name}={value}" for name, value in settings.items()]
+    return await session.run(argv=["env", "-i", *words, "bash", f"{ROOT}{path}", *arguments], folder=here)
+
+
+def _packed(contents: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(os.path.relpath(name, SCRATCH))
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+async def _notes(session: ShellSession) -> list[list[str]]:
+    """What was noted, in its order, with the paths of this machine."""
+    each = 'while read -r note; do base64 -w0 -- "$note"; echo; done'
+    ran = await session.run(f"cd {_NOTES} && ls | head -n {MOST_NOTES} | {each}")
+    texts = [base64.b64decode(line).decode(errors="replace") for line in ran.output.split()]
+    return [text.replace(ROOT, "").split("\0")[:-1] for text in texts]
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    if len(content) > LARGEST:
+        raise ConfigError(f"{path}: {len(content)} bytes, and a script of at most {LARGEST} is read")
+    return content
+
+
+def _is_near(path: Path, script: Path) -> bool:
+    """A script chooses among the files of its own checkout or folder, not among all of this machine."""
+    tops = (script.parent, Path(_checkout(script.parent)), Path.cwd())
+    real = path.resolve()
+    return real.is_file() and any(real.is_relative_to(top.resolve()) for top in tops if top != Path("/"))
+
+
+def _checkout(folder: Path) -> str:
+    """The git checkout that a folder is in; itself where there is none."""
+    return str(next((top for top in (folder, *folder.parents) if (top / ".git").exists()), folder))
+
+
+def _may_go_in(name: str) -> bool:
+    return _SECRET.search(name) is None and name not in ("PATH", "HOME", "PWD", "BASH_ENV", "SHELLOPTS", "BASHOPTS")
+
+
+def _ending(ran: Ran) -> str:
+    """How it ended, where that is not well; bash's own words tell more than the last line of the script's."""
+    if ran.fine:
+        return ""
+    if ran.stopped is not None:
+        return f"was {ran.stopped}"
+    complaints = _COMPLAINT.findall(ran.output)
+    broken = [complaint for complaint in complaints if "syntax error" in complaint]
+    last = (broken[:1] or complaints[-1:] or ran.output.strip().split("\n")[-1:])[0].strip()
+    return f"ended with exit code {ran.exit}" + (f" ({last[:200]})" if last else "")
