@@ -81,6 +81,24 @@ def test_a_verl_of_the_users_own_folder_is_not_shadowed_by_the_stand_ins(tmp_pat
     assert ran.stdout == "7\n", ran.stderr
 
 
+def test_a_checkout_of_verl_without_what_it_needs_gives_way_to_the_stand_ins(tmp_path):
+    (tmp_path / "verl" / "tools").mkdir(parents=True)
+    (tmp_path / "verl/__init__.py").write_text("from verl.tools import a_part\nimport not_installed_here\n")
+    (tmp_path / "verl/tools/__init__.py").write_text("")
+    (tmp_path / "verl/tools/a_part.py").write_text("")
+    (tmp_path / "verl/tools/base_tool.py").write_text("import not_installed_here\n")
+    (tmp_path / "in_a_checkout.py").write_text("from verl.tools.base_tool import BaseTool\n")
+    script = (
+        "import sys; from turnwise.plugins import load; tool = load('in_a_checkout:BaseTool', 'tool')\n"
+        "print(tool.__module__, [name for name in sys.modules if name.split('.')[0] == 'verl'])\n"
+        "print(load('verl.tools.gsm8k_tool.Gsm8kTool', 'tool').__name__)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "turnwise.compat.verl.tools []\nGsm8kTool\n", ran.stderr
+
+
 def test_a_namesake_of_another_folder_is_not_taken_silently(tmp_path):
     write(tmp_path / "a" / "twin.py", "value = 'a'\n")
     write(tmp_path / "b" / "twin.py", "value = 'b'\n")

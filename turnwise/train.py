@@ -84,6 +84,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
         run.progress.before = await evaluate(run, engines, heldout, greedy=True)
     elif run.should_evaluate():  # a stop may have come before it
         await evaluate(run, engines, heldout, greedy=False)
+        await run.keep_best(engines)
     groups = Groups(engines, prepared, run.loader, run.progress.prompt_batches)
     async with groups.collector:
         while run.should_continue():
@@ -95,6 +96,7 @@ async def play_and_learn(run: TrainRun, engines: Engines, prepared: Prepared, he
             groups.allow(run.progress.prompt_batches)
             if run.should_evaluate():
                 await evaluate(run, engines, heldout, greedy=False)
+                await run.keep_best(engines, saves_next=run.should_save())
             if run.should_save():
                 await run.save(engines)
     run.progress.after = await evaluate(run, engines, heldout, greedy=True)

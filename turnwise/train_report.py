@@ -12,6 +12,7 @@ from rich.text import Text
 from turnwise.report import Printable, is_detail, is_measure, shown
 from turnwise.source_report import CAPTION
 from turnwise.storage.run_dir import METRICS, RunDir
+from turnwise.storage.shipped import Shipped
 from turnwise.storage.transcript import visible
 
 LAST_STEPS = 5
@@ -45,11 +46,13 @@ class TrainReport(Printable):
     rewards: list[StepReward]
     resume: str
     """The command that resumes the run."""
+    shipped: Shipped | None = None
+    """Which weights `RUN/policy` has, and their evaluation; `after` is that of the last ones. None before the end."""
 
     @property
     def accuracy(self) -> float | None:
-        """After training, as sampled; None when the run was stopped before it was measured."""
-        return self.after.get("accuracy")
+        """Of what is shipped, as sampled; None when the run was stopped before it was measured."""
+        return self.after.get("accuracy") if self.shipped is None else self.shipped.policy.accuracy
 
     @property
     def warnings(self) -> list[str]:
@@ -68,7 +71,12 @@ class TrainReport(Printable):
     def table(self) -> Table:
         """Before and after, one row per measurement; the reward over the steps below."""
         table = Table(title=self._title(), caption=CAPTION)
-        for column in ("held-out samples", "before", "after"):
+        sides = {"before": self.before, "after": self.after}
+        if self.shipped is not None and not self.shipped.is_last:
+            last, policy = self.shipped.last, self.shipped.policy
+            sides = {"before": self.before, f"shipped: step {policy.step}": policy.found}
+            sides[f"last: step {last.step}"] = last.found
+        for column in ("held-out samples", *sides):
             table.add_column(column, justify="left" if column[0] == "h" else "right")
         every = dict.fromkeys((*self.before, *self.after))
         names = [name for name in every if not (is_detail(name) or is_measure(name))]
@@ -77,7 +85,7 @@ class TrainReport(Printable):
             kind, slash, _ = name.partition("/")
             again = slash and len(sources) == 1 and kind in names  # the whole says the same as its one data source
             if not again and not self._says_the_same(name, name.replace("first_", "", 1)):
-                table.add_row(Text(name), *(shown(side, name) for side in (self.before, self.after)))
+                table.add_row(Text(name), *(shown(side, name) for side in sides.values()))
         return table
 
     def _says_the_same(self, name: str, other: str) -> bool:
@@ -87,10 +95,11 @@ class TrainReport(Printable):
     def __rich__(self) -> RenderableType:
         lines = [*_reward_lines(self.rewards), f"tokens: {self.tokens:,} written by the policy"]
         lines += [f"warning: {text}" for text in self.warnings]
-        checkpoint = max(self.run.glob("checkpoints/step_*"), default=None)
-        if checkpoint is not None:
-            folders = {"policy": checkpoint / "policy", "LoRA adapter": checkpoint / "policy_adapter"}
+        place = max(self.run.glob("checkpoints/step_*"), default=None) if self.shipped is None else self.run
+        if place is not None:
+            folders = {"policy": place / "policy", "LoRA adapter": place / "policy_adapter"}
             lines += [f"{name}: {folder}" for name, folder in folders.items() if folder.is_dir()]
+        lines += [] if self.shipped is None else [f"{self.shipped} (training.ship)"]
         lines += [f"run directory: {self.run}"]
         lines += [f"curves and episodes: turnwise board {self.run}", f"one episode: turnwise show {self.run}"]
         lines += [f"train longer: {self._longer()}" if self.after else f"resume with: {self.resume}"]

@@ -8,7 +8,8 @@ runs/<name>/
   reused/step_000012.parquet          episodes of earlier steps that this one trained on again
   eval/step_000010.parquet, .json     and greedy_step_000010.parquet
   checkpoints/step_000010/            policy/ (Hugging Face), policy_adapter/ (peft, with LoRA) and the rest
-  policy/, policy_adapter/            what a fine-tuning made
+  policy/, policy_adapter/            what a fine-tuning made, or what a training ships; shipped.json says of which step
+  best/                               the policy of a training's best evaluation so far, and what that found
   demonstrations.json                 what it learned from, which is trajectories/step_000000.parquet
   index.jsonl                         every trajectory in short, see storage/index.py
   images/<hash>.png, index.jsonl      what the trajectories show, see storage/images.py

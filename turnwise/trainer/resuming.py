@@ -19,7 +19,7 @@ from turnwise.trust import FLAG, check_run, check_trust, needs_trust
 
 MAY_CHANGE = (
     "run", "runs_dir", "resume", "board", "board_port", "tracking.", "engine.", "cluster.", "eval.", "sft.",
-    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.target",
+    "training.steps", "training.eval_every", "training.save_every", "training.keep", "training.ship", "training.target",
     "training.max_minutes", "training.max_tokens", "learner.processes", "learner.hang_seconds",
 )  # fmt: skip
 """Keys that a resumed run may change; all others would make it another run."""

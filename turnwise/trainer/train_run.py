@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from turnwise.chat.vision import ImageProcessor
+from turnwise.choices import Ship
 from turnwise.config import Config
 from turnwise.data.loader import Loader, LoaderState
 from turnwise.engines.rendering import make_renderer
@@ -18,6 +20,7 @@ from turnwise.report import is_detail, shown
 from turnwise.storage.checkpoints import UnfinishedCheckpoint, begin_checkpoint
 from turnwise.storage.images import prepare_again
 from turnwise.storage.run_dir import REUSED, RunDir, trajectory_file
+from turnwise.storage.shipped import Evaluated, forget_best, keep_best, link_policy, read_best, read_shipped, ship
 from turnwise.storage.status import State
 from turnwise.train_report import TrainReport, step_rewards
 from turnwise.trainer.alerts import Alerts
@@ -50,6 +53,9 @@ class TrainRun(ResumableRun[RunState]):
         self._saved_step = 0
         self._writing: asyncio.Future[None] | None = None
         """The checkpoint that is being written."""
+        self._best: Evaluated | None = None
+        """The best evaluation of trained weights, which are kept or about to be."""
+        self._is_best_kept = True
         steps, trackers = config.training.steps, config.tracking.to
         super().__init__(
             config, directory, "train", console, read_state, resuming=resuming, steps=steps, trackers=trackers
@@ -78,6 +84,7 @@ class TrainRun(ResumableRun[RunState]):
             after=progress.after or {},
             rewards=step_rewards(self.dir.path),
             resume=resume_command(self.dir.name, self.config),
+            shipped=read_shipped(self.dir.path) if progress.after is not None else None,
         )
 
     def start_step(self) -> None:
@@ -121,10 +128,17 @@ class TrainRun(ResumableRun[RunState]):
         if accuracy is not None and (best is None or accuracy > best):
             self.progress.best, self.progress.best_step = accuracy, self.progress.step
         self.progress.evaluated = self.progress.step
+        self._note_best(Evaluated(self.progress.step, found))
         self.log({f"val/{name}": value for name, value in found.items() if not name.partition("/")[0].endswith("_n")})
         kinds = [name for name in found if "/" not in name and not is_detail(name)]
         numbers = ", ".join(f"{name} {shown(found, name)}" for name in kinds)
         self.note(f"step {self.progress.step}: {numbers or 'no episode was scored'}")
+
+    def _note_best(self, new: Evaluated) -> None:
+        if self.config.training.ship is Ship.last or not new.step or new.accuracy is None:
+            return
+        if self._best is None or self._best.accuracy is None or new.accuracy > self._best.accuracy:
+            self._best, self._is_best_kept = new, False
 
     def timings(self, trajectories: list[Trajectory], update: float) -> dict[str, float]:
         """How long the step took and how fast it was; collection is what came before the update, or went on meanwhile
@@ -222,6 +236,20 @@ class TrainRun(ResumableRun[RunState]):
         folder = await self.recorder.do(begun.finish, self.config.training.keep)
         self._saved_step = step
         self.note(f"checkpoint {folder}")
+        if not self._is_best_kept and self._best is not None and self._best.step == step:
+            await self._keep_best(self._best, lambda place: link_policy(folder, place))
+        if self.progress.after is not None and self.progress.step == step:
+            last = Evaluated(step, self.progress.after)
+            self.note(str(await self.recorder.do(ship, self.dir.path, self._best, last, folder)))
+
+    async def keep_best(self, engines: Engines, *, saves_next: bool = False) -> None:
+        """Keep the policy of the best evaluation, if it is new; where a checkpoint comes next, its files are taken."""
+        if not self._is_best_kept and self._best is not None and not saves_next:
+            await self._keep_best(self._best, engines.in_threads(engines.learner.save_policy))
+
+    async def _keep_best(self, best: Evaluated, fill: Callable[[Path], None]) -> None:
+        await self.recorder.do(keep_best, self.dir.path, best, fill)
+        self._is_best_kept = True
 
     async def _saved(self) -> None:
         """Wait for the checkpoint that is being written; why it could not be is raised here, once."""
@@ -252,6 +280,10 @@ class TrainRun(ResumableRun[RunState]):
         """Load the newest whole checkpoint; a run without one starts anew in its directory."""
         if self.resuming:
             self.restore(engines.load, self.progress.step, keep_from=0)
+            self._best = read_best(self.dir.path)
+            if self._best is not None and self._best.step > self.progress.step:
+                self._best = None
+                forget_best(self.dir.path)
         self.start_trackers(resumed_at=self.progress.step)
 
     def _loader_at(self, position: int) -> LoaderState:

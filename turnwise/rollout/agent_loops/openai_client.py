@@ -18,6 +18,8 @@ RESULT = "client_result"
 ERROR = "agent_error"
 """The artifact that has what the agent raised because of what the policy wrote."""
 LONGEST_ERROR = 1000
+IGNORED = "client_ignored"
+"""The artifact that lists what the agent asked for and did not get."""
 
 
 async def openai_client(chat: Conversation, client: Callable[..., Any]) -> None:
